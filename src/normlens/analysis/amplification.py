@@ -1,0 +1,27 @@
+"""How much one scope strengthens or weakens each pair beside another."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.errors import valid_choice
+
+AXES = ("source", "target", "none")
+
+
+def normalise(maps: NDArray, axis: str = "source") -> NDArray:
+    """Scale maps (…, i, j) so that each source's column, or each target's row, sums to 1."""
+    valid_choice(axis, AXES, "axis")
+    if axis == "none":
+        return maps
+    sums = maps.sum(axis=-2 if axis == "source" else -1, keepdims=True)
+    return np.divide(maps, sums, out=np.zeros_like(maps), where=sums > 0)
+
+
+def amplification(before: NDArray, after: NDArray, axis: str = "source") -> NDArray:
+    """``after − before``, both normalised; FF-amp of Kobayashi et al. 2024 (section 5, footnote 6).
+
+    Each column (one source j) sums to 1 before the difference is taken. (…, i, j) → (…, i, j).
+    """
+    return normalise(after, axis) - normalise(before, axis)

@@ -1,0 +1,26 @@
+"""Similarity of two maps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+
+def spearman(a: NDArray, b: NDArray, allowed: NDArray) -> NDArray[np.float64]:
+    """Spearman's ρ of two maps, per layer: (layer, i, j) × 2 → (layer,).
+
+    Ties get their average rank. Only pairs that attention allows count: zeros that both maps share
+    by construction would inflate ρ. It is NaN where one of the maps is constant.
+    Kobayashi et al. 2024, section 4.
+    """
+    return np.array([_spearman(x[mask], y[mask]) for x, y, mask in zip(a, b, allowed, strict=True)])
+
+
+def _spearman(x: NDArray, y: NDArray) -> float:
+    ranks = [rankdata(values) for values in (x, y)]
+    centred = [rank - rank.mean() for rank in ranks]
+    sizes = [np.sqrt(np.square(c).sum()) for c in centred]
+    if min(sizes) == 0:
+        return float("nan")
+    return float((centred[0] * centred[1]).sum() / (sizes[0] * sizes[1]))

@@ -1,0 +1,198 @@
+"""The vocabulary that the rest of the package shares: what a Transformer layer consists of.
+
+Axis words, the same everywhere:
+
+    batch b · layer · head h · target i (output, row) · source j (input, column)
+    d_model d · d_head · d_ff m
+
+Vectors are rows, as in the papers: ``y = x W + b`` with ``W`` of shape (in, out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+C = TypeVar("C")
+
+
+def _cast(component: C, dtype: torch.dtype) -> C:
+    """The same component with every tensor in it converted to `dtype`."""
+    changes: dict[str, Any] = {}
+    for field in fields(component):  # type: ignore[arg-type]
+        value = getattr(component, field.name)
+        if isinstance(value, Tensor):
+            changes[field.name] = value.detach().to(dtype)
+        elif isinstance(value, (Linear, Norm, FeedForward)):
+            changes[field.name] = _cast(value, dtype)
+    return replace(component, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """``x ↦ x W + b``."""
+
+    weight: Tensor  # (in, out)
+    bias: Tensor | None = None  # (out,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product = x @ self.weight
+        return product if self.bias is None else product + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """Remember the parts here: the next residual connection adds them back."""
+
+    symbol = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """``y ↦ y + (what the last branch remembered)``."""
+
+    symbol = "RES"
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """LayerNorm (``centred``) or RMSNorm, ``(y − mean) / σ ⊙ γ + β``."""
+
+    gamma: Tensor | None  # (d,)
+    beta: Tensor | None  # (d,)
+    eps: float
+    centred: bool
+    module: nn.Module | None = None  # where the model computes it
+
+    symbol = "LN"
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Multi-head attention; head h reads the value group ``h // (heads // groups)``."""
+
+    value: Linear  # (d, groups · d_head)
+    output: Linear  # (heads · d_head, d)
+    heads: int
+    groups: int
+    weights: nn.Module | None = None  # returns α, alone or as its second output
+    module: nn.Module | None = None  # returns the attention's output vector
+
+    symbol = "ATTN"
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """``g(y W_up) W_down``, or gated ``(g(y W_gate) ⊙ y W_up) W_down``."""
+
+    up: Linear  # (d, m)
+    down: Linear  # (m, d)
+    activation: str
+    gate: Linear | None = None  # (d, m)
+    module: nn.Module | None = None  # returns the block's output vector
+
+    symbol = "FF"
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelFeedForward:
+    """A feed-forward block beside the attention: it reads the layer's input token by token."""
+
+    feed_forward: FeedForward
+    norm: Norm | None = None
+
+    symbol = "FF"
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.feed_forward.module
+
+
+Step = Branch | Residual | Norm | Attention | FeedForward | ParallelFeedForward
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a target sees: ``i − back ≤ j ≤ i + ahead``; None is without limit."""
+
+    back: int | None = None
+    ahead: int | None = None
+
+    def mask(self, n: int) -> Tensor:
+        """Which (target, source) pairs attention allows, as (n, n) booleans."""
+        offset = torch.arange(n)[None, :] - torch.arange(n)[:, None]  # j − i
+        allowed = torch.ones(n, n, dtype=torch.bool)
+        if self.back is not None:
+            allowed &= offset >= -self.back
+        if self.ahead is not None:
+            allowed &= offset <= self.ahead
+        return allowed
+
+    def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
+        """The half-open range of sources that any target in [first, last) may see."""
+        start = 0 if self.back is None else max(0, first - self.back)
+        stop = n if self.ahead is None else min(n, last + self.ahead)
+        return start, stop
+
+
+class Layer:
+    """One layer: its steps in the order in which the model takes them."""
+
+    def __init__(self, steps: Sequence[Step], reach: Reach = Reach()):
+        self.steps = tuple(steps)
+        self.reach = reach
+        kinds = [type(step) for step in self.steps]
+        if kinds.count(Attention) != 1 or kinds.count(FeedForward) > 1:
+            raise ValueError("a layer has one Attention and at most one FeedForward step")
+        if FeedForward in kinds and kinds.index(FeedForward) < kinds.index(Attention):
+            raise ValueError("a feed-forward block before the attention is not supported")
+        if kinds.count(Branch) != kinds.count(Residual):
+            raise ValueError("a layer needs one Branch for each Residual")
+
+    def to(self, dtype: torch.dtype) -> Layer:
+        """The same layer with all weights in `dtype` (the same tensors where they are already)."""
+        return Layer([_cast(step, dtype) for step in self.steps], self.reach)
+
+    @property
+    def attention(self) -> Attention:
+        return next(step for step in self.steps if isinstance(step, Attention))
+
+    @property
+    def feed_forward(self) -> FeedForward | None:
+        return next((step for step in self.steps if isinstance(step, FeedForward)), None)
+
+    @cached_property
+    def scope_of_step(self) -> dict[int, str]:
+        """The scope that ends with each step: the concatenated components from ATTN on."""
+        names: dict[int, str] = {}
+        prefix = ""
+        for index, step in enumerate(self.steps):
+            if isinstance(step, Branch) or (not prefix and not isinstance(step, Attention)):
+                continue
+            prefix += step.symbol
+            names[index] = f"{prefix}-N"
+        return names
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Every map of this layer: the two weight-based ones, then one per prefix."""
+        return ("ATTN-W", "ATTNRES-W", *self.scope_of_step.values())
+
+    @property
+    def component_sequence(self) -> str:
+        """Readable order of components; a norm before the attention is bracketed."""
+        words: list[str] = []
+        for step in self.steps:
+            if isinstance(step, Branch):
+                continue
+            before_attention = isinstance(step, Norm) and "ATTN" not in words
+            if isinstance(step, ParallelFeedForward):
+                words.append("∥ FF" if step.norm is None else "∥ (LN) FF")
+            else:
+                words.append(f"({step.symbol})" if before_attention else step.symbol)
+        return " ".join(words)

@@ -1,0 +1,149 @@
+"""Activations with their integrated-gradients slope in closed form.
+
+For an elementwise ``g`` and the straight path from 0, integrated gradients has the exact value
+
+    r(z) = ∫₀¹ g′(αz) dα = (g(z) − g(0)) / z
+
+and every activation below states that ratio in a form that needs no division by z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normlens.errors import UnsupportedModelError
+
+# Gauss–Legendre on [0, 1]: 1e-12 for a sigmoid's ratio up to |z| = SATURATED.
+NODES = 40
+SATURATED = 40.0
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation ``g``, its slope ``r(z) = (g(z) − g(0)) / z`` and ``g(0)``."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    at_zero: float = 0.0
+    # r is constant on each side beyond |z| = SATURATED, to full precision.
+    saturates: bool = True
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """``g′(z)``, elementwise."""
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            return torch.autograd.grad(self.value(leaf).sum(), leaf)[0]
+
+    def mean_slope(self, z: Tensor) -> Tensor:
+        """``J(z) = ∫₀¹ α r(αz) dα``, by Gauss–Legendre; what gated blocks need.
+
+        Beyond saturation ``J(z) = s J(±T) + (1 − s) r(z) / 2`` with ``s = (T/z)²``, because r is
+        constant there, so the quadrature only ever sees ``|z| ≤ T``.
+        """
+        inside = z.clamp(-SATURATED, SATURATED) if self.saturates else z
+        nodes, weights = gauss_legendre(NODES)
+        integral = torch.zeros_like(z)
+        for node, weight in zip(nodes, weights, strict=True):
+            integral += (weight * node) * self.slope(inside * node)
+        if not self.saturates:
+            return integral
+        share = (inside / torch.where(z == 0, torch.ones_like(z), z)).square()
+        share = torch.where(z == 0, torch.ones_like(z), share)
+        return share * integral + (1 - share) * self.slope(z) / 2
+
+
+@lru_cache
+def gauss_legendre(count: int) -> tuple[list[float], list[float]]:
+    """Nodes and weights of Gauss–Legendre quadrature on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def _normal_cdf(z: Tensor) -> Tensor:
+    return 0.5 * torch.erfc(-z / math.sqrt(2))
+
+
+def _tanh_cdf(constant: float) -> Callable[[Tensor], Tensor]:
+    """½(1 + tanh(c (z + 0.044715 z³))) as a sigmoid, which does not round to 0 at −∞."""
+    return lambda z: torch.sigmoid(2 * constant * z * (1 + 0.044715 * z * z))
+
+
+def _times_z(slope: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda z: z * slope(z)
+
+
+def _gated_linear(slope: Callable[[Tensor], Tensor], saturates: bool = True) -> Activation:
+    """An activation of the form ``g(z) = z · slope(z)``."""
+    return Activation(_times_z(slope), slope, saturates=saturates)
+
+
+def _tanh_over(z: Tensor) -> Tensor:
+    """tanh(z)/z, by its series near 0."""
+    small = z.abs() < 0.05
+    safe = torch.where(small, torch.ones_like(z), z)
+    square = z * z
+    series = 1 - square / 3 * (
+        1 - square * 0.4 * (1 - square * (17 / 42) * (1 - square * (62 / 153)))
+    )
+    return torch.where(small, series, torch.tanh(safe) / safe)
+
+
+def _sigmoid_slope(z: Tensor) -> Tensor:
+    # σ(z) = ½ + ½ tanh(z/2), so its slope from 0 is ¼ · tanh(z/2) / (z/2).
+    return 0.25 * _tanh_over(z / 2)
+
+
+def _step(z: Tensor) -> Tensor:
+    return (z > 0).to(z.dtype)
+
+
+_GELU = Activation(F.gelu, _normal_cdf)
+_TANH_GELU = _gated_linear(_tanh_cdf(math.sqrt(2 / math.pi)))
+# Bloom and gelu_fast write √(2/π) to eight digits, and in float64 that is visible.
+_SHORT_TANH_GELU = _gated_linear(_tanh_cdf(0.79788456))
+_FAST_GELU = _gated_linear(_tanh_cdf(0.7978845608))
+_SILU = _gated_linear(torch.sigmoid)
+_RELU = Activation(torch.relu, _step)
+_TANH = Activation(torch.tanh, _tanh_over, saturates=False)
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": _GELU,
+    "gelu_python": _GELU,
+    "gelu_new": _TANH_GELU,
+    "gelu_python_tanh": _TANH_GELU,
+    "gelu_pytorch_tanh": _TANH_GELU,
+    "gelu_accurate": _TANH_GELU,
+    "gelu_fast": _FAST_GELU,
+    "bloom_gelu": _SHORT_TANH_GELU,
+    "quick_gelu": _gated_linear(lambda z: torch.sigmoid(1.702 * z)),
+    "silu": _SILU,
+    "swish": _SILU,
+    "relu": _RELU,
+    "relu2": _gated_linear(torch.relu, saturates=False),
+    "relu6": Activation(F.relu6, lambda z: _step(z) * 6 / z.abs().clamp_min(6.0), saturates=False),
+    "leaky_relu": Activation(
+        F.leaky_relu, lambda z: torch.where(z > 0, torch.ones_like(z), torch.full_like(z, 0.01))
+    ),
+    "mish": _gated_linear(lambda z: torch.tanh(F.softplus(z))),
+    "tanh": _TANH,
+    "sigmoid": Activation(torch.sigmoid, _sigmoid_slope, at_zero=0.5, saturates=False),
+    "linear": Activation(lambda z: z, torch.ones_like),
+}
+
+
+def activation(name: str) -> Activation:
+    """The activation that transformers calls `name`."""
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"the feed-forward activation {name!r} has no known slope; "
+            f"known are: {', '.join(sorted(ACTIVATIONS))}"
+        )
+    return ACTIVATIONS[name]

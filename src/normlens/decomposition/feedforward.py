@@ -1,0 +1,260 @@
+"""Norms of the parts behind the feed-forward block, tile by tile.
+
+Behind the nonlinearity ``F_i(x_j) ← Σ_k ((F_i(x_j) W_k) ⊙ r^k_i) W_down``, which no longer factors.
+The first product is almost free, because ``F_i(x_j) W_k = s_i Σ_h A_ijh (U_jh W_k)`` mixes H rows
+that are computed once per source. The second one is the floor of the whole method. It is done for
+a block of targets and sources at a time, and only a few numbers per pair leave the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normlens.components import FeedForward, Norm, Reach
+from normlens.decomposition.memory import is_out_of_memory
+from normlens.decomposition.parts import Factors
+from normlens.decomposition.plan import Plan, Shape, choose_plan
+from normlens.decomposition.rules import projections
+from normlens.errors import MemoryLimitError
+
+
+@dataclass(frozen=True)
+class AddBypass:
+    """RES: add the parts that were saved at the branching point."""
+
+    scope: str
+    factors: Factors | None  # None: the bypass belongs to the diagonal alone
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """LN with the deviation of the real vector."""
+
+    scope: str
+    norm: Norm
+    inverse_deviation: Tensor  # (b, i)
+
+
+TailStep = AddBypass | Normalise
+
+
+@dataclass
+class FeedForwardJob:
+    """The feed-forward block of one layer and what follows it, on a batch."""
+
+    scope: str
+    ff: FeedForward
+    factors: Factors  # parts at the block's input
+    slopes: tuple[Tensor, ...]  # r^k (b, i, m)
+    tail: Sequence[TailStep] = field(default_factory=list)
+    reach: Reach = field(default_factory=Reach)
+
+    @property
+    def scopes(self) -> list[str]:
+        return [self.scope, *(step.scope for step in self.tail)]
+
+    def shape(self, n: int) -> Shape:
+        w = self.ff.up.weight
+        return Shape(
+            n=n,
+            pairs=int(self.reach.mask(n).sum()),
+            d=w.shape[0],
+            m=w.shape[1],
+            heads=self.factors.weights.shape[-1],
+            projections=len(self.slopes),
+            itemsize=w.element_size(),
+        )
+
+
+@dataclass
+class TileNorms:
+    """What leaves the tiles: off-diagonal norms per scope, and the sum of the block's parts."""
+
+    norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
+    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
+
+
+def feed_forward_norms(
+    job: FeedForwardJob, lengths: Sequence[int], memory_limit: int | None = None
+) -> TileNorms:
+    """Norms behind the block for every pair, sequence by sequence within the batch."""
+    b, n = job.factors.scale.shape
+    scale = job.factors.scale
+    result = TileNorms(
+        {scope: scale.new_zeros(b, n, n) for scope in job.scopes},
+        scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
+    )
+    fused = _fused_projections(job, max(lengths))
+    for index, length in enumerate(lengths):
+        shape = job.shape(length)
+        plan: Plan | None = choose_plan(shape, memory_limit)
+        while plan is not None:
+            try:
+                _run_sequence(job, index, length, plan, fused, result)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                plan = plan.halved()
+        else:
+            raise MemoryLimitError(
+                f"out of memory in the feed-forward block with {length} tokens, even one pair at a "
+                "time; use a shorter text or another device"
+            )
+    return result
+
+
+def _fused_projections(job: FeedForwardJob, n: int) -> tuple[Tensor, ...] | None:
+    """``B_h W_k`` (h, d_head, m) where it is cheaper to form it than ``U W_k`` for n tokens.
+
+    U W_k costs n·H·d·m; B W_k costs H·d_head·d·m once and then n·H·d_head·m.
+    """
+    heads, d_head, d = job.factors.basis.shape
+    if n * heads * d <= heads * d_head * (d + n):
+        return None
+    return tuple(job.factors.basis @ w for w in projections(job.ff))
+
+
+def _source_rows(
+    job: FeedForwardJob, fused: tuple[Tensor, ...] | None, index: int, rows: slice
+) -> list[Tensor]:
+    """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
+    if fused is None:
+        u = job.factors.values[index, rows]
+        return [u @ w for w in projections(job.ff)]
+    v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
+    return [(v @ w).transpose(0, 1) for w in fused]
+
+
+def _run_sequence(
+    job: FeedForwardJob,
+    index: int,
+    n: int,
+    plan: Plan,
+    fused: tuple[Tensor, ...] | None,
+    result: TileNorms,
+) -> None:
+    result.mixed[index].zero_()
+    buffers = _Buffers()
+    for j in range(0, n, plan.sources):
+        block = slice(j, min(j + plan.sources, n))
+        rows = None if plan.method == "matrices" else _source_rows(job, fused, index, block)
+        for i in range(0, n, plan.targets):
+            targets = slice(i, min(i + plan.targets, n))
+            low, high = job.reach.sources(targets.start, targets.stop, n)
+            sources = slice(max(low, block.start), min(high, block.stop))
+            if sources.start >= sources.stop:
+                continue
+            if rows is None:
+                tile = _tile_by_matrices(job, index, targets, sources)
+            else:
+                local = slice(sources.start - j, sources.stop - j)
+                tile = _tile(job, index, targets, sources, [q[local] for q in rows], buffers)
+            result.mixed[index, targets] += tile.sum(0)
+            _emit(job, index, targets, sources, tile, result.norms)
+
+
+class _Buffers:
+    """Reused memory for the rows of a tile: the allocator would hand out cold pages each time."""
+
+    def __init__(self) -> None:
+        self._storage: dict[str, Tensor] = {}
+
+    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        size = 1
+        for length in shape:
+            size *= length
+        stored = self._storage.get(name)
+        if stored is None or stored.numel() < size:
+            stored = self._storage[name] = like.new_empty(size)
+        return stored[:size].view(shape)
+
+
+def _tile(
+    job: FeedForwardJob,
+    index: int,
+    targets: slice,
+    sources: slice,
+    rows: list[Tensor],
+    buffers: _Buffers,
+) -> Tensor:
+    """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down`` for one block, (j, i, d)."""
+    weights = job.factors.weights[index, sources, targets]  # (j, i, h)
+    scale = job.factors.scale[index, targets, None]
+    down = job.ff.down.weight
+    j, i, _ = weights.shape
+    m, d = down.shape
+    hidden = buffers.take("hidden", down, j, i, m)
+    for k, (q, slope) in enumerate(zip(rows, job.slopes, strict=True)):
+        # s_i is taken by the slopes: both belong to the target, and the slopes are smaller.
+        scaled = slope[index, targets] * scale  # (i, m)
+        if k == 0:
+            torch.bmm(weights, q, out=hidden)
+            hidden.mul_(scaled)
+        else:
+            mixed = buffers.take("gated", down, j, i, m)
+            torch.bmm(weights, q, out=mixed)
+            hidden.addcmul_(mixed, scaled)
+    out = buffers.take("out", down, j * i, d)
+    return torch.mm(hidden.view(j * i, m), down, out=out).view(j, i, d)
+
+
+def _tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: slice) -> Tensor:
+    """The same block through ``M_i = Σ_k W_k diag(r^k_i) W_down``, (j, i, d)."""
+    weights = job.factors.weights[index, sources, targets]
+    parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)
+    matrices = []
+    for target in range(targets.start, targets.stop):
+        scaled = torch.zeros_like(job.ff.up.weight)
+        for w, slope in zip(projections(job.ff), job.slopes, strict=True):
+            scaled.addcmul_(w, slope[index, target])
+        matrices.append(scaled @ job.ff.down.weight * job.factors.scale[index, target])
+    return torch.bmm(parts.transpose(0, 1), torch.stack(matrices)).transpose(0, 1)
+
+
+def _emit(
+    job: FeedForwardJob,
+    index: int,
+    targets: slice,
+    sources: slice,
+    tile: Tensor,
+    norms: dict[str, Tensor],
+) -> None:
+    """Write the tile's norms at the block and at each step behind it; consumes `tile`."""
+    for scope, values in scope_norms(job, index, targets, sources, tile):
+        norms[scope][index, targets, sources] = values.transpose(0, 1)
+
+
+def scope_norms(
+    job: FeedForwardJob,
+    index: int,
+    targets: slice,
+    sources: slice,
+    tile: Tensor,
+    bypass: bool = True,
+) -> Iterator[tuple[str, Tensor]]:
+    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i).
+
+    Without `bypass` only the linear part is walked, which is what a variance needs.
+    """
+    yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
+    for position, step in enumerate(job.tail):
+        if isinstance(step, AddBypass):
+            if bypass and step.factors is not None:
+                weights = step.factors.weights[index, sources, targets]
+                weights = weights * step.factors.scale[index, targets, None]
+                tile.baddbmm_(weights, step.factors.values[index, sources])
+            yield step.scope, torch.linalg.vector_norm(tile, dim=-1)
+        else:
+            if step.norm.centred:
+                tile.sub_(tile.mean(-1, keepdim=True))
+            if step.norm.gamma is not None:
+                tile.mul_(step.norm.gamma)
+            inverse = step.inverse_deviation[index, targets]
+            yield step.scope, torch.linalg.vector_norm(tile, dim=-1) * inverse
+            if position + 1 < len(job.tail):
+                tile.mul_(inverse[:, None])

@@ -1,0 +1,137 @@
+"""Parts of a layer's vectors, kept in factored form.
+
+Until the feed-forward block every part is a mixture of a few vectors of its source token:
+
+    F_i(x_j) = s_i Σ_h A_ijh U_jh  for j ≠ i,        F_i(x_i) a vector of its own,
+
+so the n×n parts are never formed. What the model really computes is their sum,
+``y_i = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``, and these three vectors are carried along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from normlens.components import Attention, Norm
+
+NORM_CHUNK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The three vectors whose sum is the real one, each (b, i, d)."""
+
+    mixed: Tensor  # Σ_{j≠i} F_i(x_j), what the other tokens contribute together
+    diagonal: Tensor  # F_i(x_i), what the token itself contributes
+    bias: Tensor  # b_i, what no token owns
+
+    @property
+    def total(self) -> Tensor:
+        return self.mixed + self.diagonal + self.bias
+
+    def add(self, other: Vectors) -> Vectors:
+        return Vectors(
+            self.mixed + other.mixed, self.diagonal + other.diagonal, self.bias + other.bias
+        )
+
+    def normalise(self, norm: Norm, inverse_deviation: Tensor) -> Vectors:
+        """LN of each vector with the real deviation; β goes to the bias."""
+
+        def apply(v: Tensor) -> Tensor:
+            return stretch(v, norm) * inverse_deviation[..., None]
+
+        bias = apply(self.bias)
+        return Vectors(
+            apply(self.mixed),
+            apply(self.diagonal),
+            bias if norm.beta is None else bias + norm.beta,
+        )
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The off-diagonal parts ``F_i(x_j) = s_i Σ_h A_ijh U_jh``, ``U_jh = v_jh B_h``."""
+
+    weights: Tensor  # A (b, j, i, h), zero where i = j
+    scale: Tensor  # s (b, i)
+    heads: Tensor  # v (b, j, h, d_head), each head's value vectors
+    basis: Tensor  # B (h, d_head, d), what the layer has done to them since
+
+    @cached_property
+    def values(self) -> Tensor:
+        """U (b, j, h, d)."""
+        return torch.einsum("bjhe,hed->bjhd", self.heads, self.basis)
+
+    def normalise(self, norm: Norm, inverse_deviation: Tensor) -> Factors:
+        """LN: ``U ← centre(U) ⊙ γ`` (through the basis) and ``s_i ← s_i / σ_i``."""
+        basis = stretch(self.basis, norm)
+        return Factors(self.weights, self.scale * inverse_deviation, self.heads, basis)
+
+    def mixed(self) -> Tensor:
+        """``Σ_{j≠i} F_i(x_j)``, (b, i, d)."""
+        return torch.einsum("bjih,bjhd->bid", self.weights, self.values) * self.scale[..., None]
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """``‖F_i(x_j)‖² = s_i² A_ijᵀ G_j A_ij`` with ``G_j = U_j U_jᵀ``; (b, i, j), 0 if i = j.
+
+        In float64 where the device has it: the quadratic form cancels, and a part that is small
+        beside its heads' contributions would otherwise lose half of its digits.
+        """
+        b, n, n_targets, h = self.weights.shape
+        exact = torch.float32 if self.weights.device.type == "mps" else torch.float64
+        weights = self.weights.reshape(b * n, n_targets, h)
+        values = self.values.reshape(b * n, h, -1)
+        squares = weights.new_empty(b * n, n_targets)
+        step = max(1, NORM_CHUNK_ELEMENTS // (h * max(n_targets, values.shape[-1])))
+        for start in range(0, b * n, step):
+            rows = slice(start, start + step)
+            u, a = values[rows].to(exact), weights[rows].to(exact)
+            gram = u @ u.transpose(-1, -2)  # (bj, h, h)
+            squares[rows] = ((a @ gram) * a).sum(-1).clamp_min_(0).sqrt_().to(squares.dtype)
+        return squares.view(b, n, n_targets).transpose(1, 2) * self.scale[..., None]
+
+
+def stretch(v: Tensor, norm: Norm) -> Tensor:
+    """The linear part of a norm, without the division: centre (if it centres), times γ."""
+    if norm.centred:
+        v = v - v.mean(-1, keepdim=True)
+    return v if norm.gamma is None else v * norm.gamma
+
+
+def inverse_deviation(y: Tensor, norm: Norm) -> Tensor:
+    """``1/σ_i`` of the real vector: deviation for LayerNorm, root mean square for RMSNorm."""
+    square = y.var(-1, correction=0) if norm.centred else y.square().mean(-1)
+    return (square + norm.eps).rsqrt()
+
+
+def normalise_tokens(x: Tensor, norm: Norm) -> Tensor:
+    """The whole norm of each token's vector, β included."""
+    y = stretch(x, norm) * inverse_deviation(x, norm)[..., None]
+    return y if norm.beta is None else y + norm.beta
+
+
+def attend(attention: Attention, s: Tensor, alpha: Tensor) -> tuple[Vectors, Factors]:
+    """ATTN: ``F_i(x_j) = Σ_h α^h_ij f^h(x_j)`` with ``f^h(x_j) = (s_j W_V^h + b_V^h) W_O^h``.
+
+    Kobayashi et al. 2020, eq. 5. `s` (b, j, d) is what the value projection reads and `alpha`
+    (b, h, i, j) the attention weights. Value biases belong to the token, ``b_O`` to nobody.
+    """
+    b, n, _ = s.shape
+    heads, groups = attention.heads, attention.groups
+    v = attention.value(s).view(b, n, groups, -1)
+    v = v.repeat_interleave(heads // groups, dim=2)  # (b, j, h, d_head)
+    basis = attention.output.weight.reshape(heads, v.shape[-1], -1)
+    weights = alpha.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)  # (b, j, i, h)
+    own = weights.diagonal(dim1=1, dim2=2)  # (b, h, i)
+    diagonal = torch.einsum("bhi,bihe,hed->bid", own, v, basis)
+    own.zero_()
+    factors = Factors(weights, alpha.new_ones(b, n), v, basis)
+    bias = torch.zeros_like(diagonal)
+    if attention.output.bias is not None:
+        bias = bias + attention.output.bias
+    return Vectors(factors.mixed(), diagonal, bias), factors

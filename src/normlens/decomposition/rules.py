@@ -1,0 +1,146 @@
+"""Rules that pass a feed-forward block's nonlinearity on to the parts.
+
+The hidden vector is ``h = g(z)``, or ``g(a) ⊙ u`` in a gated block. A rule writes it as
+
+    h_i = Σ_j Σ_k (F_i(x_j) W_k) ⊙ r^k_i + h^b_i        (k: up; or gate and up)
+
+so a rule is a set of slopes ``r^k`` per target and neuron, and the bias's share ``h^b``. The
+Shapley value is not of this form; it is sampled in `shapley`.
+
+Paper: Kobayashi et al. 2024, eq. 6 (integrated gradients with a zero baseline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normlens.components import FeedForward
+from normlens.decomposition.activations import Activation, activation, gauss_legendre
+
+SHORT_PATH = 1.0
+SHORT_PATH_NODES = 16
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """The slopes of one feed-forward block at its real input."""
+
+    slopes: tuple[Tensor, ...]  # one (b, i, m) per input projection of `projections`
+    bias: Tensor  # (b, i, m), the share of h that no token owns
+    hidden: Tensor  # (b, i, m), the real h
+
+
+def projections(ff: FeedForward) -> tuple[Tensor, ...]:
+    """The input projections that `Linearised.slopes` belong to, each (d, m)."""
+    return (ff.up.weight,) if ff.gate is None else (ff.gate.weight, ff.up.weight)
+
+
+def hidden(ff: FeedForward, y: Tensor) -> Tensor:
+    """The real hidden vector of the block for input `y`, (b, i, m)."""
+    g = activation(ff.activation).value
+    return g(ff.up(y)) if ff.gate is None else g(ff.gate(y)) * ff.up(y)
+
+
+def linearise(ff: FeedForward, total: Tensor, bias: Tensor, rule: str) -> Linearised:
+    """Slopes and bias share of block `ff` at the real input `total`, of which `bias` is unowned."""
+    g = activation(ff.activation)
+    if ff.gate is None:
+        return PLAIN_RULES[rule](g, ff.up(total), ff.up(bias))
+    return GATED_RULES[rule](g, ff.gate(total), ff.up(total), ff.gate(bias), ff.up(bias))
+
+
+# Plain blocks: h = g(z), of which z_b is the bias's share of z ----------------------------------
+
+
+def _ig(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
+    """Path 0 → z: ``r = (g(z) − g(0)) / z``."""
+    r = g.slope(z)
+    return Linearised((r,), z_b * r + g.at_zero, g.value(z))
+
+
+def _ig_bias(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
+    """Path z_b → z: ``r = (g(z) − g(z_b)) / (z − z_b)``, and FF(0) stays with the bias."""
+    delta, short = _path(z_b, z)
+    quotient = (g.value(z) - g.value(z_b)) / torch.where(short, torch.ones_like(z), delta)
+    r = torch.where(short, _along(lambda t, _: g.derivative(t), z_b, delta), quotient)
+    return Linearised((r,), g.value(z_b), g.value(z))
+
+
+def _gradient(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
+    """``r = g′(z)``; the remainder goes to the bias."""
+    r, h = g.derivative(z), g.value(z)
+    return Linearised((r,), h - (z - z_b) * r, h)
+
+
+# Gated blocks: h = g(a) ⊙ u, of which a_b and u_b are the bias's shares --------------------------
+
+
+def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
+    """Path (0, 0) → (a, u).
+
+    ``r^a = u ∫ α g′(αa) dα`` and ``r^u = ∫ g(αa) dα``. With ``g(t) = g(0) + t r(t)`` both follow
+    from ``J = ∫ α r(αa) dα``: ``r^u = g(0) + a J`` and, by parts, ``r^a = u (r(a) − J)``.
+    """
+    mean = g.mean_slope(a)
+    r_a = u * (g.slope(a) - mean)
+    r_u = g.at_zero + a * mean
+    return Linearised((r_a, r_u), a_b * r_a + u_b * r_u, g.value(a) * u)
+
+
+def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
+    """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
+    d_a, short = _path(a_b, a)
+    d_u = u - u_b
+    safe = torch.where(short, torch.ones_like(a), d_a)
+
+    def antiderivative(t: Tensor) -> Tensor:
+        return g.at_zero * t + t * t * g.mean_slope(t)
+
+    long_u = (antiderivative(a) - antiderivative(a_b)) / safe
+    long_a = (g.value(a) * u - g.value(a_b) * u_b - d_u * long_u) / safe
+    short_u = _along(lambda t, _: g.value(t), a_b, d_a)
+    short_a = _along(lambda t, alpha: g.derivative(t) * (u_b + alpha * d_u), a_b, d_a)
+    r_a, r_u = torch.where(short, short_a, long_a), torch.where(short, short_u, long_u)
+    return Linearised((r_a, r_u), g.value(a_b) * u_b, g.value(a) * u)
+
+
+def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
+    """The gradient of ``g(a) u``; the remainder goes to the bias."""
+    r_a, r_u, h = g.derivative(a) * u, g.value(a), g.value(a) * u
+    return Linearised((r_a, r_u), h - (a - a_b) * r_a - (u - u_b) * r_u, h)
+
+
+def _path(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+    """Length of each path, and where it is so short that a difference quotient would cancel.
+
+    A path across 0 is never called short: there the quotient is safe, and ReLU has its kink.
+    """
+    delta = stop - start
+    return delta, (delta.abs() < SHORT_PATH) & ((start > 0) == (stop > 0))
+
+
+def _along(f: Callable[[Tensor, float], Tensor], start: Tensor, delta: Tensor) -> Tensor:
+    """``∫₀¹ f(start + α δ, α) dα`` for short paths; the length is capped where it is not used."""
+    capped = delta.clamp(-SHORT_PATH, SHORT_PATH)
+    nodes, weights = gauss_legendre(SHORT_PATH_NODES)
+    integral = torch.zeros_like(start)
+    for node, weight in zip(nodes, weights, strict=True):
+        integral += weight * f(start + node * capped, node)
+    return integral
+
+
+PLAIN_RULES: dict[str, Callable[..., Linearised]] = {
+    "ig": _ig,
+    "ig-bias": _ig_bias,
+    "gradient": _gradient,
+}
+GATED_RULES: dict[str, Callable[..., Linearised]] = {
+    "ig": _gated_ig,
+    "ig-bias": _gated_ig_bias,
+    "gradient": _gated_gradient,
+}
+RULES = (*PLAIN_RULES, "shapley")

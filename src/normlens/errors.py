@@ -1,0 +1,50 @@
+"""What a user can do wrong, as one family of exceptions with one-line messages."""
+
+from __future__ import annotations
+
+
+class NormLensError(Exception):
+    """Base of every error that a user can cause; its message is one line that says what to do."""
+
+
+class InputError(NormLensError, ValueError):
+    """The text, the token ids or an option cannot be used."""
+
+
+class UnknownScopeError(InputError):
+    """A scope that the model's layers do not have."""
+
+
+class ModelLoadError(NormLensError, OSError):
+    """The model or its tokenizer cannot be found, reached or read."""
+
+
+class UnsupportedModelError(NormLensError, NotImplementedError):
+    """No adapter knows this architecture."""
+
+
+class CompletenessError(NormLensError, ArithmeticError):
+    """Parts and bias do not add up to the model's own hidden state."""
+
+
+class MapsFileError(NormLensError, ValueError):
+    """A file that is not, or is no longer, a NormLens maps file."""
+
+
+class OutputError(NormLensError, OSError):
+    """A file that cannot be written."""
+
+
+class MemoryLimitError(NormLensError, MemoryError):
+    """The analysis does not fit into the memory it may use."""
+
+
+class MissingDependencyError(NormLensError, ImportError):
+    """An optional package that this call needs is not installed."""
+
+
+def valid_choice(value: str, choices: list[str] | tuple[str, ...], what: str) -> str:
+    """Return `value` if it is one of `choices`, else raise an error that lists them."""
+    if value not in choices:
+        raise InputError(f"unknown {what} {value!r}; choose one of: {', '.join(choices)}")
+    return value

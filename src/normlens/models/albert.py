@@ -1,0 +1,47 @@
+"""ALBERT: post-LN layers that share their weights, run several times over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.models.base import Adapter, layer_norm, linear, register
+
+
+@register("albert")
+class Albert(Adapter):
+    def blocks(self) -> list[Any]:
+        # Layer i runs group ⌊i / (layers / groups)⌋, each group its inner layers in turn.
+        config, encoder = self.config, self.model.encoder
+        per_group = config.num_hidden_layers / config.num_hidden_groups
+        return [
+            block
+            for index in range(config.num_hidden_layers)
+            for block in encoder.albert_layer_groups[int(index / per_group)].albert_layers
+        ]
+
+    def steps(self, block: Any) -> list[Step]:
+        attention = block.attention
+        heads = attention.num_attention_heads
+        return [
+            Branch(),
+            Attention(
+                value=linear(attention.value),
+                output=linear(attention.dense),
+                heads=heads,
+                groups=heads,
+                weights=attention,
+                module=attention.dense,
+            ),
+            Residual(),
+            layer_norm(attention.LayerNorm),
+            Branch(),
+            FeedForward(
+                up=linear(block.ffn),
+                down=linear(block.ffn_output),
+                activation=self.config.hidden_act,
+                module=block.ffn_output,
+            ),
+            Residual(),
+            layer_norm(block.full_layer_layer_norm),
+        ]

@@ -1,0 +1,144 @@
+"""What an adapter is: it names a model family's modules and says where they stand.
+
+An adapter wraps an unmodified model. It lists the blocks (layers) in the order in which they run
+and writes each block as steps of `normlens.components`. It knows nothing of how parts are
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlens.components import Layer, Linear, Norm, Reach, Step
+from normlens.errors import InputError, UnsupportedModelError
+
+_ADAPTERS: dict[str, type[Adapter]] = {}
+
+
+class Adapter:
+    """One model family. Subclass it, write `blocks` and `steps`, and `register` it."""
+
+    causal: bool = False
+
+    def __init__(self, model: nn.Module):
+        self.model: Any = model
+        self.config: Any = model.config
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers in the order in which the model runs them; one may stand here twice."""
+        raise NotImplementedError
+
+    def steps(self, block: Any) -> list[Step]:
+        """The steps of one layer, in the model's order."""
+        raise NotImplementedError
+
+    def window(self, block: Any) -> int | None:
+        """How many tokens to the left a target sees, itself included; None is all of them."""
+        return None
+
+    def reach(self, block: Any) -> Reach:
+        """Which sources a target of this layer may attend to."""
+        window = self.window(block)
+        back = None if window is None else window - 1
+        return Reach(back, 0 if self.causal else back)
+
+    def max_positions(self) -> int | None:
+        """The longest sequence that the model's positions allow; None if there is no limit."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def layer(self, block: nn.Module) -> Layer:
+        """One block as a `Layer`, without autograd history."""
+        with torch.no_grad():
+            return Layer(self.steps(block), self.reach(block))
+
+
+def register(*model_types: str) -> Callable[[type[Adapter]], type[Adapter]]:
+    """Class decorator: use this adapter for models whose ``config.model_type`` is one of these."""
+    if not model_types or not all(isinstance(name, str) for name in model_types):
+        raise InputError('register takes model types: @normlens.register("my_model_type")')
+
+    def decorate(adapter: type[Adapter]) -> type[Adapter]:
+        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
+            raise InputError(f"an adapter must be a subclass of normlens.Adapter, not {adapter!r}")
+        for name in model_types:
+            _ADAPTERS[name] = adapter
+        return adapter
+
+    return decorate
+
+
+def supported_families() -> dict[str, type[Adapter]]:
+    """Every registered model type with its adapter."""
+    return dict(_ADAPTERS)
+
+
+def adapter_class(config: Any) -> type[Adapter]:
+    """The adapter class for a configuration, or an error that says what to do."""
+    model_type = getattr(config, "model_type", None) or type(config).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is an encoder–decoder, which NormLens does not analyse; "
+            "use an encoder-only or decoder-only model (`normlens models` lists them)"
+        )
+    if model_type not in _ADAPTERS:
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is not supported; supported are: "
+            f"{', '.join(sorted(_ADAPTERS))}. To add it, subclass normlens.Adapter and decorate it "
+            f'with @normlens.register("{model_type}") (docs/adapters.md has an example)'
+        )
+    return _ADAPTERS[model_type]
+
+
+def adapt(model: nn.Module) -> Adapter:
+    """The adapter of a model, with any head class on top taken off."""
+    config = getattr(model, "config", None)
+    if config is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no `config`; pass a transformers model, or a module whose "
+            "`config.model_type` is registered with normlens.register"
+        )
+    adapter = adapter_class(config)
+    return adapter(getattr(model, "base_model", model))
+
+
+# Helpers that adapters are written with ---------------------------------------------------------
+
+
+def linear(module: Any) -> Linear:
+    """An ``nn.Linear``, whose weight is (out, in), or GPT-2's Conv1D, whose weight is (in, out)."""
+    weight = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
+    return Linear(weight, module.bias)
+
+
+def columns(module: Any, start: int, stop: int) -> Linear:
+    """Some output columns of a fused projection."""
+    whole = linear(module)
+    bias = None if whole.bias is None else whole.bias[start:stop]
+    return Linear(whole.weight[:, start:stop], bias)
+
+
+def interleaved_values(module: Any, heads: int) -> Linear:
+    """The value part of a fused projection laid out head by head as (query, key, value)."""
+    whole = linear(module)
+
+    def pick(t: Tensor) -> Tensor:
+        per_head = t.unflatten(-1, (heads, 3, -1))
+        return per_head[..., 2, :].flatten(-2)
+
+    return Linear(pick(whole.weight), None if whole.bias is None else pick(whole.bias))
+
+
+def layer_norm(module: Any) -> Norm:
+    """A LayerNorm, with or without γ and β."""
+    return Norm(module.weight, getattr(module, "bias", None), module.eps, True, module)
+
+
+def rms_norm(module: Any, offset: float = 0.0) -> Norm:
+    """An RMSNorm; `offset` 1 where the model multiplies by 1 + γ."""
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    gamma = module.weight + offset if offset else module.weight
+    return Norm(gamma, None, eps, False, module)

@@ -1,0 +1,45 @@
+"""BLOOM: pre-LN with ALiBi; its GELU and its residuals are its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.models.base import Adapter, interleaved_values, layer_norm, linear, register
+
+
+@register("bloom")
+class Bloom(Adapter):
+    causal = True
+
+    def blocks(self) -> list[Any]:
+        return list(self.model.h)
+
+    def max_positions(self) -> None:
+        return None  # ALiBi has no position table
+
+    def steps(self, block: Any) -> list[Step]:
+        attention, mlp = block.self_attention, block.mlp
+        attend = Attention(
+            value=interleaved_values(attention.query_key_value, attention.num_heads),
+            output=linear(attention.dense),
+            heads=attention.num_heads,
+            groups=attention.num_heads,
+            weights=attention.attention_dropout,
+            module=attention.dense,  # the attention module adds the residual as well
+        )
+        feed_forward = FeedForward(
+            up=linear(mlp.dense_h_to_4h),
+            down=linear(mlp.dense_4h_to_h),
+            activation="bloom_gelu",
+            module=mlp.dense_4h_to_h,
+        )
+        first, second = (
+            layer_norm(block.input_layernorm),
+            layer_norm(block.post_attention_layernorm),
+        )
+        if block.apply_residual_connection_post_layernorm:
+            attention_steps: list[Step] = [first, Branch(), attend, Residual()]
+            return [*attention_steps, second, Branch(), feed_forward, Residual()]
+        attention_steps = [Branch(), first, attend, Residual()]
+        return [*attention_steps, Branch(), second, feed_forward, Residual()]

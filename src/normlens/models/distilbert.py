@@ -1,0 +1,39 @@
+"""DistilBERT: post-LN, half of BERT's layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.models.base import Adapter, layer_norm, linear, register
+
+
+@register("distilbert")
+class DistilBert(Adapter):
+    def blocks(self) -> list[Any]:
+        return list(self.model.transformer.layer)
+
+    def steps(self, block: Any) -> list[Step]:
+        attention, ffn = block.attention, block.ffn
+        return [
+            Branch(),
+            Attention(
+                value=linear(attention.v_lin),
+                output=linear(attention.out_lin),
+                heads=attention.n_heads,
+                groups=attention.n_heads,
+                weights=attention,
+                module=attention.out_lin,
+            ),
+            Residual(),
+            layer_norm(block.sa_layer_norm),
+            Branch(),
+            FeedForward(
+                up=linear(ffn.lin1),
+                down=linear(ffn.lin2),
+                activation=self.config.activation,
+                module=ffn.lin2,
+            ),
+            Residual(),
+            layer_norm(block.output_layer_norm),
+        ]

@@ -1,0 +1,52 @@
+"""Gemma: Llama's block with 1 + γ; Gemma 2 and 3 add a norm behind each branch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Branch, FeedForward, Norm, Reach, Residual, Step
+from normlens.models.base import linear, register, rms_norm
+from normlens.models.llama import Llama
+
+
+@register("gemma")
+class Gemma(Llama):
+    def norm(self, module: Any) -> Norm:
+        return rms_norm(module, offset=1.0)
+
+
+@register("gemma2", "gemma3_text")
+class Gemma2(Gemma):
+    def window(self, block: Any) -> int | None:
+        return block.self_attn.sliding_window
+
+    def reach(self, block: Any) -> Reach:
+        if block.self_attn.is_causal:
+            return super().reach(block)
+        window = self.window(block)  # embedding models built on Gemma look both ways
+        back = None if window is None else window - 1
+        return Reach(back, back)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        mlp = block.mlp
+        return FeedForward(
+            gate=linear(mlp.gate_proj),
+            up=linear(mlp.up_proj),
+            down=linear(mlp.down_proj),
+            activation=self.config.hidden_activation,
+            module=mlp.down_proj,
+        )
+
+    def steps(self, block: Any) -> list[Step]:
+        return [
+            Branch(),
+            self.norm(block.input_layernorm),
+            self.attention(block),
+            self.norm(block.post_attention_layernorm),
+            Residual(),
+            Branch(),
+            self.norm(block.pre_feedforward_layernorm),
+            self.feed_forward(block),
+            self.norm(block.post_feedforward_layernorm),
+            Residual(),
+        ]

@@ -1,0 +1,47 @@
+"""GPT-J: attention and feed-forward side by side behind one shared norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import (
+    Attention,
+    Branch,
+    FeedForward,
+    ParallelFeedForward,
+    Residual,
+    Step,
+)
+from normlens.models.base import Adapter, layer_norm, linear, register
+
+
+@register("gptj")
+class GPTJ(Adapter):
+    causal = True
+
+    def blocks(self) -> list[Any]:
+        return list(self.model.h)
+
+    def steps(self, block: Any) -> list[Step]:
+        attention, mlp = block.attn, block.mlp
+        heads = attention.num_attention_heads
+        feed_forward = FeedForward(
+            up=linear(mlp.fc_in),
+            down=linear(mlp.fc_out),
+            activation=self.config.activation_function,
+            module=mlp.fc_out,
+        )
+        return [
+            Branch(),
+            layer_norm(block.ln_1),
+            Attention(
+                value=linear(attention.v_proj),
+                output=linear(attention.out_proj),
+                heads=heads,
+                groups=heads,
+                weights=attention,
+                module=attention.out_proj,
+            ),
+            ParallelFeedForward(feed_forward, layer_norm(block.ln_1)),
+            Residual(),
+        ]

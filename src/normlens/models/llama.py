@@ -1,0 +1,66 @@
+"""Llama and the decoders that share its block: RMSNorm before, SwiGLU, grouped queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Attention, Branch, FeedForward, Norm, Residual, Step
+from normlens.models.base import Adapter, linear, register, rms_norm
+
+
+@register("llama")
+class Llama(Adapter):
+    causal = True
+
+    def blocks(self) -> list[Any]:
+        return list(self.model.layers)
+
+    def norm(self, module: Any) -> Norm:
+        return rms_norm(module)
+
+    def attention(self, block: Any) -> Attention:
+        attention, config = block.self_attn, self.config
+        return Attention(
+            value=linear(attention.v_proj),
+            output=linear(attention.o_proj),
+            heads=config.num_attention_heads,
+            groups=config.num_key_value_heads,
+            weights=attention,
+            module=attention.o_proj,
+        )
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        mlp = block.mlp
+        return FeedForward(
+            gate=linear(mlp.gate_proj),
+            up=linear(mlp.up_proj),
+            down=linear(mlp.down_proj),
+            activation=self.config.hidden_act,
+            module=mlp.down_proj,
+        )
+
+    def steps(self, block: Any) -> list[Step]:
+        return [
+            Branch(),
+            self.norm(block.input_layernorm),
+            self.attention(block),
+            Residual(),
+            Branch(),
+            self.norm(block.post_attention_layernorm),
+            self.feed_forward(block),
+            Residual(),
+        ]
+
+
+@register("mistral")
+class Mistral(Llama):
+    def window(self, block: Any) -> int | None:
+        return getattr(self.config, "sliding_window", None)
+
+
+@register("qwen2", "qwen3")
+class Qwen(Llama):
+    def window(self, block: Any) -> int | None:
+        # Only the upper layers slide, and only if the configuration says so. Qwen 3's query and
+        # key norms act on the attention weights alone.
+        return block.self_attn.sliding_window

@@ -1,0 +1,55 @@
+"""ModernBERT: pre-LN, GeGLU, and local attention in two layers of three."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
+from normlens.models.base import Adapter, columns, layer_norm, linear, register
+
+
+@register("modernbert")
+class ModernBert(Adapter):
+    def blocks(self) -> list[Any]:
+        return list(self.model.layers)
+
+    def reach(self, block: Any) -> Reach:
+        if block.attn.sliding_window is None:
+            return Reach()
+        # The module keeps an exclusive bound; half the window lies on each side.
+        side = block.attn.sliding_window - 1
+        return Reach(side, side)
+
+    def steps(self, block: Any) -> list[Step]:
+        attention, mlp = block.attn, block.mlp
+        d, m = self.config.hidden_size, self.config.intermediate_size
+        heads = self.config.num_attention_heads
+        # The embeddings end in a norm already, so the first layer has none of its own.
+        first_norm = (
+            [] if isinstance(block.attn_norm, nn.Identity) else [layer_norm(block.attn_norm)]
+        )
+        return [
+            Branch(),
+            *first_norm,
+            Attention(
+                value=columns(attention.Wqkv, 2 * d, 3 * d),
+                output=linear(attention.Wo),
+                heads=heads,
+                groups=heads,
+                weights=attention,
+                module=attention.Wo,
+            ),
+            Residual(),
+            Branch(),
+            layer_norm(block.mlp_norm),
+            FeedForward(
+                gate=columns(mlp.Wi, 0, m),
+                up=columns(mlp.Wi, m, 2 * m),
+                down=linear(mlp.Wo),
+                activation=self.config.hidden_activation,
+                module=mlp.Wo,
+            ),
+            Residual(),
+        ]

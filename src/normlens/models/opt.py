@@ -1,0 +1,47 @@
+"""OPT: pre-LN, but post-LN in the 350M model, which also projects its embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.models.base import Adapter, layer_norm, linear, register
+
+
+@register("opt")
+class OPT(Adapter):
+    causal = True
+
+    def blocks(self) -> list[Any]:
+        return list(self.model.decoder.layers)
+
+    def steps(self, block: Any) -> list[Step]:
+        attention = block.self_attn
+        attend = Attention(
+            value=linear(attention.v_proj),
+            output=linear(attention.out_proj),
+            heads=attention.num_heads,
+            groups=attention.num_heads,
+            weights=attention,
+            module=attention.out_proj,
+        )
+        feed_forward = FeedForward(
+            up=linear(block.fc1),
+            down=linear(block.fc2),
+            activation=self.config.activation_function,
+            module=block.fc2,
+        )
+        first, second = layer_norm(block.self_attn_layer_norm), layer_norm(block.final_layer_norm)
+        if block.do_layer_norm_before:
+            attention_steps: list[Step] = [Branch(), first, attend, Residual()]
+            return [*attention_steps, Branch(), second, feed_forward, Residual()]
+        return [
+            Branch(),
+            attend,
+            Residual(),
+            first,
+            Branch(),
+            feed_forward,
+            Residual(),
+            second,
+        ]

@@ -1,0 +1,35 @@
+"""Phi-3 and Phi-4: Llama's block with fused projections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.components import Attention, FeedForward
+from normlens.models.base import columns, linear, register
+from normlens.models.llama import Mistral
+
+
+@register("phi3")
+class Phi3(Mistral):
+    def attention(self, block: Any) -> Attention:
+        attention, config = block.self_attn, self.config
+        values = config.num_key_value_heads * attention.head_dim
+        width = attention.qkv_proj.weight.shape[0]
+        return Attention(
+            value=columns(attention.qkv_proj, width - values, width),
+            output=linear(attention.o_proj),
+            heads=config.num_attention_heads,
+            groups=config.num_key_value_heads,
+            weights=attention,
+            module=attention.o_proj,
+        )
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        mlp, m = block.mlp, self.config.intermediate_size
+        return FeedForward(
+            gate=columns(mlp.gate_up_proj, 0, m),
+            up=columns(mlp.gate_up_proj, m, 2 * m),
+            down=linear(mlp.down_proj),
+            activation=self.config.hidden_act,
+            module=mlp.down_proj,
+        )

@@ -1,0 +1,157 @@
+"""Maps on disk: one safetensors file, everything but the arrays as JSON in its header."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from normlens.errors import MapsFileError, OutputError
+
+if TYPE_CHECKING:
+    from normlens.maps import Maps
+
+FORMAT = "normlens-maps"
+FORMAT_VERSION = 1
+_GROUPS = ("arrays", "mixing", "heads", "standard_error")
+_FIELDS = (
+    "tokens",
+    "layers",
+    "completeness",
+    "provenance",
+    "token_ids",
+    "special",
+    "token_words",
+    "word_labels",
+    "text",
+)
+
+
+def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write `maps` to a safetensors file, whole or not at all."""
+    tensors = {
+        f"{group}/{scope}": np.ascontiguousarray(array)
+        for group in _GROUPS
+        for scope, array in getattr(maps, group).items()
+    }
+    tensors["allowed"] = maps.allowed.astype(np.uint8)
+    header = {
+        "format": FORMAT,
+        "version": str(FORMAT_VERSION),
+        "maps": json.dumps(
+            {"scopes": maps.scopes, **{name: getattr(maps, name) for name in _FIELDS}},
+            ensure_ascii=False,
+        ),
+    }
+    with writing(path, overwrite=overwrite) as temporary:
+        save_file(tensors, temporary, metadata=header)
+    return Path(path)
+
+
+def open(path: str | Path) -> Maps:
+    """Read maps that `Maps.save` wrote."""
+    from normlens.maps import Maps
+
+    path = Path(path)
+    if not path.is_file():
+        raise MapsFileError(f"there is no maps file at {str(path)!r}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise MapsFileError(
+                    f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
+                    "make one with maps.save(…) or `normlens map --out maps.safetensors`"
+                )
+            if int(header["version"]) > FORMAT_VERSION:
+                raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
+            meta = json.loads(header["maps"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        groups: dict[str, Any] = {group: {} for group in _GROUPS}
+        for key, array in tensors.items():
+            group, _, scope = key.partition("/")
+            if group in groups:
+                groups[group][scope] = array
+        # safetensors sorts its tensors; the layer's order is in the header.
+        groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
+        if isinstance(meta["text"], list):
+            meta["text"] = tuple(meta["text"])
+        maps = Maps(allowed=tensors["allowed"].astype(bool), **groups, **meta)
+        _check_shapes(maps)
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        if isinstance(error, MapsFileError):
+            raise
+        raise MapsFileError(
+            f"{str(path)!r} is not a NormLens maps file, or is damaged ({_one_line(error)})"
+        ) from error
+    return maps
+
+
+def _check_shapes(maps: Maps) -> None:
+    shape = (len(maps.layers), len(maps.tokens), len(maps.tokens))
+    for scope, array in {**maps.arrays, "allowed": maps.allowed}.items():
+        if array.shape != shape:
+            raise ValueError(f"{scope} has shape {array.shape} instead of {shape}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def check_output(path: str | Path, *, overwrite: bool) -> None:
+    """Raise now what would otherwise fail after the work is done."""
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise OutputError(
+            f"{str(path)!r} exists already; choose another name, or overwrite it with "
+            "overwrite=True (--force)"
+        )
+    if path.is_dir():
+        raise OutputError(f"{str(path)!r} is a folder; give a file name")
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {str(path)!r}: the folder {str(folder)!r} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write {str(path)!r}: no permission in {str(folder)!r}")
+
+
+@contextmanager
+def writing(path: str | Path, *, overwrite: bool) -> Iterator[str]:
+    """A temporary file beside `path` that takes its name only once it is complete."""
+    check_output(path, overwrite=overwrite)
+    path = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
+        )
+        os.close(handle)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def jsonable(value: Any) -> Any:
+    """NumPy values as plain Python ones, for JSON."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return value

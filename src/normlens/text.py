@@ -1,0 +1,196 @@
+"""From what a user passes to token ids, and from token ids to labels and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from normlens.errors import InputError
+
+Text = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sequence, without padding."""
+
+    ids: list[int]
+    tokens: list[str]
+    special: list[bool]
+    type_ids: list[int] | None = None
+    #: index of the word that each token belongs to; None for a special token
+    words: list[int | None] | None = None
+    word_labels: list[str] = field(default_factory=list)
+    text: Text | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def encode_texts(
+    texts: Sequence[Text], tokenizer: Any, limit: int | None, truncate: bool
+) -> list[Encoded]:
+    """Tokenise texts or text pairs, each as the model expects it, special tokens included."""
+    if tokenizer is None:
+        raise InputError(
+            "this lens has no tokenizer; pass one to load(model, tokenizer), or pass input_ids=…"
+        )
+    return [_encode_text(text, tokenizer, limit, truncate) for text in texts]
+
+
+def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) -> Encoded:
+    pair = (text,) if isinstance(text, str) else tuple(text)
+    if not 1 <= len(pair) <= 2 or not all(isinstance(part, str) for part in pair):
+        raise InputError(f"expected a text or a pair of texts, got {text!r}")
+    if any(not part.strip() for part in pair):
+        raise InputError("the text is empty; give at least one word")
+    options: dict[str, Any] = {"return_special_tokens_mask": True}
+    if truncate and limit is not None:
+        options |= {"truncation": True, "max_length": limit}
+    if tokenizer.is_fast:
+        options["return_offsets_mapping"] = True
+    # Without `verbose` a long text makes the tokenizer print a warning of its own.
+    batch = tokenizer(*pair, verbose=False, **options)
+    ids = list(batch["input_ids"])
+    if not ids:
+        raise InputError(f"the tokenizer makes no token of {text!r}; give at least one word")
+    if limit is not None and len(ids) > limit:
+        raise InputError(
+            f"the text has {len(ids)} tokens and the model takes at most {limit}; shorten it, or "
+            "accept its beginning with truncate=True (--truncate)"
+        )
+    words, labels = _words(batch, pair) if tokenizer.is_fast else (None, [])
+    return Encoded(
+        ids=ids,
+        tokens=[str(token) for token in tokenizer.convert_ids_to_tokens(ids)],
+        special=[bool(flag) for flag in batch["special_tokens_mask"]],
+        type_ids=list(batch["token_type_ids"]) if "token_type_ids" in batch else None,
+        words=words,
+        word_labels=labels,
+        text=text if isinstance(text, str) else (pair[0], pair[1]),
+    )
+
+
+def _words(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[str]]:
+    """Word of each token, and the words themselves.
+
+    The tokenizer's own pre-tokenisation says what a word is. Some (SentencePiece without one) call
+    the whole text one word; there words are what white space separates.
+    """
+    own, offsets = batch.word_ids(), batch["offset_mapping"]
+    segments = batch.sequence_ids()
+    keys: list[Any] = []
+    for position, segment in enumerate(segments):
+        if segment is None or own[position] is None:
+            keys.append(None)
+            continue
+        text = pair[segment]
+        start, stop = offsets[position]
+        first = start + len(text[start:stop]) - len(text[start:stop].lstrip())
+        whole = len({w for w, s in zip(own, segments, strict=True) if s == segment}) == 1
+        word = text[:first].split() if whole and len(text.split()) > 1 else own[position]
+        if isinstance(word, list):
+            # A token inside a word has that word's beginning before it.
+            inside = first > 0 and not text[first - 1].isspace()
+            word = len(word) - inside
+        keys.append((segment, word))
+    order = {
+        key: index for index, key in enumerate(dict.fromkeys(k for k in keys if k is not None))
+    }
+    spans: dict[Any, tuple[int, int]] = {}
+    for key, (start, stop) in zip(keys, offsets, strict=True):
+        if key is not None:
+            low, high = spans.get(key, (start, stop))
+            spans[key] = (min(low, start), max(high, stop))
+    labels = [pair[key[0]][slice(*spans[key])].strip() for key in order]
+    return [None if key is None else order[key] for key in keys], labels
+
+
+def encode_ids(
+    input_ids: Any,
+    attention_mask: Any,
+    token_type_ids: Any,
+    tokenizer: Any,
+    vocabulary: int | None,
+    limit: int | None,
+) -> tuple[list[Encoded], bool]:
+    """Token ids as they are, padding (left or right) taken off; and whether they were a batch."""
+    rows, is_batch = _rows(input_ids)
+    masks = [[1] * len(row) for row in rows] if attention_mask is None else _rows(attention_mask)[0]
+    kinds = [None] * len(rows) if token_type_ids is None else _rows(token_type_ids)[0]
+    if not rows or len(rows) != len(masks) or len(rows) != len(kinds):
+        raise InputError("input_ids, attention_mask and token_type_ids must have the same shape")
+    encoded = []
+    for row, mask, kind in zip(rows, masks, kinds, strict=True):
+        if len(row) != len(mask) or (kind is not None and len(row) != len(kind)):
+            raise InputError(
+                "input_ids, attention_mask and token_type_ids must have the same shape"
+            )
+        keep = [bool(flag) for flag in mask]
+        ids = [token for token, flag in zip(row, keep, strict=True) if flag]
+        if not ids:
+            raise InputError("input_ids has an empty sequence; give at least one token")
+        _check_ids(ids, vocabulary, limit)
+        types = None
+        if kind is not None:
+            types = [value for value, flag in zip(kind, keep, strict=True) if flag]
+        special_ids = set(getattr(tokenizer, "all_special_ids", ()))
+        encoded.append(
+            Encoded(
+                ids=ids,
+                tokens=[str(i) for i in ids]
+                if tokenizer is None
+                else [str(token) for token in tokenizer.convert_ids_to_tokens(ids)],
+                special=[i in special_ids for i in ids],
+                type_ids=types,
+            )
+        )
+    return encoded, is_batch
+
+
+def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> None:
+    if vocabulary is not None:
+        wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
+        if wrong is not None:
+            raise InputError(
+                f"token id {wrong} is out of vocabulary; this model's ids are 0 to {vocabulary - 1}"
+            )
+    if limit is not None and len(ids) > limit:
+        raise InputError(f"input_ids has {len(ids)} tokens and the model takes at most {limit}")
+
+
+def _rows(values: Any) -> tuple[list[list[int]], bool]:
+    """Nested integers from a tensor, an array or lists, and whether there is a batch axis."""
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)
+    if listed and isinstance(listed[0], Iterable):
+        rows = [row.tolist() if hasattr(row, "tolist") else list(row) for row in listed]
+        batched = True
+    else:
+        rows, batched = [listed], False
+    if not all(isinstance(value, int) for row in rows for value in row):
+        raise InputError(f"token ids must be integers, got {values!r}")
+    return rows, batched
+
+
+def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Model inputs for several sequences, padded on the right.
+
+    Padding always goes to the right, whatever the tokenizer prefers: there it changes neither
+    positions nor causal attention.
+    """
+    width = max(map(len, batch))
+
+    def table(rows: list[list[int]], fill: int) -> torch.Tensor:
+        return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
+
+    inputs = {
+        "input_ids": table([sequence.ids for sequence in batch], pad_id),
+        "attention_mask": table([[1] * len(sequence) for sequence in batch], 0),
+    }
+    if any(sequence.type_ids is not None for sequence in batch):
+        kinds = [sequence.type_ids or [0] * len(sequence) for sequence in batch]
+        inputs["token_type_ids"] = table(kinds, 0)
+    return inputs

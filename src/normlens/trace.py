@@ -1,0 +1,202 @@
+"""Run an unmodified model once and hand over, layer by layer, what the algebra needs.
+
+Hooks read each block's input, its attention weights and the vectors that it really computes. A
+layer is handed to its consumer as soon as the block has run and is forgotten afterwards, so no
+more than one layer's attention is ever held.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.errors import UnsupportedModelError
+from normlens.models.base import Adapter
+
+
+@dataclass
+class LayerTrace:
+    """One layer as the model ran it."""
+
+    index: int  # 0-based
+    layer: Layer
+    x: Tensor  # (b, j, d) the layer's input
+    alpha: Tensor  # (b, h, i, j) attention weights
+    real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
+
+
+Consumer = Callable[[LayerTrace], None]
+
+
+def trace(
+    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
+) -> None:
+    """Run the model on `inputs` and pass the trace of each wanted layer to `consume`."""
+    model = adapter.model
+    wanted = set(layers)
+    blocks = list(adapter.blocks())
+    recorder = _Recorder(adapter, wanted, consume)
+    with torch.no_grad(), _evaluation(model), _eager_attention(model), ExitStack() as hooks:
+        for block in _unique(blocks):
+            recorder.watch(block, hooks)
+        model(**inputs, **_plain_options(model))
+    if recorder.calls != len(blocks):
+        raise UnsupportedModelError(
+            f"the model ran {recorder.calls} blocks where its adapter lists {len(blocks)}"
+        )
+
+
+class _Recorder:
+    """Collects what the hooks see during one block and hands it over when the block ends."""
+
+    def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
+        self.adapter, self.wanted, self.consume = adapter, wanted, consume
+        self.calls = 0
+        self.x: Tensor | None = None
+        self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
+
+    def watch(self, block: nn.Module, hooks: ExitStack) -> None:
+        layer = self.adapter.layer(block)
+
+        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.seen.clear()
+            self.x = args[0] if args else kwargs["hidden_states"]
+
+        def end(_: nn.Module, __: Any, output: Any) -> None:
+            index, self.calls = self.calls, self.calls + 1
+            if index in self.wanted:
+                self.consume(self._layer_trace(index, layer, _first(output)))
+            self.seen.clear()
+
+        for module, event in _probes(layer):
+            hooks.enter_context(_removing(self._probe(module, event)))
+        hooks.enter_context(_removing(block.register_forward_pre_hook(begin, with_kwargs=True)))
+        hooks.enter_context(_removing(block.register_forward_hook(end)))
+
+    def _probe(self, module: nn.Module, event: str) -> Any:
+        def keep(value: Any) -> None:
+            if self.calls in self.wanted and isinstance(value, Tensor):
+                self.seen.setdefault((event, module), []).append(value.detach())
+
+        if event == "input":
+            return module.register_forward_pre_hook(lambda _, args: keep(args[0]))
+        if event == "weights":
+            return module.register_forward_hook(lambda _, __, out: keep(_second(out)))
+        return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
+
+    def _layer_trace(self, index: int, layer: Layer, output: Tensor) -> LayerTrace:
+        assert self.x is not None
+        x = self.x.detach()
+        seen = self.seen.get(("weights", _weights_module(layer)))
+        if not seen or seen[0].dim() != 4:
+            raise UnsupportedModelError(
+                f"layer {index + 1} returned no attention weights; load the model with "
+                'attn_implementation="eager"'
+            )
+        real: dict[int, Tensor] = {}
+        for step, (module, event) in _checkpoints(layer).items():
+            vectors = [output] if module is None else self.seen.get((event, module))
+            if not vectors:
+                continue
+            # A block that is chunked over the sequence calls its modules several times.
+            vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
+            real[step] = vector.reshape(x.shape)
+        return LayerTrace(index, layer, x, seen[0], real)
+
+
+def _weights_module(layer: Layer) -> nn.Module:
+    module = layer.attention.weights
+    if module is None:
+        raise UnsupportedModelError("the adapter does not say which module returns the weights")
+    return module
+
+
+def _checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
+    """Where the model's own vector behind each step can be read; module None: the block's output.
+
+    Behind a residual it is the input of the norm that follows, or the block's output at the end.
+    """
+    places: dict[int, tuple[nn.Module | None, str]] = {}
+    steps = [(i, step) for i, step in enumerate(layer.steps) if not isinstance(step, Branch)]
+    for position, (index, step) in enumerate(steps):
+        following = steps[position + 1][1] if position + 1 < len(steps) else None
+        if index not in layer.scope_of_step:
+            continue
+        if following is None:
+            places[index] = (None, "output")
+        elif isinstance(step, Residual):
+            if isinstance(following, Norm) and following.module is not None:
+                places[index] = (following.module, "input")
+        elif isinstance(step, (Norm, Attention, FeedForward)) and step.module is not None:
+            places[index] = (step.module, "output")
+    return places
+
+
+def _probes(layer: Layer) -> list[tuple[nn.Module, str]]:
+    """Every module to hook for this layer, and what to read there."""
+    reads = [
+        (module, event) for module, event in _checkpoints(layer).values() if module is not None
+    ]
+    return [*reads, (_weights_module(layer), "weights")]
+
+
+def _unique(blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    return list({id(block): block for block in blocks}.values())
+
+
+def _first(output: Any) -> Any:
+    """A module's vector: transformers 5 returns it alone in some families, in a tuple in others."""
+    return output[0] if isinstance(output, (tuple, list)) else output
+
+
+def _second(output: Any) -> Any:
+    if isinstance(output, (tuple, list)):
+        return output[1] if len(output) > 1 else None
+    return output
+
+
+@contextmanager
+def _removing(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Dropout off, and every module's mode put back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _eager_attention(model: Any) -> Iterator[None]:
+    """Only eager attention returns its weights; under sdpa the model silently returns none."""
+    previous = getattr(model.config, "_attn_implementation", "eager")
+    if previous in ("eager", None) or not hasattr(model, "set_attn_implementation"):
+        yield
+        return
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(previous)
+
+
+def _plain_options(model: nn.Module) -> dict[str, Any]:
+    """Switch the key–value cache off where there is one: it would keep every layer's keys."""
+    parameters = inspect.signature(model.forward).parameters
+    return {"use_cache": False} if "use_cache" in parameters else {}
