@@ -18,6 +18,7 @@ from normlens.components import Layer
 from normlens.decomposition import RULES, decompose_layer
 from normlens.decomposition.layer import LayerMaps, Settings
 from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
+from normlens.decomposition.projections import ProjectionCache
 from normlens.errors import (
     CompletenessError,
     InputError,
@@ -56,6 +57,7 @@ class Lens:
         self.tokenizer = tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
+        self._projections = ProjectionCache(0)
         _check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------
@@ -143,13 +145,16 @@ class Lens:
         beginning of a text that is too long.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
+        limit = parse_bytes(memory_limit) or default_limit(self.device)
+        # One half for products of weights that are kept, one for the tiles in work.
+        self._projections.limit = limit // 2
         request = Request(
             scopes=scope_names.resolve_all(scopes, self.scopes),
             layers=self._layer_indices(layers),
             settings=Settings(
                 rule=valid_choice(nonlinearity, RULES, "rule for the nonlinearity"),
                 heads=heads,
-                memory_limit=parse_bytes(memory_limit) or default_limit(self.device),
+                memory_limit=limit // 2,
                 samples=_at_least_one(samples, "samples"),
                 seed=seed,
             ),
@@ -225,6 +230,12 @@ class Lens:
         """One batch; halved when the device runs out of memory."""
         try:
             return self._run(batch, request)
+        except CompletenessError:
+            # Weights that were edited through `.data` leave no sign but this one.
+            if not self._projections.size:
+                raise
+            self._projections.clear()
+            return self._run(batch, request)
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
                 raise
@@ -250,6 +261,7 @@ class Lens:
                 request.scopes,
                 request.settings,
                 traced.real,
+                self._projections.of(traced.index, _fingerprint(traced.block)),
             )
             self._check_completeness(traced.index, result)
             for index, (into, length) in enumerate(zip(collected, lengths, strict=True)):
@@ -348,6 +360,11 @@ class _Collected:
             self.errors.setdefault(scope, []).append(_array(errors[index, :n, :n]))
         self.allowed.append(layer.reach.mask(n).numpy())
         self.completeness.extend(result.completeness.values())
+
+
+def _fingerprint(block: nn.Module) -> tuple[Any, ...]:
+    """The state of a layer's weights, as far as torch tells when they change."""
+    return tuple((weight.data_ptr(), weight._version) for weight in block.parameters())
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -26,6 +26,7 @@ class LayerTrace:
     """One layer as the model ran it."""
 
     index: int  # 0-based
+    block: nn.Module
     layer: Layer
     x: Tensor  # (b, j, d) the layer's input
     alpha: Tensor  # (b, h, i, j) attention weights
@@ -69,10 +70,10 @@ class _Recorder:
             self.seen.clear()
             self.x = args[0] if args else kwargs["hidden_states"]
 
-        def end(_: nn.Module, __: Any, output: Any) -> None:
+        def end(block: nn.Module, _: Any, output: Any) -> None:
             index, self.calls = self.calls, self.calls + 1
             if index in self.wanted:
-                self.consume(self._layer_trace(index, layer, _first(output)))
+                self.consume(self._layer_trace(index, block, layer, _first(output)))
             self.seen.clear()
 
         for module, event in _probes(layer):
@@ -91,7 +92,9 @@ class _Recorder:
             return module.register_forward_hook(lambda _, __, out: keep(_second(out)))
         return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
 
-    def _layer_trace(self, index: int, layer: Layer, output: Tensor) -> LayerTrace:
+    def _layer_trace(
+        self, index: int, block: nn.Module, layer: Layer, output: Tensor
+    ) -> LayerTrace:
         assert self.x is not None
         x = self.x.detach()
         seen = self.seen.get(("weights", _weights_module(layer)))
@@ -108,7 +111,7 @@ class _Recorder:
             # A block that is chunked over the sequence calls its modules several times.
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
             real[step] = vector.reshape(x.shape)
-        return LayerTrace(index, layer, x, seen[0], real)
+        return LayerTrace(index, block, layer, x, seen[0], real)
 
 
 def _weights_module(layer: Layer) -> nn.Module:

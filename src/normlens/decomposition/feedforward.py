@@ -18,6 +18,7 @@ from normlens.components import FeedForward, Norm, Reach
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.plan import Plan, Shape, choose_plan
+from normlens.decomposition.projections import LayerProjections, ProjectionCache, Projections
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
 
@@ -52,6 +53,7 @@ class FeedForwardJob:
     slopes: tuple[Tensor, ...]  # r^k (b, i, m)
     tail: Sequence[TailStep] = field(default_factory=list)
     reach: Reach = field(default_factory=Reach)
+    remembered: LayerProjections | None = None
 
     @property
     def scopes(self) -> list[str]:
@@ -88,7 +90,8 @@ def feed_forward_norms(
         {scope: scale.new_zeros(b, n, n) for scope in job.scopes},
         scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
     )
-    fused = _fused_projections(job, max(lengths))
+    remembered = job.remembered or ProjectionCache().of(0, None)
+    fused = remembered.get(job.factors.basis, projections(job.ff), sum(lengths))
     for index, length in enumerate(lengths):
         shape = job.shape(length)
         plan: Plan | None = choose_plan(shape, memory_limit)
@@ -108,19 +111,8 @@ def feed_forward_norms(
     return result
 
 
-def _fused_projections(job: FeedForwardJob, n: int) -> tuple[Tensor, ...] | None:
-    """``B_h W_k`` (h, d_head, m) where it is cheaper to form it than ``U W_k`` for n tokens.
-
-    U W_k costs n·H·d·m; B W_k costs H·d_head·d·m once and then n·H·d_head·m.
-    """
-    heads, d_head, d = job.factors.basis.shape
-    if n * heads * d <= heads * d_head * (d + n):
-        return None
-    return tuple(job.factors.basis @ w for w in projections(job.ff))
-
-
 def _source_rows(
-    job: FeedForwardJob, fused: tuple[Tensor, ...] | None, index: int, rows: slice
+    job: FeedForwardJob, fused: Projections | None, index: int, rows: slice
 ) -> list[Tensor]:
     """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
     if fused is None:
@@ -135,7 +127,7 @@ def _run_sequence(
     index: int,
     n: int,
     plan: Plan,
-    fused: tuple[Tensor, ...] | None,
+    fused: Projections | None,
     result: TileNorms,
 ) -> None:
     result.mixed[index].zero_()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ from normlens.decomposition.parts import (
     inverse_deviation,
     normalise_tokens,
 )
-from normlens.decomposition.rules import hidden, linearise, projections
+from normlens.decomposition.projections import LayerProjections
+from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.shapley import shapley_norms
 
 
@@ -67,16 +69,22 @@ class LayerMaps:
 
 def decompose_layer(
     layer: Layer,
-    x: Tensor,  # (b, j, d) the layer's input
-    alpha: Tensor,  # (b, h, i, j) attention weights
+    x: Tensor,
+    alpha: Tensor,
     lengths: Sequence[int],
     scopes: Sequence[str],
     settings: Settings = Settings(),
-    real: Mapping[int, Tensor]
-    | None = None,  # step index → what the model computed there (b, i, d)
+    real: Mapping[int, Tensor] | None = None,
+    remembered: LayerProjections | None = None,
 ) -> LayerMaps:
-    """Norms, mixing ratios and completeness of the requested scopes of one layer."""
-    return _Walk(layer, x, alpha, lengths, set(scopes), settings, real or {}).run()
+    """Norms, mixing ratios and completeness of the requested scopes of one layer.
+
+    `x` (b, j, d) is the layer's input, `alpha` (b, h, i, j) its attention weights, `real` the
+    vector (b, i, d) that the model itself computed behind a step, by the step's index;
+    `remembered` keeps products of this layer's weights from call to call.
+    """
+    walk = _Walk(layer, x, alpha, lengths, set(scopes), settings, real or {}, remembered)
+    return walk.run()
 
 
 @dataclass
@@ -85,25 +93,26 @@ class _Parts:
     factors: Factors
 
 
+@dataclass
 class _Walk:
     """The state of one pass over a layer's steps."""
 
-    def __init__(
-        self,
-        layer: Layer,
-        x: Tensor,
-        alpha: Tensor,
-        lengths: Sequence[int],
-        scopes: set[str],
-        settings: Settings,
-        real: Mapping[int, Tensor],
-    ):
-        self.layer, self.x, self.alpha, self.lengths = layer, x, alpha, lengths
-        self.scopes, self.settings, self.real = scopes, settings, real
-        self.result = LayerMaps()
-        self.branches: list[Tensor | _Parts] = []
-        wanted = [index for index, name in layer.scope_of_step.items() if name in scopes]
-        self.last = max(wanted, default=-1)  # nothing behind this step is asked for
+    layer: Layer
+    x: Tensor
+    alpha: Tensor
+    lengths: Sequence[int]
+    scopes: set[str]
+    settings: Settings
+    real: Mapping[int, Tensor]
+    remembered: LayerProjections | None
+    result: LayerMaps = field(default_factory=LayerMaps)
+    branches: list[Tensor | _Parts] = field(default_factory=list)
+
+    @cached_property
+    def last(self) -> int:
+        """The last step that anybody asked for."""
+        wanted = [i for i, name in self.layer.scope_of_step.items() if name in self.scopes]
+        return max(wanted, default=-1)
 
     def run(self) -> LayerMaps:
         self._weight_maps()
@@ -156,8 +165,13 @@ class _Walk:
         """The block itself and every step behind it, whose parts exist only inside tiles."""
         names = self.layer.scope_of_step
         total = parts.vectors.total
-        job = FeedForwardJob(names[index], ff, parts.factors, (), [], self.layer.reach)
-        behind = ff.down(hidden(ff, total))
+        job = FeedForwardJob(
+            names[index], ff, parts.factors, (), [], self.layer.reach, self.remembered
+        )
+        at = None
+        if self.settings.rule != "shapley":
+            at = linearise(ff, total, parts.vectors.bias, self.settings.rule)
+        behind = ff.down(hidden(ff, total) if at is None else at.hidden)
         tail: list[tuple[int, TailStep, Vectors | None]] = []
         for position in range(index + 1, self.last + 1):
             step = self.layer.steps[position]
@@ -176,7 +190,7 @@ class _Walk:
             else:
                 raise ValueError(f"{step} cannot stand behind the feed-forward block")
         job.tail = [change for _, change, _ in tail]
-        vectors, norms = self._feed_forward(job, parts.vectors)
+        vectors, norms = self._feed_forward(job, parts.vectors, at)
         self._record(index, vectors, norms[names[index]])
         for position, change, saved_vectors in tail:
             if isinstance(change, Normalise):
@@ -186,11 +200,11 @@ class _Walk:
             self._record(position, vectors, norms[change.scope])
 
     def _feed_forward(
-        self, job: FeedForwardJob, vectors: Vectors
+        self, job: FeedForwardJob, vectors: Vectors, at: Linearised | None
     ) -> tuple[Vectors, dict[str, Tensor]]:
         """The block's vectors, their mixed part summed from the tiles, and all norms behind it."""
         ff, settings = job.ff, self.settings
-        if settings.rule == "shapley":
+        if at is None:
             job.slopes = tuple(w.new_empty(0) for w in projections(ff))
             sampled = shapley_norms(
                 job, vectors, self.lengths, settings.samples, settings.seed, settings.memory_limit
@@ -202,7 +216,6 @@ class _Walk:
             }
             tiles = sampled.tiles
             return Vectors(tiles.mixed, sampled.diagonal, sampled.bias), tiles.norms
-        at = linearise(ff, vectors.total, vectors.bias, settings.rule)
         job.slopes = at.slopes
         diagonal = torch.zeros_like(at.bias)
         for w, slope in zip(projections(ff), at.slopes, strict=True):

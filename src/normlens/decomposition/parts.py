@@ -127,10 +127,10 @@ def attend(attention: Attention, s: Tensor, alpha: Tensor) -> tuple[Vectors, Fac
     v = v.repeat_interleave(heads // groups, dim=2)  # (b, j, h, d_head)
     basis = attention.output.weight.reshape(heads, v.shape[-1], -1)
     weights = alpha.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)  # (b, j, i, h)
-    own = weights.diagonal(dim1=1, dim2=2)  # (b, h, i)
-    diagonal = torch.einsum("bhi,bihe,hed->bid", own, v, basis)
-    own.zero_()
     factors = Factors(weights, alpha.new_ones(b, n), v, basis)
+    own = weights.diagonal(dim1=1, dim2=2)  # (b, h, i)
+    diagonal = torch.einsum("bhi,bihd->bid", own, factors.values)
+    own.zero_()
     bias = torch.zeros_like(diagonal)
     if attention.output.bias is not None:
         bias = bias + attention.output.bias

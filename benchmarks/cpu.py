@@ -1,0 +1,268 @@
+"""Speed and memory on a CPU: NormLens beside the published way, the bare floor and a forward pass.
+
+All of it on BERT-base shapes with random weights, in one run on one machine, because only ratios
+of times that were measured together mean anything:
+
+    normlens   all scopes of all layers, from token ids to arrays
+    published  parts as an n×n×H×d tensor, then n×n×d through both feed-forward products
+    floor      the one matrix product of 2·n²·m·d operations per layer
+    forward    the model's plain forward pass
+
+    python benchmarks/cpu.py                       # prints the table
+    python benchmarks/cpu.py --out docs/performance   # and writes cpu.md, cpu.json and cpu.svg there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+H, D, M = 12, 768, 3072
+BEFORE_FF = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N"]
+WAYS = ("normlens", "published", "floor", "forward", "normlens-ln", "published-ln")
+
+
+def bert(layers: int):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(num_hidden_layers=layers, attn_implementation="eager")
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+def published_layer(layer, x: torch.Tensor, alpha: torch.Tensor, feed_forward: bool) -> list:
+    """One post-LN layer the way the papers' code and its successors do it: every part in memory."""
+    attention, first, second = layer.attention, *layer_norms(layer)
+    n, d = x.shape
+    v = attention.value(x).view(n, H, -1)
+    f = torch.einsum("jhe,hed->jhd", v, attention.output.weight.view(H, -1, d))
+    heads = alpha.permute(1, 2, 0)[..., None] * f[None]  # (i, j, h, d)
+    parts = heads.sum(2)  # (i, j, d)
+    del heads
+    norms = [alpha.mean(0), parts.norm(dim=-1)]
+    parts[range(n), range(n)] += x
+    norms.append(parts.norm(dim=-1))
+    bias = attention.output.bias.expand(n, d)
+    parts, bias, y = normalise(parts, bias, first)
+    norms.append(parts.norm(dim=-1))
+    if feed_forward:
+        ff = layer.feed_forward
+        z = ff.up(y)
+        slope = 0.5 * torch.erfc(-z / 2**0.5)  # (i, m)
+        out = ((parts @ ff.up.weight) * slope[:, None]) @ ff.down.weight
+        norms.append(out.norm(dim=-1))
+        bias = bias + ff.down(ff.up(bias) * slope)
+        out = out + parts
+        norms.append(out.norm(dim=-1))
+        norms.append(normalise(out, bias, second)[0].norm(dim=-1))
+    return norms
+
+
+def layer_norms(layer):
+    from normlens.components import Norm
+
+    return [step for step in layer.steps if isinstance(step, Norm)]
+
+
+def normalise(parts, bias, norm):
+    y = parts.sum(1) + bias
+    sigma = (y.var(-1, correction=0) + norm.eps).sqrt()[:, None]
+    parts = (parts - parts.mean(-1, keepdim=True)) / sigma[:, None] * norm.gamma
+    bias = (bias - bias.mean(-1, keepdim=True)) / sigma * norm.gamma + norm.beta
+    return parts, bias, parts.sum(1) + bias
+
+
+def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Callable[[], object]]:
+    """Each way as a function of no arguments, on the same model and tokens."""
+    import normlens
+    from normlens.trace import trace
+
+    model = bert(layers)
+    lens = normlens.load(model)
+    ids = torch.randint(1000, 30000, (1, n), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+
+    def ours(scopes: list[str] | None) -> Callable[[], object]:
+        return lambda: lens.maps(input_ids=ids[0].tolist(), scopes=scopes)
+
+    def published(feed_forward: bool) -> Callable[[], object]:
+        def run() -> None:
+            inputs = {"input_ids": ids, "attention_mask": mask}
+            trace(lens.adapter, inputs, range(layers), consume)
+
+        def consume(traced) -> None:
+            layer = traced.layer.to(torch.float32)
+            published_layer(layer, traced.x[0], traced.alpha[0], feed_forward)
+
+        return run
+
+    def floor() -> Callable[[], object]:
+        # In as many pieces as keep the operand in memory; more would only make it slower.
+        pieces = max(1, n * n // 8192)
+        rows = torch.randn(n * n // pieces, M)
+        w, out = torch.randn(M, D), torch.empty(n * n // pieces, D)
+
+        def run() -> None:
+            for _ in range(layers * pieces):
+                torch.mm(rows, w, out=out)
+
+        return run
+
+    def forward() -> None:
+        model(input_ids=ids, attention_mask=mask)
+
+    make = {
+        "normlens": lambda: ours(None),
+        "published": lambda: published(True),
+        "floor": floor,
+        "forward": lambda: forward,
+        "normlens-ln": lambda: ours(BEFORE_FF),
+        "published-ln": lambda: published(False),
+    }
+    return {name: make[name]() for name in names}
+
+
+def measure(n: int, layers: int, repeats: int) -> dict[str, float]:
+    """Median seconds of each way; the ways take turns so that noise hits them alike."""
+    ways = tasks(n, layers)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for name in ways:
+        ways[name]()
+    for _ in range(repeats):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def peak_memory(way: str, n: int, layers: int) -> float:
+    """MiB that one way takes at its peak beyond the loaded model, in a process of its own."""
+    command = [sys.executable, __file__, "--peak-of", way, "--sizes", str(n)]
+    output = subprocess.run(
+        [*command, "--layers", str(layers)], check=True, capture_output=True, text=True
+    )
+    return float(output.stdout.split()[-1])
+
+
+def print_peak(way: str, n: int, layers: int) -> None:
+    run = tasks(n, layers, (way,))[way]
+    tasks(8, 1, ("normlens",))["normlens"]()  # what libraries load on first use is not the method's
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak that loading reached
+    before = _status("VmRSS")
+    run()
+    print((_status("VmHWM") - before) / 1024)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise RuntimeError(f"no {field} in /proc/self/status")
+
+
+def report(results: dict) -> str:
+    """The table as Markdown."""
+    lines = [
+        f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}; "
+        f"BERT-base shapes, {results['layers']} layers, float32; ratios of times in one run.",
+        "",
+        "| n | whole layer: published ÷ NormLens | up to ATTNRESLN-N: published ÷ NormLens "
+        "| NormLens ÷ floor | NormLens ÷ forward pass | peak MiB: NormLens | published |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for n, row in results["sizes"].items():
+        t, peak = row["seconds"], row.get("peak", {})
+        lines.append(
+            f"| {n} | {t['published'] / t['normlens']:.2f} "
+            f"| {t['published-ln'] / t['normlens-ln']:.1f} | {t['normlens'] / t['floor']:.2f} "
+            f"| {t['normlens'] / t['forward']:.1f} | {peak.get('normlens', float('nan')):.0f} "
+            f"| {peak.get('published', float('nan')):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(results: dict, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    time_axes, memory_axes = figure.subplots(1, 2)
+    sizes = [int(n) for n in results["sizes"]]
+    rows = list(results["sizes"].values())
+    unit = rows[0]["seconds"]["normlens"]
+    styles = {"published": "o--", "normlens": "s-", "floor": "^:", "forward": "d-."}
+    for name, style in styles.items():
+        time_axes.plot(sizes, [row["seconds"][name] / unit for row in rows], style, label=name)
+        if name != "floor":
+            memory_axes.plot(sizes, [row["peak"][name] for row in rows], style, label=name)
+    time_axes.set(ylabel=f"time (1 = NormLens at n = {sizes[0]})", title="Growth with length")
+    memory_axes.set(ylabel="peak memory beyond the model (MiB)", title="Memory")
+    for axes in (time_axes, memory_axes):
+        axes.set(xlabel="tokens n", xscale="log", yscale="log")
+        axes.set_xticks(sizes, [str(n) for n in sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown CPU"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="64,128,256", help="numbers of tokens")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="folder for cpu.md, cpu.json and cpu.svg")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--peak-of", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    sizes = [int(n) for n in options.sizes.split(",")]
+    if options.peak_of:
+        print_peak(options.peak_of, sizes[0], options.layers)
+        return
+    results: dict = {
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "layers": options.layers,
+        "sizes": {},
+    }
+    for n in sizes:
+        row: dict = {"seconds": measure(n, options.layers, options.repeats)}
+        if not options.no_memory and os.path.exists("/proc/self/clear_refs"):
+            row["peak"] = {
+                way: peak_memory(way, n, options.layers)
+                for way in ("normlens", "published", "forward")
+            }
+        results["sizes"][n] = row
+        print(report(results).splitlines()[-1], flush=True)
+    print(report(results))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "cpu.json").write_text(json.dumps(results, indent=1) + "\n")
+        (options.out / "cpu.md").write_text(report(results) + "\n")
+        if all("peak" in row for row in results["sizes"].values()):
+            plot(results, options.out / "cpu.svg")
+
+
+if __name__ == "__main__":
+    main()
