@@ -16,7 +16,7 @@ from normlens import scopes as scope_names
 from normlens._version import __version__
 from normlens.components import Layer
 from normlens.decomposition import RULES, decompose_layer
-from normlens.decomposition.layer import LayerMaps, Settings
+from normlens.decomposition.layer import FeedForwardStatistics, LayerMaps, Settings
 from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
 from normlens.decomposition.projections import ProjectionCache
 from normlens.errors import (
@@ -129,6 +129,7 @@ class Lens:
         scopes: str | Iterable[str] | None = None,
         layers: int | Iterable[int] | None = None,
         heads: bool = False,
+        statistics: bool = False,
         nonlinearity: str = "ig",
         batch_size: int | str = "auto",
         memory_limit: int | float | str | None = None,
@@ -142,9 +143,39 @@ class Lens:
         maps. `nonlinearity` is the rule for the feed-forward activation: "ig", "ig-bias",
         "gradient" or "shapley" (`samples` permutations, `seed`). `memory_limit` ("512MB") bounds
         what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
-        beginning of a text that is too long.
+        beginning of a text that is too long. `statistics` adds what the papers measure of the
+        feed-forward block's vectors.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
+        done = self.analyse(
+            encoded,
+            scopes=scopes,
+            layers=layers,
+            heads=heads,
+            statistics=statistics,
+            nonlinearity=nonlinearity,
+            batch_size=batch_size,
+            memory_limit=memory_limit,
+            samples=samples,
+            seed=seed,
+        )
+        return done if many else done[0]
+
+    def analyse(
+        self,
+        encoded: Sequence[Encoded],
+        *,
+        scopes: str | Iterable[str] | None = None,
+        layers: int | Iterable[int] | None = None,
+        heads: bool = False,
+        statistics: bool = False,
+        nonlinearity: str = "ig",
+        batch_size: int | str = "auto",
+        memory_limit: int | float | str | None = None,
+        samples: int = 64,
+        seed: int = 0,
+    ) -> list[Maps]:
+        """Maps of sequences that are tokenised already; options as in `maps`."""
         limit = parse_bytes(memory_limit) or default_limit(self.device)
         # One half for products of weights that are kept, one for the tiles in work.
         self._projections.limit = limit // 2
@@ -154,6 +185,7 @@ class Lens:
             settings=Settings(
                 rule=valid_choice(nonlinearity, RULES, "rule for the nonlinearity"),
                 heads=heads,
+                statistics=statistics,
                 memory_limit=limit // 2,
                 samples=_at_least_one(samples, "samples"),
                 seed=seed,
@@ -164,8 +196,7 @@ class Lens:
             batch = [encoded[i] for i in indices]
             for index, maps in zip(indices, self._analyse(batch, request), strict=True):
                 results[index] = maps
-        done = [maps for maps in results if maps is not None]
-        return done if many else done[0]
+        return [maps for maps in results if maps is not None]
 
     # How ----------------------------------------------------------------------------------------
 
@@ -321,6 +352,7 @@ class Lens:
             mixing={scope: np.stack(rows) for scope, rows in collected.mixing.items()},
             heads={scope: np.stack(rows) for scope, rows in collected.heads.items()},
             standard_error={scope: np.stack(rows) for scope, rows in collected.errors.items()},
+            statistics={name: np.stack(rows) for name, rows in collected.statistics.items()},
             token_ids=sequence.ids,
             special=sequence.special,
             token_words=sequence.words,
@@ -346,6 +378,7 @@ class _Collected:
     mixing: dict[str, list[Any]] = field(default_factory=dict)
     heads: dict[str, list[Any]] = field(default_factory=dict)
     errors: dict[str, list[Any]] = field(default_factory=dict)
+    statistics: dict[str, list[Any]] = field(default_factory=dict)
     allowed: list[Any] = field(default_factory=list)
     completeness: list[float] = field(default_factory=list)
 
@@ -358,8 +391,30 @@ class _Collected:
             self.heads.setdefault(scope, []).append(_array(maps[index, :, :n, :n]))
         for scope, errors in result.standard_error.items():
             self.errors.setdefault(scope, []).append(_array(errors[index, :n, :n]))
+        if result.statistics is not None:
+            for name, values in _statistics(result.statistics, index, n).items():
+                self.statistics.setdefault(name, []).append(_array(values))
         self.allowed.append(layer.reach.mask(n).numpy())
         self.completeness.extend(result.completeness.values())
+
+
+def _statistics(found: FeedForwardStatistics, index: int, n: int) -> dict[str, Tensor]:
+    """One sequence's statistics of a layer, by the names that `Maps.statistics` uses."""
+    output, entry = found.output[index, :n], found.input[index, :n]
+    values = {
+        "ff_output_norm": torch.linalg.vector_norm(output, dim=-1),
+        "ff_output_mean_abs": output.abs().mean(0),
+        "ff_input_mean_abs": entry.abs().mean(0),
+    }
+    if found.bypassed is not None:
+        values["bypassed_norm"] = torch.linalg.vector_norm(found.bypassed[index, :n], dim=-1)
+    if found.gamma is not None and found.special is not None and found.ordinary is not None:
+        values |= {
+            "gamma": found.gamma,
+            "special_dimensions": found.special,
+            "ff_without_special": found.ordinary[index, :n, :n],
+        }
+    return values
 
 
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:

@@ -38,6 +38,10 @@ class Maps:
         default_factory=dict
     )  # scope → [layer, head, target, source]
     standard_error: Mapping[str, NDArray] = field(default_factory=dict)  # Shapley only
+    #: of the feed-forward block, on request: ff_output_norm and bypassed_norm [layer, target];
+    #: ff_input_mean_abs, ff_output_mean_abs and gamma [layer, d]; special_dimensions [layer, k];
+    #: ff_without_special [layer, target, source], its map without them
+    statistics: Mapping[str, NDArray] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     special: list[bool] = field(default_factory=list)
     token_words: list[int | None] | None = None  # word index of each token
@@ -109,6 +113,7 @@ class Maps:
         return replace(
             picked,
             mixing={scope: ratio[:, index] for scope, ratio in self.mixing.items()},
+            statistics={},
             tokens=[self.tokens[i] for i in keep],
             token_ids=[self.token_ids[i] for i in keep] if self.token_ids else [],
             special=[False] * len(keep),
@@ -137,6 +142,7 @@ class Maps:
             allowed=analysis.merge_words(self.allowed.astype(float), members) > 0,
             mixing={},
             standard_error={},
+            statistics={},
             token_ids=[],
             special=[self.special[group[0]] for group in members],
             token_words=list(range(len(members))),

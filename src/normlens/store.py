@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT = "normlens-maps"
 FORMAT_VERSION = 1
-_GROUPS = ("arrays", "mixing", "heads", "standard_error")
+_GROUPS = ("arrays", "mixing", "heads", "standard_error", "statistics")
 _FIELDS = (
     "tokens",
     "layers",

@@ -22,6 +22,9 @@ from normlens.decomposition.projections import LayerProjections, ProjectionCache
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
 
+#: Name of the map just behind the block without its special dimensions.
+ORDINARY = "ordinary"
+
 
 @dataclass(frozen=True)
 class AddBypass:
@@ -54,10 +57,13 @@ class FeedForwardJob:
     tail: Sequence[TailStep] = field(default_factory=list)
     reach: Reach = field(default_factory=Reach)
     remembered: LayerProjections | None = None
+    #: dimensions of the block's output that one more map, `ORDINARY`, keeps
+    ordinary: Tensor | None = None
 
     @property
     def scopes(self) -> list[str]:
-        return [self.scope, *(step.scope for step in self.tail)]
+        ordinary = [] if self.ordinary is None else [ORDINARY]
+        return [self.scope, *ordinary, *(step.scope for step in self.tail)]
 
     def shape(self, n: int) -> Shape:
         w = self.ff.up.weight
@@ -234,6 +240,8 @@ def scope_norms(
     Without `bypass` only the linear part is walked, which is what a variance needs.
     """
     yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
+    if job.ordinary is not None:
+        yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
     for position, step in enumerate(job.tail):
         if isinstance(step, AddBypass):
             if bypass and step.factors is not None:

@@ -27,6 +27,7 @@ from normlens.components import (
     Step,
 )
 from normlens.decomposition.feedforward import (
+    ORDINARY,
     AddBypass,
     FeedForwardJob,
     Normalise,
@@ -44,6 +45,8 @@ from normlens.decomposition.projections import LayerProjections
 from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.shapley import shapley_norms
 
+SPECIAL_SHARE = 0.01
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -52,6 +55,7 @@ class Settings:
     rule: str = "ig"
     heads: bool = False
     memory_limit: int | None = None
+    statistics: bool = False
     samples: int = 64  # permutations of the Shapley rule
     seed: int = 0
 
@@ -65,6 +69,22 @@ class LayerMaps:
     head_maps: dict[str, Tensor] = field(default_factory=dict)  # scope → (b, h, i, j)
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
     completeness: dict[str, float] = field(default_factory=dict)  # scope → worst relative error
+    statistics: FeedForwardStatistics | None = None
+
+
+@dataclass
+class FeedForwardStatistics:
+    """The block's vectors beside what bypasses it (Kobayashi et al. 2024, section 6).
+
+    Special dimensions are the 1 % with the lowest γ in the norm behind the block.
+    """
+
+    output: Tensor  # (b, i, d) the block's real output
+    input: Tensor  # (b, i, d) its real input
+    bypassed: Tensor | None = None  # (b, i, d) the vector that the residual adds to it
+    gamma: Tensor | None = None  # (d,) of the norm behind the block
+    special: Tensor | None = None  # (k,) special dimensions
+    ordinary: Tensor | None = None  # (b, i, j) the map behind the block without them
 
 
 def decompose_layer(
@@ -171,7 +191,7 @@ class _Walk:
         at = None
         if self.settings.rule != "shapley":
             at = linearise(ff, total, parts.vectors.bias, self.settings.rule)
-        behind = ff.down(hidden(ff, total) if at is None else at.hidden)
+        behind = output = ff.down(hidden(ff, total) if at is None else at.hidden)
         tail: list[tuple[int, TailStep, Vectors | None]] = []
         for position in range(index + 1, self.last + 1):
             step = self.layer.steps[position]
@@ -190,14 +210,38 @@ class _Walk:
             else:
                 raise ValueError(f"{step} cannot stand behind the feed-forward block")
         job.tail = [change for _, change, _ in tail]
+        if self.settings.statistics:
+            self._statistics(job, total, output, [saved for _, _, saved in tail])
         vectors, norms = self._feed_forward(job, parts.vectors, at)
         self._record(index, vectors, norms[names[index]])
+        if self.result.statistics is not None and job.ordinary is not None:
+            own = torch.linalg.vector_norm(vectors.diagonal[..., job.ordinary], dim=-1)
+            norms[ORDINARY].diagonal(dim1=1, dim2=2).copy_(own)
+            self.result.statistics.ordinary = norms[ORDINARY]
         for position, change, saved_vectors in tail:
             if isinstance(change, Normalise):
                 vectors = vectors.normalise(change.norm, change.inverse_deviation)
             elif saved_vectors is not None:
                 vectors = vectors.add(saved_vectors)
             self._record(position, vectors, norms[change.scope])
+
+    def _statistics(
+        self,
+        job: FeedForwardJob,
+        total: Tensor,
+        output: Tensor,
+        bypasses: Sequence[Vectors | None],
+    ) -> None:
+        """Keep the block's vectors, and ask for the map without special dimensions."""
+        found = FeedForwardStatistics(output, total)
+        found.bypassed = next((saved.total for saved in bypasses if saved is not None), None)
+        norm = next((change.norm for change in job.tail if isinstance(change, Normalise)), None)
+        if norm is not None and norm.gamma is not None:
+            count = max(1, round(SPECIAL_SHARE * len(norm.gamma)))
+            order = norm.gamma.argsort()
+            found.gamma, found.special = norm.gamma, order[:count]
+            job.ordinary = order[count:].sort().values
+        self.result.statistics = found
 
     def _feed_forward(
         self, job: FeedForwardJob, vectors: Vectors, at: Linearised | None
