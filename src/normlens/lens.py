@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from normlens import scopes as scope_names
-from normlens._version import __version__
+from normlens.collect import Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, decompose_layer
-from normlens.decomposition.layer import FeedForwardStatistics, LayerMaps, Settings
+from normlens.decomposition.layer import LayerMaps, Settings
 from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
 from normlens.decomposition.projections import ProjectionCache
 from normlens.errors import (
@@ -178,7 +177,7 @@ class Lens:
         """Maps of sequences that are tokenised already; options as in `maps`."""
         limit = parse_bytes(memory_limit) or default_limit(self.device)
         # One half for products of weights that are kept, one for the tiles in work.
-        self._projections.limit = limit // 2
+        self._projections.resize(limit // 2)
         request = Request(
             scopes=scope_names.resolve_all(scopes, self.scopes),
             layers=self._layer_indices(layers),
@@ -279,7 +278,7 @@ class Lens:
         )
 
     def _run(self, batch: list[Encoded], request: Request) -> list[Maps]:
-        collected = [_Collected() for _ in batch]
+        collected = [Collected() for _ in batch]
         lengths = [len(sequence) for sequence in batch]
 
         def consume(traced: LayerTrace) -> None:
@@ -304,9 +303,14 @@ class Lens:
             for sequence, into in zip(batch, collected, strict=True)
         ]
 
-    def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
+    @property
+    def _pad_id(self) -> int:
+        """Any id will do under the mask; some configurations name none, or −1."""
         pad_id = getattr(self.adapter.config, "pad_token_id", None)
-        inputs = pad(batch, 0 if pad_id is None else pad_id, self.device)
+        return pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
+
+    def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
+        inputs = pad(batch, self._pad_id, self.device)
         if getattr(self.adapter.config, "type_vocab_size", 0) < 2:
             inputs.pop("token_type_ids", None)
         return inputs
@@ -323,7 +327,7 @@ class Lens:
                     "the model may differ from its family, or its values overflow"
                 )
 
-    def _maps(self, sequence: Encoded, collected: _Collected, request: Request) -> Maps:
+    def _maps(self, sequence: Encoded, collected: Collected, request: Request) -> Maps:
         completeness = max(collected.completeness, default=0.0)
         settings = request.settings
         provenance = {
@@ -370,73 +374,9 @@ class Request:
     settings: Settings
 
 
-@dataclass
-class _Collected:
-    """One sequence's results, layer by layer, on the CPU and without padding."""
-
-    arrays: dict[str, list[Any]] = field(default_factory=dict)
-    mixing: dict[str, list[Any]] = field(default_factory=dict)
-    heads: dict[str, list[Any]] = field(default_factory=dict)
-    errors: dict[str, list[Any]] = field(default_factory=dict)
-    statistics: dict[str, list[Any]] = field(default_factory=dict)
-    allowed: list[Any] = field(default_factory=list)
-    completeness: list[float] = field(default_factory=list)
-
-    def add(self, result: LayerMaps, index: int, n: int, layer: Layer) -> None:
-        for scope, norms in result.norms.items():
-            self.arrays.setdefault(scope, []).append(_array(norms[index, :n, :n]))
-        for scope, ratios in result.mixing.items():
-            self.mixing.setdefault(scope, []).append(_array(ratios[index, :n]))
-        for scope, maps in result.head_maps.items():
-            self.heads.setdefault(scope, []).append(_array(maps[index, :, :n, :n]))
-        for scope, errors in result.standard_error.items():
-            self.errors.setdefault(scope, []).append(_array(errors[index, :n, :n]))
-        if result.statistics is not None:
-            for name, values in _statistics(result.statistics, index, n).items():
-                self.statistics.setdefault(name, []).append(_array(values))
-        self.allowed.append(layer.reach.mask(n).numpy())
-        self.completeness.extend(result.completeness.values())
-
-
-def _statistics(found: FeedForwardStatistics, index: int, n: int) -> dict[str, Tensor]:
-    """One sequence's statistics of a layer, by the names that `Maps.statistics` uses."""
-    output, entry = found.output[index, :n], found.input[index, :n]
-    values = {
-        "ff_output_norm": torch.linalg.vector_norm(output, dim=-1),
-        "ff_output_mean_abs": output.abs().mean(0),
-        "ff_input_mean_abs": entry.abs().mean(0),
-    }
-    if found.bypassed is not None:
-        values["bypassed_norm"] = torch.linalg.vector_norm(found.bypassed[index, :n], dim=-1)
-    if found.gamma is not None and found.special is not None and found.ordinary is not None:
-        values |= {
-            "gamma": found.gamma,
-            "special_dimensions": found.special,
-            "ff_without_special": found.ordinary[index, :n, :n],
-        }
-    return values
-
-
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:
     """The state of a layer's weights, as far as torch tells when they change."""
     return tuple((weight.data_ptr(), weight._version) for weight in block.parameters())
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.cpu().numpy().copy()
-
-
-def versions() -> dict[str, str]:
-    """Versions of everything that a number may depend on."""
-    import transformers
-
-    return {
-        "normlens": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def _at_least_one(value: int, what: str) -> int:

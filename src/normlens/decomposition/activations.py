@@ -21,9 +21,8 @@ from torch import Tensor
 
 from normlens.errors import UnsupportedModelError
 
-# Gauss–Legendre on [0, 1]: 1e-12 for a sigmoid's ratio up to |z| = SATURATED.
+# Gauss–Legendre on [0, 1]: 1e-12 for a sigmoid's ratio up to |z| = 40.
 NODES = 40
-SATURATED = 40.0
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,12 @@ class Activation:
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     at_zero: float = 0.0
-    # r is constant on each side beyond |z| = SATURATED, to full precision.
-    saturates: bool = True
+    #: beyond this |z| the activation is, to full precision, a line through 0 on each side …
+    linear_beyond: float | None = 40.0
+    #: … or beyond this |z| a constant
+    constant_beyond: float | None = None
+    #: it has a kink at 0, across which no quadrature may go
+    kinked: bool = False
 
     def derivative(self, z: Tensor) -> Tensor:
         """``g′(z)``, elementwise."""
@@ -45,19 +48,19 @@ class Activation:
     def mean_slope(self, z: Tensor) -> Tensor:
         """``J(z) = ∫₀¹ α r(αz) dα``, by Gauss–Legendre; what gated blocks need.
 
-        Beyond saturation ``J(z) = s J(±T) + (1 − s) r(z) / 2`` with ``s = (T/z)²``, because r is
-        constant there, so the quadrature only ever sees ``|z| ≤ T``.
+        ``J(z) = ∫₀^z (g(t) − g(0)) dt / z²``, so beyond the bound T where g is a line or a constant
+        ``J(z) = s² J(±T) + r(z) (1 − s²)/2``, or ``… + r(z) (1 − s)``, with ``s = T/|z|``: the
+        quadrature only ever sees ``|z| ≤ T``.
         """
-        inside = z.clamp(-SATURATED, SATURATED) if self.saturates else z
+        bound = self.linear_beyond or self.constant_beyond or math.inf
+        inside = z.clamp(-bound, bound)
         nodes, weights = gauss_legendre(NODES)
         integral = torch.zeros_like(z)
         for node, weight in zip(nodes, weights, strict=True):
             integral += (weight * node) * self.slope(inside * node)
-        if not self.saturates:
-            return integral
-        share = (inside / torch.where(z == 0, torch.ones_like(z), z)).square()
-        share = torch.where(z == 0, torch.ones_like(z), share)
-        return share * integral + (1 - share) * self.slope(z) / 2
+        share = torch.where(z.abs() > bound, bound / z.abs(), torch.ones_like(z))
+        beyond = (1 - share) if self.constant_beyond else (1 - share.square()) / 2
+        return share.square() * integral + beyond * self.slope(z)
 
 
 @lru_cache
@@ -80,9 +83,9 @@ def _times_z(slope: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda z: z * slope(z)
 
 
-def _gated_linear(slope: Callable[[Tensor], Tensor], saturates: bool = True) -> Activation:
+def _gated_linear(slope: Callable[[Tensor], Tensor]) -> Activation:
     """An activation of the form ``g(z) = z · slope(z)``."""
-    return Activation(_times_z(slope), slope, saturates=saturates)
+    return Activation(_times_z(slope), slope)
 
 
 def _tanh_over(z: Tensor) -> Tensor:
@@ -111,8 +114,14 @@ _TANH_GELU = _gated_linear(_tanh_cdf(math.sqrt(2 / math.pi)))
 _SHORT_TANH_GELU = _gated_linear(_tanh_cdf(0.79788456))
 _FAST_GELU = _gated_linear(_tanh_cdf(0.7978845608))
 _SILU = _gated_linear(torch.sigmoid)
-_RELU = Activation(torch.relu, _step)
-_TANH = Activation(torch.tanh, _tanh_over, saturates=False)
+_RELU = Activation(torch.relu, _step, kinked=True)
+_SQUARED_RELU = Activation(
+    lambda z: torch.relu(z).square(), torch.relu, linear_beyond=None, kinked=True
+)
+_TANH = Activation(torch.tanh, _tanh_over, linear_beyond=None, constant_beyond=20.0)
+_SIGMOID = Activation(
+    torch.sigmoid, _sigmoid_slope, at_zero=0.5, linear_beyond=None, constant_beyond=40.0
+)
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": _GELU,
@@ -127,14 +136,15 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": _SILU,
     "swish": _SILU,
     "relu": _RELU,
-    "relu2": _gated_linear(torch.relu, saturates=False),
-    "relu6": Activation(F.relu6, lambda z: _step(z) * 6 / z.abs().clamp_min(6.0), saturates=False),
+    "relu2": _SQUARED_RELU,
     "leaky_relu": Activation(
-        F.leaky_relu, lambda z: torch.where(z > 0, torch.ones_like(z), torch.full_like(z, 0.01))
+        F.leaky_relu,
+        lambda z: torch.where(z > 0, torch.ones_like(z), torch.full_like(z, 0.01)),
+        kinked=True,
     ),
     "mish": _gated_linear(lambda z: torch.tanh(F.softplus(z))),
     "tanh": _TANH,
-    "sigmoid": Activation(torch.sigmoid, _sigmoid_slope, at_zero=0.5, saturates=False),
+    "sigmoid": _SIGMOID,
     "linear": Activation(lambda z: z, torch.ones_like),
 }
 

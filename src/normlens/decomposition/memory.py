@@ -29,7 +29,7 @@ def parse_bytes(value: int | float | str | None) -> int | None:
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
     try:
         size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    except ValueError:
+    except (ValueError, OverflowError):
         size = 0
     if size <= 0:
         raise InputError(f"memory limit {value!r} is not a size; write for example '512MB' or 2e9")

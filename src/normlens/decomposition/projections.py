@@ -57,6 +57,12 @@ class ProjectionCache:
         """Bytes held."""
         return sum(t.nbytes for layer in self._layers.values() for t in layer.kept or ())
 
+    def resize(self, limit: int) -> None:
+        """Change the limit, and forget what exceeds it."""
+        self.limit = limit
+        if self.size > limit:
+            self.clear()
+
     def clear(self) -> None:
         self._layers.clear()
 

@@ -64,7 +64,7 @@ def _ig(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
 
 def _ig_bias(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
     """Path z_b → z: ``r = (g(z) − g(z_b)) / (z − z_b)``, and FF(0) stays with the bias."""
-    delta, short = _path(z_b, z)
+    delta, short = _path(g, z_b, z)
     quotient = (g.value(z) - g.value(z_b)) / torch.where(short, torch.ones_like(z), delta)
     r = torch.where(short, _along(lambda t, _: g.derivative(t), z_b, delta), quotient)
     return Linearised((r,), g.value(z_b), g.value(z))
@@ -93,7 +93,7 @@ def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> 
 
 def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
     """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
-    d_a, short = _path(a_b, a)
+    d_a, short = _path(g, a_b, a)
     d_u = u - u_b
     safe = torch.where(short, torch.ones_like(a), d_a)
 
@@ -114,13 +114,14 @@ def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tenso
     return Linearised((r_a, r_u), h - (a - a_b) * r_a - (u - u_b) * r_u, h)
 
 
-def _path(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
+def _path(g: Activation, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
     """Length of each path, and where it is so short that a difference quotient would cancel.
 
-    A path across 0 is never called short: there the quotient is safe, and ReLU has its kink.
+    A path across a kink at 0 is never called short: the quotient is exact there, quadrature not.
     """
     delta = stop - start
-    return delta, (delta.abs() < SHORT_PATH) & ((start > 0) == (stop > 0))
+    short = delta.abs() < SHORT_PATH
+    return delta, short & ((start > 0) == (stop > 0)) if g.kinked else short
 
 
 def _along(f: Callable[[Tensor, float], Tensor], start: Tensor, delta: Tensor) -> Tensor:

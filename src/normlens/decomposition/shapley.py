@@ -122,7 +122,7 @@ def _run_targets(
 
     for scope, norms in scope_norms(job, index, targets, sources, parts.clone(), bypass=False):
         variance = (squares[scope] / len(orders) - norms.square()).clamp_min(0)
-        error = (variance / max(len(orders) - 1, 1)).sqrt()
+        error = (variance / (len(orders) - 1)).sqrt() if len(orders) > 1 else variance + torch.nan
         result.standard_error[scope][index, targets, sources] = error.transpose(0, 1)
     for scope, norms in scope_norms(job, index, targets, sources, parts):
         result.tiles.norms[scope][index, targets, sources] = norms.transpose(0, 1)
