@@ -3,22 +3,23 @@
 All of it on BERT-base shapes with random weights, in one run on one machine, because only ratios
 of times that were measured together mean anything:
 
-    normlens   all scopes of all layers, from token ids to arrays
-    published  parts as an n×n×H×d tensor, then n×n×d through both feed-forward products
-    floor      the one matrix product of 2·n²·m·d operations per layer
-    forward    the model's plain forward pass
+    normlens      all scopes of all layers, from token ids to arrays
+    published     parts as an n×n×H×d tensor, then n×n×d through both feed-forward products
+    floor         the one matrix product of 2·n²·m·d operations per layer
+    forward       the model's plain forward pass
+    normlens-ln   the scopes up to ATTNRESLN-N alone, of layers whose forward pass is done
+    published-ln  the same the published way
 
-    python benchmarks/cpu.py                       # prints the table
-    python benchmarks/cpu.py --out docs/performance   # and writes cpu.md, cpu.json and cpu.svg there
+    python benchmarks/cpu.py           # prints the table
+    python benchmarks/cpu.py --docs    # and writes it and its plot into docs/
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
-import statistics
+import re
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from pathlib import Path
 import torch
 
 H, D, M = 12, 768, 3072
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEFORE_FF = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N"]
 WAYS = ("normlens", "published", "floor", "forward", "normlens-ln", "published-ln")
 
@@ -85,6 +87,7 @@ def normalise(parts, bias, norm):
 def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Callable[[], object]]:
     """Each way as a function of no arguments, on the same model and tokens."""
     import normlens
+    from normlens.decomposition import decompose_layer
     from normlens.trace import trace
 
     model = bert(layers)
@@ -92,19 +95,24 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
     ids = torch.randint(1000, 30000, (1, n), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
 
-    def ours(scopes: list[str] | None) -> Callable[[], object]:
-        return lambda: lens.maps(input_ids=ids[0].tolist(), scopes=scopes)
+    inputs = {"input_ids": ids, "attention_mask": mask}
 
-    def published(feed_forward: bool) -> Callable[[], object]:
-        def run() -> None:
-            inputs = {"input_ids": ids, "attention_mask": mask}
-            trace(lens.adapter, inputs, range(layers), consume)
+    def ours() -> None:
+        lens.maps(input_ids=ids[0].tolist())
 
-        def consume(traced) -> None:
-            layer = traced.layer.to(torch.float32)
-            published_layer(layer, traced.x[0], traced.alpha[0], feed_forward)
+    def published() -> None:
+        trace(lens.adapter, inputs, range(layers), lambda traced: by_publication(traced, True))
 
-        return run
+    def by_publication(traced, feed_forward: bool) -> None:
+        published_layer(traced.layer, traced.x[0], traced.alpha[0], feed_forward)
+
+    def before_ff(analyse: Callable) -> Callable[[], object]:
+        done: list = []
+        trace(lens.adapter, inputs, range(layers), done.append)
+        return lambda: [analyse(traced) for traced in done]
+
+    def by_normlens(traced) -> None:
+        decompose_layer(traced.layer, traced.x, traced.alpha, [n], BEFORE_FF, real=traced.real)
 
     def floor() -> Callable[[], object]:
         # In as many pieces as keep the operand in memory; more would only make it slower.
@@ -122,18 +130,18 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
         model(input_ids=ids, attention_mask=mask)
 
     make = {
-        "normlens": lambda: ours(None),
-        "published": lambda: published(True),
+        "normlens": lambda: ours,
+        "published": lambda: published,
         "floor": floor,
         "forward": lambda: forward,
-        "normlens-ln": lambda: ours(BEFORE_FF),
-        "published-ln": lambda: published(False),
+        "normlens-ln": lambda: before_ff(by_normlens),
+        "published-ln": lambda: before_ff(lambda traced: by_publication(traced, False)),
     }
     return {name: make[name]() for name in names}
 
 
 def measure(n: int, layers: int, repeats: int) -> dict[str, float]:
-    """Median seconds of each way; the ways take turns so that noise hits them alike."""
+    """Best seconds of each way; the ways take turns so that noise hits them alike."""
     ways = tasks(n, layers)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for name in ways:
@@ -143,7 +151,7 @@ def measure(n: int, layers: int, repeats: int) -> dict[str, float]:
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return {name: min(times) for name, times in seconds.items()}
 
 
 def peak_memory(way: str, n: int, layers: int) -> float:
@@ -175,7 +183,8 @@ def report(results: dict) -> str:
     """The table as Markdown."""
     lines = [
         f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}; "
-        f"BERT-base shapes, {results['layers']} layers, float32; ratios of times in one run.",
+        f"BERT-base shapes, {results['layers']} layers, float32; ratios of the best of "
+        f"{results['repeats']} times, measured in turn in one run.",
         "",
         "| n | whole layer: published ÷ NormLens | up to ATTNRESLN-N: published ÷ NormLens "
         "| NormLens ÷ floor | NormLens ÷ forward pass | peak MiB: NormLens | published |",
@@ -229,8 +238,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="64,128,256", help="numbers of tokens")
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="folder for cpu.md, cpu.json and cpu.svg")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--docs", action="store_true", help="update docs/performance.md")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--peak-of", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -244,6 +253,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "layers": options.layers,
+        "repeats": options.repeats,
         "sizes": {},
     }
     for n in sizes:
@@ -256,12 +266,12 @@ def main() -> None:
         results["sizes"][n] = row
         print(report(results).splitlines()[-1], flush=True)
     print(report(results))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "cpu.json").write_text(json.dumps(results, indent=1) + "\n")
-        (options.out / "cpu.md").write_text(report(results) + "\n")
-        if all("peak" in row for row in results["sizes"].values()):
-            plot(results, options.out / "cpu.svg")
+    if options.docs:
+        plot(results, DOCS / "images" / "cpu.svg")
+        page = DOCS / "performance.md"
+        block = f"\\1\n{report(results)}\n\n![Time and memory](images/cpu.svg)\n\n\\2"
+        text = re.sub(r"(<!-- cpu:.*?-->\n).*?(<!-- /cpu -->)", block, page.read_text(), flags=re.S)
+        page.write_text(text)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,28 @@
 >>> maps["ATTNRESLNFF-N"]        # array [layer, target, source]
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from normlens._version import __version__
 from normlens.errors import NormLensError
-from normlens.lens import Lens
-from normlens.loading import load
-from normlens.maps import Maps
-from normlens.models import Adapter, register
-from normlens.store import open
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.loading import load
+    from normlens.maps import Maps
+    from normlens.models import Adapter, register
+    from normlens.store import open
+
+# torch and transformers take seconds to import: a name brings its module when it is first used.
+_HOMES = {
+    "Adapter": "normlens.models",
+    "Lens": "normlens.lens",
+    "Maps": "normlens.maps",
+    "load": "normlens.loading",
+    "open": "normlens.store",
+    "register": "normlens.models",
+}
 
 __all__ = [
     "Adapter",
@@ -24,3 +39,13 @@ __all__ = [
     "open",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'normlens' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

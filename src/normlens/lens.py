@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -206,8 +207,8 @@ class Lens:
             raise InputError(
                 "pass either a text (or a list of texts) or input_ids=…, one of the two"
             )
+        vocabulary = getattr(self.adapter.config, "vocab_size", None)
         if text is None:
-            vocabulary = getattr(self.adapter.config, "vocab_size", None)
             return encode_ids(
                 input_ids,
                 attention_mask,
@@ -218,13 +219,14 @@ class Lens:
             )
         many = isinstance(text, list)
         texts = text if many else [text]
-        return encode_texts(texts, self.tokenizer, self.max_tokens, truncate), many
+        return encode_texts(texts, self.tokenizer, self.max_tokens, truncate, vocabulary), many
 
     def _layer_indices(self, layers: int | Iterable[int] | None) -> list[int]:
         count = self.n_layers
-        if layers is None or layers == "all":
+        if layers is None or (isinstance(layers, str) and layers == "all"):
             return list(range(count))
-        chosen = [layers] if isinstance(layers, int) else list(layers)
+        listed = isinstance(layers, Iterable) and not isinstance(layers, str)
+        chosen: list[Any] = list(layers) if listed else [layers]  # type: ignore[arg-type]
         for layer in chosen:
             if not isinstance(layer, (int, np.integer)) or not -count <= layer < count:
                 raise InputError(
@@ -239,7 +241,11 @@ class Lens:
         """Indices of sequences to run together, alike in length."""
         if batch_size == "auto":
             # On a CPU one sequence already fills the machine, and padding would only add work.
-            size = 1 if self.device.type == "cpu" else self._affordable(max(map(len, encoded)))
+            size = (
+                1
+                if self.device.type == "cpu"
+                else self._affordable(max(map(len, encoded), default=1))
+            )
         elif isinstance(batch_size, int):
             size = _at_least_one(batch_size, "batch_size")
         else:
@@ -328,7 +334,7 @@ class Lens:
                 )
 
     def _maps(self, sequence: Encoded, collected: Collected, request: Request) -> Maps:
-        completeness = max(collected.completeness, default=0.0)
+        completeness = max(collected.completeness, default=math.nan)  # weights have no parts
         settings = request.settings
         provenance = {
             "model": self.name,

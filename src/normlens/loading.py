@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import nn
 
 from normlens.embedded import DEFAULT, EMBEDDED, EmbeddedModel
-from normlens.errors import InputError, ModelLoadError, NormLensError, valid_choice
+from normlens.errors import InputError, ModelLoadError, valid_choice
+from normlens.hub import (
+    Origin,
+    explained,
+    is_local,
+    known_cause,
+    one_line,
+    quiet_transformers,
+)
 from normlens.lens import Lens
 from normlens.models import adapter_class
 
@@ -26,10 +32,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
-_OFFLINE_WAYS = (
-    f"offline, use an embedded model (load() or --model {DEFAULT}), a local folder that holds one, "
-    "or a model that the Hugging Face cache holds already"
-)
 
 
 def load(
@@ -43,175 +45,204 @@ def load(
 ) -> Lens:
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
-    Without `source` it is the embedded default. `device` "auto" takes a GPU where there is one and
+    Without `source` it is the embedded default. `tokenizer` is a tokenizer, or the name or folder
+    of one, where the model's own is not wanted. `device` "auto" takes a GPU where there is one and
     leaves a model object where it is. `dtype` "auto" is float32 on a CPU, the checkpoint's own
     on a GPU, and a model object's own; the algebra runs in float32 at least. Code from the hub
     runs only with `trust_remote_code`; pickled weights are read with ``weights_only=True``.
     """
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = _named_tokenizer(os.fspath(tokenizer), trust_remote_code)
     if isinstance(source, nn.Module):
         return _from_object(source, tokenizer, device, dtype, revision)
+    name = _name(source)
+    _check_revision(name, revision)
+    place = pick_device(device)
+    precision = pick_dtype(dtype, place)
+    if _is_embedded(name):
+        model, own = _embedded(EMBEDDED[name], precision)
+        tokenizer = own if tokenizer is None else tokenizer
+    else:
+        if is_local(name):
+            _check_folder(name, weights=True)
+        origin = Origin.find(name, revision, trust_remote_code)
+        model = _pretrained(origin, precision)
+        tokenizer = _tokenizer(origin) if tokenizer is None else tokenizer
+    return Lens(model.to(place), tokenizer, name=name, revision=revision)
+
+
+def load_config(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The configuration of a model alone, found where `load` would find the model."""
+    from transformers import AutoConfig
+
+    name = _name(source)
+    _check_revision(name, revision)
+    if not _is_embedded(name):
+        if is_local(name):
+            _check_folder(name, weights=False)
+        return _config(Origin.find(name, revision, trust_remote_code))
+    return _embedded_reader(EMBEDDED[name])(AutoConfig)
+
+
+def _name(source: Any) -> str:
     if source is not None and not isinstance(source, (str, os.PathLike)):
         raise InputError(f"load takes a name, a folder or a model, not {type(source).__name__}")
     name = DEFAULT if source is None else os.fspath(source)
-    place = _device(device)
-    precision = _dtype(dtype, place)
-    if name in EMBEDDED and not Path(name).is_dir():
-        model, own_tokenizer = _embedded(EMBEDDED[name], precision)
-    else:
-        model, own_tokenizer = _pretrained(name, precision, revision, trust_remote_code)
-    return Lens(model.to(place), tokenizer or own_tokenizer, name=name, revision=revision)
+    if not name.strip():
+        raise InputError(
+            "the model's name is empty; give a hub name, a folder, or an embedded model "
+            f"({', '.join(EMBEDDED)})"
+        )
+    return name
+
+
+def _is_embedded(name: str) -> bool:
+    return name in EMBEDDED and not Path(name).is_dir()  # a folder of that name comes first
 
 
 def _from_object(
     model: nn.Module, tokenizer: Any, device: Any, dtype: Any, revision: str | None
 ) -> Lens:
     if device != "auto":
-        model = model.to(_device(device))
+        model = model.to(pick_device(device))
     if dtype != "auto":
-        model = model.to(_dtype(dtype, torch.device("cpu")))
+        model = model.to(pick_dtype(dtype, torch.device("cpu")))
     return Lens(model, tokenizer, revision=revision)
 
 
-def _embedded(embedded: EmbeddedModel, dtype: Any) -> tuple[Any, Any]:
+def _embedded_reader(embedded: EmbeddedModel) -> Callable[..., Any]:
+    """What lets one of transformers' classes read an embedded model's files."""
     weights = embedded.locate()
+    own = {"gguf_file": weights.name} if embedded.gguf else {}
+
+    def read(kind: Any, **options: Any) -> Any:
+        # Reading GGUF draws a progress bar that no setting turns off.
+        with quiet_transformers(), redirect_stderr(StringIO()):
+            return kind.from_pretrained(
+                str(weights.parent), local_files_only=True, **own, **options
+            )
+
+    return read
+
+
+def _embedded(embedded: EmbeddedModel, dtype: Any) -> tuple[Any, Any]:
+    read = _embedded_reader(embedded)
     from transformers import AutoModel, AutoTokenizer
 
-    options: dict[str, Any] = {"local_files_only": True}
-    if embedded.gguf:
-        options["gguf_file"] = weights.name
-    folder = str(weights.parent)
-    # Reading GGUF draws a progress bar that no setting turns off.
-    with _quiet_transformers(), redirect_stderr(StringIO()):
-        model = AutoModel.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", **options
-        )
-        return model, AutoTokenizer.from_pretrained(folder, **options)
+    return read(AutoModel, dtype=dtype, attn_implementation="eager"), read(AutoTokenizer)
 
 
-def _pretrained(
-    name: str, dtype: Any, revision: str | None, trust_remote_code: bool
-) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+def _config(origin: Origin) -> Any:
+    from transformers import AutoConfig
 
-    local = _is_local(name)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    if local:
-        _check_folder(Path(name).expanduser())
-        name = str(Path(name).expanduser())
-    elif not _hub_reachable():
-        options["local_files_only"] = True
-    with _quiet_transformers(), _explained(name, local):
-        adapter_class(AutoConfig.from_pretrained(name, **options))
+    with quiet_transformers(), explained(origin):
+        return AutoConfig.from_pretrained(origin.name, **origin.options)
+
+
+def _pretrained(origin: Origin, dtype: Any) -> Any:
+    from transformers import AutoModel
+
+    # An unsupported architecture is refused before its weights are fetched.
+    adapter_class(_config(origin))
+    with quiet_transformers(), explained(origin):
         model, report = AutoModel.from_pretrained(
-            name,
+            origin.name,
             dtype=dtype,
             attn_implementation="eager",
             weights_only=True,
             output_loading_info=True,
-            **options,
+            ignore_mismatched_sizes=True,  # `_check_complete` says which ones do not match
+            **origin.options,
         )
-        _check_complete(name, report)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ModelLoadError(
-                f"{name!r} has no usable tokenizer ({_first_line(error)}); save one beside the "
-                "model with tokenizer.save_pretrained(…), or pass load(model, tokenizer)"
-            ) from error
-    return model, tokenizer
+    _check_complete(origin.name, report)
+    return model
 
 
-def _is_local(name: str) -> bool:
+def _tokenizer(origin: Origin) -> Any:
+    from transformers import AutoTokenizer
+
+    advice = (
+        "save one beside the model with tokenizer.save_pretrained(…), or name another one "
+        "(load(…, tokenizer=…) or --tokenizer)"
+    )
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(origin.name, **origin.options)
+    # Whatever the many tokenizer classes raise, the user's next step is the same.
+    except Exception as error:
+        if (known := known_cause(origin, error)) is not None:
+            raise known from error
+        raise ModelLoadError(
+            f"{origin.name!r} has no usable tokenizer ({one_line(error)}); {advice}"
+        ) from error
+    # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 2:
+        raise ModelLoadError(
+            f"{origin.name!r} has no tokenizer (its vocabulary is empty); {advice}"
+        )
+    return tokenizer
+
+
+def _named_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    if _is_embedded(name):
+        from transformers import AutoTokenizer
+
+        return _embedded_reader(EMBEDDED[name])(AutoTokenizer)
+    if is_local(name) and not Path(name).expanduser().is_dir():
+        raise ModelLoadError(
+            f"there is no tokenizer folder at {name!r}; give a folder that "
+            "tokenizer.save_pretrained wrote, or a hub name"
+        )
+    return _tokenizer(Origin.find(name, None, trust_remote_code))
+
+
+def _check_revision(name: str, revision: str | None) -> None:
+    if revision is not None and (_is_embedded(name) or is_local(name)):
+        raise InputError(
+            f"revision {revision!r} is for models on the hub; {name!r} is "
+            f"{'an embedded model' if _is_embedded(name) else 'a folder'}, so leave it out"
+        )
+
+
+def _check_folder(name: str, *, weights: bool) -> None:
     path = Path(name).expanduser()
-    return path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
-def _check_folder(path: Path) -> None:
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise ModelLoadError(
-            f"{str(path)!r} {what}; give a folder that save_pretrained wrote, or a hub name"
+            f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
         )
     if not (path / "config.json").is_file():
-        raise ModelLoadError(f"the folder {str(path)!r} holds no config.json; it is not a model")
-    if not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
         raise ModelLoadError(
-            f"the folder {str(path)!r} holds no weights (model.safetensors or "
+            f"the folder {name!r} holds no config.json, so it is not a model; save one there with "
+            "model.save_pretrained(…), or give another folder"
+        )
+    if weights and not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
+        raise ModelLoadError(
+            f"the folder {name!r} holds no weights (model.safetensors or "
             "pytorch_model.bin); save the model there with model.save_pretrained(…)"
         )
 
 
 def _check_complete(name: str, report: Any) -> None:
-    """Weights that the file lacks would silently be random numbers."""
-    missing = [key for key in report.get("missing_keys", ()) if "pooler" not in key]
-    if missing:
-        raise ModelLoadError(
-            f"the weights of {name!r} lack {len(missing)} tensors that the model needs, "
-            f"{sorted(missing)[0]!r} among them; the checkpoint is incomplete or of another model"
-        )
-
-
-@contextmanager
-def _explained(name: str, local: bool) -> Iterator[None]:
-    """Turn the many ways in which loading fails into one line each."""
-    try:
-        yield
-    except NormLensError:
-        raise
-    except Exception as error:
-        line = _first_line(error)
-        if local:
-            raise ModelLoadError(f"cannot load the model in {name!r}: {line}") from error
-        if "couldn't connect" in line.lower() or "offline" in line.lower():
+    """Weights that the file lacks, or that do not fit, would silently be random numbers."""
+    for what, keys in (
+        ("lack", report.get("missing_keys", ())),
+        ("have the wrong shape for", [key for key, *_ in report.get("mismatched_keys", ())]),
+    ):
+        wrong = sorted(key for key in keys if "pooler" not in key)
+        if wrong:
             raise ModelLoadError(
-                f"cannot load {name!r}: the Hugging Face hub is unreachable and the model is not "
-                f"in the local cache; {_OFFLINE_WAYS}"
-            ) from error
-        raise ModelLoadError(
-            f"cannot load {name!r} from the Hugging Face hub: {line} (check the name; "
-            f"{_OFFLINE_WAYS})"
-        ) from error
+                f"the weights of {name!r} {what} {len(wrong)} of the model's tensors (the first is "
+                f"{wrong[0]!r}); the checkpoint is incomplete or of another model, get it again"
+            )
 
 
-def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 240 else text[:237] + "…"
-
-
-def _hub_reachable(timeout: float = 3.0) -> bool:
-    """Whether the hub answers at all: its client alone would retry for half a minute."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        return False
-    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # only the proxy can tell
-    from huggingface_hub import constants
-
-    parts = urlsplit(constants.ENDPOINT)
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname or "", port), timeout).close()
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Loading reports and progress bars are for a terminal that asked for them."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _device(device: str | torch.device) -> torch.device:
+def pick_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -220,16 +251,21 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.device("cpu")
     try:
         place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
+    except RuntimeError as error:
         raise InputError(
-            f"device {str(device)!r} is not available here ({_first_line(error)}); "
-            "use 'auto' or 'cpu'"
+            f"there is no device {str(device)!r}; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'"
+        ) from error
+    try:
+        # A device without memory, such as "meta", is no place for a model either.
+        torch.zeros(1, device=place).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"device {str(device)!r} is not available here ({one_line(error)}); use 'auto' or 'cpu'"
         ) from error
     return place
 
 
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> Any:
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> Any:
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":

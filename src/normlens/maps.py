@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import analysis, scopes, store
+from normlens import analysis, store
 from normlens.errors import InputError, UnknownScopeError
+from normlens.scopes import resolve, resolve_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,11 +57,11 @@ class Maps:
         return list(self.arrays)
 
     def __getitem__(self, scope: str) -> NDArray:
-        return self.arrays[scopes.resolve(scope, self.scopes)]
+        return self.arrays[resolve(scope, self.scopes)]
 
     def __contains__(self, scope: str) -> bool:
         try:
-            scopes.resolve(scope, self.scopes)
+            resolve(scope, self.scopes)
         except UnknownScopeError:
             return False
         return True
@@ -93,7 +94,7 @@ class Maps:
 
         Kobayashi et al. 2021, section 4: the norm of the other tokens' sum, not a sum of norms.
         """
-        name = scopes.resolve(scope, self.scopes)
+        name = resolve(scope, self.scopes)
         if name not in self.mixing:
             raise InputError(
                 "mixing ratios belong to tokens; take them before words() merges tokens or "
@@ -102,6 +103,40 @@ class Maps:
         return self.mixing[name]
 
     # Choosing and merging -----------------------------------------------------------------------
+
+    def choose(
+        self, layers: int | Iterable[int] | None = None, scopes: str | Iterable[str] | None = None
+    ) -> Maps:
+        """The same maps with some of their layers (from 0) and scopes only, in their order."""
+        if layers is None:
+            layers = self.layers
+        wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
+        for layer in wanted:
+            if layer not in self.layers:
+                raise InputError(
+                    f"layer {layer!r} is not among these maps' layers (indices from 0): "
+                    f"{', '.join(map(str, self.layers))}"
+                )
+        if not wanted:
+            raise InputError("no layer is chosen; leave `layers` out to take all")
+        names = resolve_all(scopes, self.scopes)
+        if not names:
+            raise InputError("no scope is chosen; leave `scopes` out to take all")
+        positions = [index for index, layer in enumerate(self.layers) if layer in wanted]
+
+        def picked(group: Mapping[str, NDArray]) -> dict[str, NDArray]:
+            return {name: group[name][positions] for name in names if name in group}
+
+        return replace(
+            self,
+            arrays=picked(self.arrays),
+            layers=[self.layers[position] for position in positions],
+            allowed=self.allowed[positions],
+            mixing=picked(self.mixing),
+            heads=picked(self.heads),
+            standard_error=picked(self.standard_error),
+            statistics={name: array[positions] for name, array in self.statistics.items()},
+        )
 
     def without_special_tokens(self) -> Maps:
         """The same maps without rows and columns of special tokens ([CLS], [SEP], <s>, …)."""
@@ -198,7 +233,7 @@ class Maps:
         """
         import torch
 
-        name = scopes.resolve(scope, self.scopes)
+        name = resolve(scope, self.scopes)
         stacked = self.heads[name] if name in self.heads else self.arrays[name][:, None]
         return tuple(torch.from_numpy(np.ascontiguousarray(layer))[None] for layer in stacked)
 

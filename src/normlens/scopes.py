@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from normlens.errors import UnknownScopeError
 
@@ -29,8 +31,10 @@ def aliases(scopes: Iterable[str]) -> dict[str, str]:
     for scope in prefixes:
         parts = components_of(scope)
         last = parts[-1]
-        number = str(parts.count(last)) if repeated[last] > 1 else ""
-        names[f"{last}{number}"] = scope
+        if repeated[last] == 1:
+            names[last] = scope
+        # Numbered names hold even where only some of the layer's scopes are at hand.
+        names[f"{last}{parts.count(last)}"] = scope
         names[scope.removesuffix("-N")] = scope
     return names
 
@@ -40,14 +44,22 @@ def resolve(name: str, scopes: Sequence[str]) -> str:
     wanted = str(name).strip().upper()
     if wanted in scopes:
         return wanted
-    short = aliases(scopes)
-    if wanted in short:
-        return short[wanted]
-    brief = ", ".join(alias for alias, scope in short.items() if f"{alias}-N" != scope)
+    known = aliases(scopes)
+    if wanted in known:
+        return known[wanted]
+    brief = _shortest(scopes)
     raise UnknownScopeError(
         f"unknown scope {name!r}; this model has {', '.join(scopes)}"
-        + (f" (short: {brief})" if brief else "")
+        + (f" (short: {', '.join(brief.values())})" if brief else "")
     )
+
+
+def _shortest(scopes: Iterable[str]) -> dict[str, str]:
+    """The first of each scope's short names."""
+    names: dict[str, str] = {}
+    for alias, scope in aliases(scopes).items():
+        names.setdefault(scope, alias)
+    return names
 
 
 def resolve_all(names: str | Iterable[str] | None, scopes: Sequence[str]) -> list[str]:
@@ -57,3 +69,23 @@ def resolve_all(names: str | Iterable[str] | None, scopes: Sequence[str]) -> lis
     listed = [names] if isinstance(names, str) else list(names)
     chosen = {resolve(name, scopes) for name in listed}
     return [scope for scope in scopes if scope in chosen]
+
+
+class Step(NamedTuple):
+    """A component, by its short name, and the scopes before and after it."""
+
+    component: str
+    before: str
+    after: str
+
+
+def consecutive(scopes: Sequence[str]) -> list[Step]:
+    """The steps between scopes that follow each other: ATTN-W → ATTN-N → ATTNRES-N → … .
+
+    ATTNRES-W is a baseline beside the sequence, not a step of it.
+    """
+    chain = [scope for scope in scopes if scope.endswith("-N")]
+    if "ATTN-W" in scopes and "ATTN-N" in chain:
+        chain.insert(0, "ATTN-W")
+    names = _shortest(scopes)
+    return [Step(names[after], before, after) for before, after in pairwise(chain)]

@@ -109,7 +109,11 @@ def _one_line(error: BaseException) -> str:
 def check_output(path: str | Path, *, overwrite: bool) -> None:
     """Raise now what would otherwise fail after the work is done."""
     path = Path(path)
-    if path.exists() and not overwrite:
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, for example
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    if exists and not overwrite:
         raise OutputError(
             f"{str(path)!r} exists already; choose another name, or overwrite it with "
             "overwrite=True (--force)"
@@ -118,7 +122,8 @@ def check_output(path: str | Path, *, overwrite: bool) -> None:
         raise OutputError(f"{str(path)!r} is a folder; give a file name")
     folder = path.parent
     if not folder.is_dir():
-        raise OutputError(f"cannot write {str(path)!r}: the folder {str(folder)!r} does not exist")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {what}")
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write {str(path)!r}: no permission in {str(folder)!r}")
 
@@ -141,8 +146,9 @@ def writing(path: str | Path, *, overwrite: bool) -> Iterator[str]:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
         os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or _one_line(error)
+        raise OutputError(f"cannot write {str(path)!r}: {reason}") from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

@@ -31,18 +31,25 @@ class Encoded:
 
 
 def encode_texts(
-    texts: Sequence[Text], tokenizer: Any, limit: int | None, truncate: bool
+    texts: Sequence[Text],
+    tokenizer: Any,
+    limit: int | None,
+    truncate: bool,
+    vocabulary: int | None = None,
 ) -> list[Encoded]:
     """Tokenise texts or text pairs, each as the model expects it, special tokens included."""
     if tokenizer is None:
         raise InputError(
             "this lens has no tokenizer; pass one to load(model, tokenizer), or pass input_ids=…"
         )
-    return [_encode_text(text, tokenizer, limit, truncate) for text in texts]
+    encoded = [_encode_text(text, tokenizer, limit, truncate) for text in texts]
+    for sequence in encoded:
+        _check_ids(sequence.ids, vocabulary, limit)
+    return encoded
 
 
 def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) -> Encoded:
-    pair = (text,) if isinstance(text, str) else tuple(text)
+    pair = tuple(text) if isinstance(text, (tuple, list)) else (text,)
     if not 1 <= len(pair) <= 2 or not all(isinstance(part, str) for part in pair):
         raise InputError(f"expected a text or a pair of texts, got {text!r}")
     if any(not part.strip() for part in pair):
@@ -156,7 +163,8 @@ def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> Non
         wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
         if wrong is not None:
             raise InputError(
-                f"token id {wrong} is out of vocabulary; this model's ids are 0 to {vocabulary - 1}"
+                f"token id {wrong} is out of vocabulary; this model's ids are 0 to "
+                f"{vocabulary - 1} (a tokenizer must be the model's own)"
             )
     if limit is not None and len(ids) > limit:
         raise InputError(f"input_ids has {len(ids)} tokens and the model takes at most {limit}")
@@ -164,15 +172,23 @@ def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> Non
 
 def _rows(values: Any) -> tuple[list[list[int]], bool]:
     """Nested integers from a tensor, an array or lists, and whether there is a batch axis."""
-    listed = values.tolist() if hasattr(values, "tolist") else list(values)
-    if listed and isinstance(listed[0], Iterable):
-        rows = [row.tolist() if hasattr(row, "tolist") else list(row) for row in listed]
-        batched = True
-    else:
-        rows, batched = [listed], False
-    if not all(isinstance(value, int) for row in rows for value in row):
+    listed = _plain(values)
+    batched = isinstance(listed, list) and bool(listed) and isinstance(_plain(listed[0]), list)
+    rows = [_plain(row) for row in listed] if batched else [listed]
+    if not all(
+        isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows
+    ):
         raise InputError(f"token ids must be integers, got {values!r}")
     return rows, batched
+
+
+def _plain(values: Any) -> Any:
+    """Lists and numbers from tensors, arrays and tuples."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
+        return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    return values
 
 
 def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,3 +27,26 @@ def amplification(before: NDArray, after: NDArray, axis: str = "source") -> NDAr
     Each column (one source j) sums to 1 before the difference is taken. (…, i, j) → (…, i, j).
     """
     return normalise(after, axis) - normalise(before, axis)
+
+
+class Pair(NamedTuple):
+    """A target and a source (positions from 0), and how much their pair was amplified."""
+
+    target: int
+    source: int
+    value: float
+
+
+def strongest_pairs(
+    difference: NDArray, allowed: NDArray, top: int = 5
+) -> tuple[list[Pair], list[Pair]]:
+    """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j."""
+    targets, sources = np.nonzero(allowed & ~np.eye(len(allowed), dtype=bool))
+    values = difference[targets, sources]
+    order = np.argsort(values, kind="stable")
+
+    def pairs(ranked: NDArray) -> list[Pair]:
+        return [Pair(int(targets[k]), int(sources[k]), float(values[k])) for k in ranked[:top]]
+
+    strengthened = [pair for pair in pairs(order[::-1]) if pair.value > 0]
+    return strengthened, [pair for pair in pairs(order) if pair.value < 0]

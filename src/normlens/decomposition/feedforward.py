@@ -96,11 +96,12 @@ def feed_forward_norms(
         {scope: scale.new_zeros(b, n, n) for scope in job.scopes},
         scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
     )
+    plans = [choose_plan(job.shape(length), memory_limit) for length in lengths]
+    tokens = sum(n for n, plan in zip(lengths, plans, strict=True) if plan.method == "tiles")
     remembered = job.remembered or ProjectionCache().of(0, None)
-    fused = remembered.get(job.factors.basis, projections(job.ff), sum(lengths))
+    fused = remembered.get(job.factors.basis, projections(job.ff), tokens) if tokens else None
     for index, length in enumerate(lengths):
-        shape = job.shape(length)
-        plan: Plan | None = choose_plan(shape, memory_limit)
+        plan: Plan | None = plans[index]
         while plan is not None:
             try:
                 _run_sequence(job, index, length, plan, fused, result)

@@ -130,7 +130,9 @@ class _Walk:
 
     @cached_property
     def last(self) -> int:
-        """The last step that anybody asked for."""
+        """The last step that anybody asked for; statistics need them all."""
+        if self.settings.statistics:
+            return len(self.layer.steps) - 1
         wanted = [i for i, name in self.layer.scope_of_step.items() if name in self.scopes]
         return max(wanted, default=-1)
 

@@ -1,0 +1,96 @@
+"""The command ``normlens``: words to calls.
+
+Results go to stdout, messages to stderr. What a user can do wrong is one line on stderr and exit
+status 2. Layers are counted from 1 here, as in the papers; in Python they are counted from 0.
+torch and transformers take seconds to import, so only the commands that need them do it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from normlens._version import __version__
+from normlens.cli.demo import demo_command
+from normlens.cli.doctor import doctor_command
+from normlens.cli.estimate import estimate_command
+from normlens.cli.map import map_command
+from normlens.cli.models import models_command
+from normlens.errors import NormLensError
+
+# typer has its own copy of click in newer versions; this is click's base of errors in either.
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="normlens",
+    help="How every component of a Transformer layer mixes its tokens.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(
+    "map",
+    short_help="Attribution maps of a text: written to a file, or summed up here.",
+    epilog='Example: normlens map --text "She teaches soap opera history." --layers 1,3-5 '
+    "--out maps.safetensors",
+)(map_command)
+app.command("models", epilog="Example: normlens models --install minilm")(models_command)
+app.command("doctor", epilog="Example: normlens doctor")(doctor_command)
+app.command("estimate", epilog="Example: normlens estimate --model minilm --tokens 512")(
+    estimate_command
+)
+app.command("demo", epilog="Example: normlens demo --out my-demo")(demo_command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show ρ should show something else rather than a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(
+            args=None if argv is None else list(argv), prog_name="normlens", standalone_mode=False
+        )
+    except NormLensError as error:
+        return _fail(str(error))
+    except _ClickError as error:
+        return _fail(_usage(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str) -> int:
+    print("error:", " ".join(message.splitlines()), file=sys.stderr)
+    return 2
+
+
+def _usage(error: Any) -> str:
+    """What click has to say, and where to read more."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "normlens"
+    return f"{error.format_message().rstrip('.')}; see: {path} --help"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"normlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, epilog='Example: normlens map --text "Hello, world."')
+def normlens(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How every component of a Transformer layer mixes its tokens."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())

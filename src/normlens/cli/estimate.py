@@ -1,0 +1,150 @@
+"""``normlens estimate``: the cost of an analysis before it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normlens.cli.arguments import checked_options, layer_indices, parse_layers, parse_scopes
+from normlens.cli.options import (
+    DtypeOption,
+    LayersOption,
+    LimitOption,
+    ModelOption,
+    NonlinearityOption,
+    RevisionOption,
+    SamplesOption,
+    ScopeOption,
+    TrustOption,
+)
+from normlens.cli.printing import add_row, console_for, new_table
+from normlens.embedded import DEFAULT
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from normlens.estimate import Analysis, Estimate
+    from normlens.lens import Lens
+
+
+def estimate_command(
+    tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", help="Length of the text.")],
+    model: ModelOption = None,
+    layers: LayersOption = None,
+    scope: ScopeOption = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
+    nonlinearity: NonlinearityOption = "ig",
+    samples: SamplesOption = 64,
+    dtype: DtypeOption = "auto",
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    memory_limit: LimitOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Memory and operations of an analysis, before it runs and without the model's weights."""
+    ranges = parse_layers(layers)
+    for name, value in (("--tokens", tokens), ("--batch-size", batch_size)):
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
+    options = checked_options(nonlinearity, samples, memory_limit)
+
+    from normlens import estimate as cost
+    from normlens import scopes as scope_names
+    from normlens.decomposition.memory import default_limit
+    from normlens.loading import load_config, pick_device, pick_dtype
+
+    place = pick_device("auto")
+    precision = pick_dtype(dtype, place)
+    config = load_config(model, revision=revision, trust_remote_code=trust_remote_code)
+    lens = cost.skeleton(config, name=model or DEFAULT)
+    if lens.max_tokens is not None and tokens > lens.max_tokens:
+        raise InputError(f"{lens.name} takes at most {lens.max_tokens} tokens, not {tokens}")
+    analysis = cost.Analysis(
+        tokens=tokens,
+        layers=tuple(layer_indices(ranges, lens) or range(lens.n_layers)),
+        scopes=tuple(scope_names.resolve_all(parse_scopes(scope), lens.scopes)),
+        batch=batch_size,
+        rule=nonlinearity,
+        samples=samples,
+        memory_limit=options["memory_limit"] or default_limit(place),
+    )
+    kind = _checkpoint_dtype(config) if precision == "auto" else precision
+    result = cost.estimate(cost.sizes_of(lens, kind), analysis)
+    if as_json:
+        print(json.dumps(_estimate_as_json(result), indent=2))
+    else:
+        name = str(kind).removeprefix("torch.")
+        _show_estimate(lens, analysis, result, name, place)
+
+
+def _checkpoint_dtype(config: Any) -> torch.dtype:
+    import torch
+
+    own = getattr(config, "dtype", None)
+    return own if isinstance(own, torch.dtype) else torch.float32
+
+
+def _estimate_as_json(result: Estimate) -> dict[str, Any]:
+    plan = result.plan
+    return {
+        "operations": {**result.operations, "total": result.total_operations},
+        "memory": {**result.memory, "total": result.peak_memory},
+        "method": None if plan is None else plan.method,
+        "tile": None if plan is None else {"sources": plan.sources, "targets": plan.targets},
+        "tiles_per_layer": result.tiles,
+        "published_way": result.published,
+    }
+
+
+def _show_estimate(
+    lens: Lens, analysis: Analysis, result: Estimate, dtype: str, place: torch.device
+) -> None:
+    from normlens.decomposition.memory import free_memory
+
+    console = console_for()
+    console.print(
+        f"{lens.name} ({lens.model_type}): {len(analysis.layers)} of {lens.n_layers} layers of "
+        f"{lens.component_sequence}, {dtype}"
+    )
+    console.print(
+        f"{analysis.batch} × {analysis.tokens} tokens, {len(analysis.scopes)} scopes, "
+        f"memory limit {_bytes(analysis.memory_limit or 0)}"
+    )
+    memory = new_table("memory", "")
+    for item, size in {**result.memory, "peak": result.peak_memory}.items():
+        add_row(memory, item, _bytes(size))
+    console.print(memory)
+    work = new_table("operations", "")
+    for item, count in {**result.operations, "total": result.total_operations}.items():
+        add_row(work, item, _flop(count))
+    console.print(work)
+    if result.plan is not None:
+        plan = result.plan
+        console.print(
+            f"feed-forward stage: {plan.method}, {result.tiles} of at most {plan.targets} targets "
+            f"× {plan.sources} sources per layer and text"
+        )
+    console.print(f"free memory here: {_bytes(free_memory(place))} ({place})")
+    console.print(
+        f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
+        f"(here: {_bytes(result.working_memory)} beside the model's weights)"
+    )
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _flop(count: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 1000:
+            return f"{count:.3g} {unit}FLOP"
+        count /= 1000
+    return f"{count:.3g} PFLOP"

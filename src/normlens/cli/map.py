@@ -1,0 +1,177 @@
+"""``normlens map``: attribution maps of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normlens.cli.arguments import (
+    checked_options,
+    layer_indices,
+    parse_layers,
+    parse_scopes,
+    read_text,
+)
+from normlens.cli.options import (
+    DtypeOption,
+    ForceOption,
+    LayersOption,
+    LimitOption,
+    ModelOption,
+    NonlinearityOption,
+    QuietOption,
+    RevisionOption,
+    SamplesOption,
+    ScopeOption,
+    TrustOption,
+)
+from normlens.cli.printing import status
+from normlens.cli.summary import completeness, layers_in_words, show_maps
+from normlens.embedded import DEFAULT
+from normlens.errors import InputError, NormLensError, OutputError, valid_choice
+
+if TYPE_CHECKING:
+    from normlens.maps import Maps
+
+
+def map_command(
+    sentence: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The text to analyse.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", "-t", metavar="TEXT", help="The same, as an option.")
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
+    ] = None,
+    model: ModelOption = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
+    ] = None,
+    layers: LayersOption = None,
+    scope: ScopeOption = None,
+    heads: Annotated[bool, typer.Option("--heads", help="Head-level ATTN maps too.")] = False,
+    nonlinearity: NonlinearityOption = "ig",
+    samples: SamplesOption = 64,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of shapley.")] = 0,
+    words: Annotated[bool, typer.Option("--words", help="Merge subwords into words.")] = False,
+    no_special_tokens: Annotated[
+        bool,
+        typer.Option("--no-special-tokens", help="Leave out \\[CLS], \\[SEP], <s>, …"),
+    ] = False,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")] = "auto",
+    dtype: DtypeOption = "auto",
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    memory_limit: LimitOption = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help=".safetensors, .csv, .json, .png, .svg or .pdf."
+        ),
+    ] = None,
+    normalise: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS", help="In pictures, sums to 1: source, target or none."),
+    ] = None,
+    colour: Annotated[
+        str | None, typer.Option(metavar="SCALE", help="In pictures: sqrt or linear.")
+    ] = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Attribution maps of a text: written to a file, or summed up here. Without --out it prints
+    how similar each scope is to the one before and which pairs the feed-forward block amplifies
+    most; with one --scope, the map itself.
+    """
+    given = read_text([sentence, text], pair, file)
+    ranges = parse_layers(layers)
+    options = checked_options(nonlinearity, samples, memory_limit)
+    drawing = _drawing(normalise, colour)
+    if out is not None:
+        _check_out(out, force, drawing)
+    elif drawing:
+        raise InputError(f"only pictures follow --{' and --'.join(drawing)}; add --out maps.png")
+
+    from normlens.loading import load
+
+    with status(f"loading {model or DEFAULT}", quiet):
+        lens = load(
+            model,
+            tokenizer,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+    with status("computing maps", quiet):
+        maps: Maps = lens.maps(
+            given,
+            scopes=parse_scopes(scope),
+            layers=layer_indices(ranges, lens),
+            heads=heads,
+            truncate=truncate,
+            seed=seed,
+            **options,
+        )
+    maps = maps.words() if words else maps
+    maps = maps.without_special_tokens() if no_special_tokens else maps
+    if out is None:
+        show_maps(maps)
+    else:
+        _write_maps(maps, out, force, quiet, drawing)
+
+
+def _drawing(normalise: str | None, colour: str | None) -> dict[str, Any]:
+    """What was said about pictures, judged before a model is loaded."""
+    from normlens.analysis.amplification import AXES
+    from normlens.figures import COLOUR_SCALES
+
+    given = {"normalise": normalise, "colour": colour}
+    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES)}
+    return {
+        name: valid_choice(value, choices[name], f"--{name}")
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _check_out(out: Path, force: bool, drawing: dict[str, Any]) -> None:
+    from normlens import export, store
+
+    export.check_format(out, drawing)
+    with _file_errors(out):
+        store.check_output(out, overwrite=force)
+
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """What the file system refuses is the user's to settle, so it is one line too."""
+    try:
+        yield
+    except NormLensError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[str, Any]) -> None:
+    from normlens import export
+
+    with _file_errors(out):
+        export.write(maps, out, overwrite=force, **drawing)
+    if not quiet:
+        print(
+            f"wrote {out}: {len(maps.tokens)} tokens, {layers_in_words(maps)}, "
+            f"{len(maps.scopes)} scopes; {completeness(maps)}"
+        )

@@ -1,0 +1,199 @@
+"""Maps as files for other programs: the file name's ending chooses the format.
+
+Layers and heads count from 1 in tables, JSON and pictures, as on the command line; positions of
+tokens count from 0. The maps file (.safetensors) keeps the arrays' own indices.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normlens import figures, store
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from normlens.maps import Maps
+
+JSON_FORMAT = "normlens-maps-json"
+JSON_VERSION = 1
+_RESOLUTION = 200  # pixels per inch
+
+
+def write(
+    maps: Maps,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    layers: int | Iterable[int] | None = None,
+    scopes: str | Iterable[str] | None = None,
+    **drawing: Any,
+) -> Path:
+    """Write maps in the format that the ending of `path` names, whole or not at all.
+
+    ``.safetensors`` holds everything and can be opened again; ``.csv`` and ``.json`` hold every
+    number; ``.png`` and ``.svg`` show one layer large or several as rows; ``.pdf`` has one page per
+    layer. `layers` (from 0) and `scopes` choose; `drawing` goes to `figures.plot_layer` or
+    `figures.plot_overview`.
+    """
+    suffix = check_format(path, drawing)
+    store.check_output(path, overwrite=overwrite)
+    chosen = maps.choose(layers, scopes)
+    if suffix == ".safetensors":
+        return store.save(chosen, path, overwrite=overwrite)
+    with store.writing(path, overwrite=overwrite) as temporary:
+        _WRITERS[suffix](chosen, temporary, **drawing)
+    return Path(path)
+
+
+def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
+    """The format that `path` asks for, or an error before any work is done.
+
+    `drawing` names options that only a picture can follow.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        given = f"the ending {suffix!r}" if suffix else "no ending"
+        raise InputError(
+            f"{str(path)!r} has {given}; the ending chooses the format: {', '.join(FORMATS)}"
+        )
+    if suffix in PICTURES:
+        figures.require_matplotlib()
+    elif names := ", ".join(map(repr, drawing)):
+        raise InputError(f"{names} is for pictures ({', '.join(PICTURES)}), not for {suffix} files")
+    return suffix
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def to_table(maps: Maps) -> pd.DataFrame:
+    """One row per scope, layer (from 1), head (from 1; none for whole maps), target and source."""
+    import pandas as pd
+
+    whole = maps.to_pandas()
+    whole.insert(2, "head", pd.Series([None] * len(whole), dtype="Int64"))
+    frames = [whole]
+    for scope, array in maps.heads.items():  # (layer, head, i, j)
+        for head in range(array.shape[1]):
+            frame = replace(maps, arrays={scope: array[:, head]}).to_pandas()
+            frame.insert(2, "head", pd.Series([head + 1] * len(frame), dtype="Int64"))
+            frames.append(frame)
+    table = pd.concat(frames, ignore_index=True)
+    table["layer"] += 1
+    return table
+
+
+def to_document(maps: Maps) -> dict[str, Any]:
+    """Everything about the maps as plain values for strict JSON: NaN and infinity become None."""
+    document = {
+        "format": JSON_FORMAT,
+        "version": JSON_VERSION,
+        "model": maps.provenance.get("model"),
+        "text": maps.text,
+        "tokens": maps.tokens,
+        "token_ids": maps.token_ids,
+        "special": maps.special,
+        "layers": [layer + 1 for layer in maps.layers],
+        "layers_counted_from": 1,
+        "heads_counted_from": 1,
+        "positions_counted_from": 0,
+        "scopes": maps.scopes,
+        "completeness": maps.completeness,
+        "provenance": maps.provenance,
+        "axes": {
+            "maps": ["layer", "target", "source"],
+            "allowed": ["layer", "target", "source"],
+            "mixing_ratio": ["layer", "target"],
+            "heads": ["layer", "head", "target", "source"],
+            "standard_error": ["layer", "target", "source"],
+        },
+        "maps": maps.arrays,
+        "allowed": maps.allowed,
+        "mixing_ratio": maps.mixing,
+        "heads": maps.heads,
+        "standard_error": maps.standard_error,
+    }
+    return {key: _plain(value) for key, value in document.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        listed = value.astype(object)
+        listed[~np.isfinite(value)] = None
+        return listed.tolist()
+    plain = store.jsonable(value)
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _write_csv(maps: Maps, path: str) -> None:
+    to_table(maps).to_csv(path, index=False, encoding="utf-8", quoting=csv.QUOTE_MINIMAL)
+
+
+def _write_json(maps: Maps, path: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(to_document(maps), file, ensure_ascii=False, allow_nan=False)
+        file.write("\n")
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+
+def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
+    if len(maps.layers) == 1:
+        figure = figures.plot_layer(maps, maps.layers[0], **drawing)
+    else:
+        figure = figures.plot_overview(maps, **drawing)
+    save_figure(figure, path)
+
+
+def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    title = f"NormLens maps of {maps.provenance.get('model')}"
+    with _for_print(), PdfPages(path, metadata={"Title": title, "CreationDate": None}) as pages:
+        for layer in maps.layers:
+            pages.savefig(figures.plot_layer(maps, layer, **drawing), dpi=_RESOLUTION)
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure in a form that prints well, and the same for the same figure."""
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with _for_print():
+        figure.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
+
+
+@contextmanager
+def _for_print() -> Iterator[None]:
+    """Fonts that publishers accept (TrueType, not Type 3), names that do not change every time."""
+    import matplotlib
+
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "normlens"}):
+        yield
+
+
+_WRITERS: dict[str, Callable[..., None]] = {
+    ".csv": _write_csv,
+    ".json": _write_json,
+    ".png": _write_picture,
+    ".svg": _write_picture,
+    ".pdf": _write_pages,
+}
+PICTURES = (".png", ".svg", ".pdf")
+#: Endings of file names that `write` knows.
+FORMATS = (".safetensors", *_WRITERS)

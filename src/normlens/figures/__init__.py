@@ -1,0 +1,23 @@
+"""Pictures of maps, as matplotlib figures that touch no global state and need no display.
+
+Rows are targets i (outputs), columns are sources j (inputs). Layers count from 1 in pictures, as in
+the papers; arguments count them from 0, as arrays do.
+"""
+
+from normlens.figures.amplification import plot_amplification
+from normlens.figures.canvas import require_matplotlib
+from normlens.figures.heatmaps import COLOUR_SCALES
+from normlens.figures.labels import readable_tokens
+from normlens.figures.layer import plot_layer
+from normlens.figures.overview import plot_overview
+from normlens.figures.similarity import plot_similarity
+
+__all__ = [
+    "COLOUR_SCALES",
+    "plot_amplification",
+    "plot_layer",
+    "plot_overview",
+    "plot_similarity",
+    "readable_tokens",
+    "require_matplotlib",
+]

@@ -1,0 +1,293 @@
+"""Heat maps in a grid: tokens at its edges, a title above and a colour bar beside the panels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normlens import analysis
+from normlens.errors import InputError, valid_choice
+from normlens.figures.canvas import (
+    FAINT,
+    FRAME,
+    INK,
+    LARGEST_TICK,
+    MARGIN,
+    NOTE,
+    SMALLEST_TICK,
+    TITLE,
+    Head,
+    Notes,
+    Sheet,
+)
+from normlens.figures.captions import provenance, text_lines, tick
+from normlens.figures.fonts import Fonts, fonts_for
+from normlens.figures.labels import readable_tokens
+from normlens.figures.pairs import Listing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normlens.maps import Maps
+
+TARGET = "target i (output)"
+SOURCE = "source j (input)"
+COLOUR_SCALES = {"linear": "linear", "sqrt": "square-root"}  # as an option, and in words
+_AXIS_WORD = 0.2
+_BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36
+
+
+def masked(maps: Maps, normalise: str) -> dict[str, Any]:
+    """Every map, blank where attention allows no pair: scope → masked array (layer, i, j)."""
+    return {
+        scope: np.ma.masked_where(~maps.allowed, analysis.normalise(array, normalise))
+        for scope, array in maps.arrays.items()
+    }
+
+
+def largest(values: Any) -> float:
+    """The top of a colour scale for a masked array; 1 where nothing is above 0."""
+    top = float(values.max()) if values.count() else 0.0
+    return top if top > 0 else 1.0
+
+
+def colour_norm(colour: str, top: float) -> Any:
+    from matplotlib.colors import Normalize, PowerNorm
+
+    valid_choice(colour, tuple(COLOUR_SCALES), "colour scale")
+    return Normalize(0, top) if colour == "linear" else PowerNorm(0.5, 0, top)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One heat map and what is written around it."""
+
+    values: Any  # masked array (i, j)
+    title: str
+    added: str
+    norm: Any
+    cmap: str
+    caption: str = ""
+    grey: Any = None  # (i, j), pairs that attention allows but the picture leaves out
+
+
+@dataclass(frozen=True)
+class _Ticks:
+    """Which tokens are labelled, how, and the room that the labels take."""
+
+    positions: list[int]
+    labels: list[str]
+    size: float
+    room: float
+    stride: int
+
+    @classmethod
+    def fitting(cls, labels: list[str], side: float, fonts: Fonts, largest: float) -> _Ticks:
+        cell = 72 * side / len(labels)  # points per token
+        size = min(max(0.85 * cell, SMALLEST_TICK), largest)
+        stride = max(1, math.ceil(1.1 * size / cell))
+        positions = list(range(0, len(labels), stride))
+        shown = [labels[i] for i in positions]
+        room = max(fonts.width(label, size) for label in shown) + 0.06
+        return cls(positions, [fonts.drawable(label) for label in shown], size, room, stride)
+
+
+def heat_maps(
+    maps: Maps,
+    rows: Sequence[Sequence[Panel]],
+    *,
+    side: float,
+    heading: str,
+    notes: list[str],
+    max_label: int,
+    row_labels: Sequence[str] = (),
+    bar: tuple[str, Any] | None = None,
+    pairs: tuple[list[analysis.Pair], list[analysis.Pair]] | None = None,
+) -> Figure:
+    """Panels in a grid: labels at its left and lower edges, a colour bar at each panel or one."""
+    if max_label < 1:
+        raise InputError(f"max_label must be at least 1, not {max_label}")
+    labels = [_cut(token, max_label) for token in readable_tokens(maps.tokens, maps.special)]
+    fonts = fonts_for([*labels, heading, *text_lines(maps), *notes, provenance(maps), "□…→"])
+    overview = bar is not None
+    ticks = _Ticks.fitting(labels, side, fonts, SMALLEST_TICK if overview else LARGEST_TICK)
+    if ticks.stride > 1:
+        notes = [*notes, f"Every {_ordinal(ticks.stride)} token is labelled."]
+    listing = Listing(pairs, labels, fonts) if pairs is not None else None
+
+    left = MARGIN + (0.2 if row_labels else 0.0) + _AXIS_WORD + ticks.room
+    bar_room = 0.0 if overview else _BAR_GAP + _BAR_WIDTH + _BAR_TICKS
+    pitch_x = side + bar_room + (0.12 if overview else 0.08)
+    caption_room = 0.11 if overview else 0.0
+    title_room = caption_room + (0.32 if overview else 0.24)
+    pitch_y = side + (caption_room + 0.06 if overview else title_room + 0.1)
+    titles = _Titles.fitting(rows, side + (0.06 if overview else bar_room - 0.05), fonts, overview)
+    word_size = NOTE if overview else TITLE
+    columns = max(map(len, rows))
+    right = _BAR_GAP + 0.55 if overview else 0.0
+    width = left + columns * pitch_x + right + (listing.width if listing else 0.0) + 0.05
+    width = max(width, 4.2)
+
+    head = Head(maps, heading, fonts, width)
+    foot = Notes([*notes, provenance(maps)], fonts, width)
+    top = MARGIN + head.height + title_room
+    below = top + (len(rows) - 1) * pitch_y + side  # lower edge of the last row
+    bottom = below + ticks.room + _AXIS_WORD
+    sheet = Sheet(width, bottom + foot.height + MARGIN, fonts)
+    head.draw(sheet)
+    foot.draw(sheet, bottom)
+    for r, row in enumerate(rows):
+        for c, panel in enumerate(row):
+            x, y = left + c * pitch_x, top + r * pitch_y
+            axes = sheet.axes(x, y, side, side)
+            image = _draw(axes, panel)
+            lowest = r + 1 == len(rows) or c >= len(rows[r + 1])
+            _label_edges(axes, ticks, fonts, side, word_size, left=c == 0, below=lowest)
+            if listing is not None:
+                listing.mark(axes, panel.cmap, panel.norm, side / len(labels))
+            titles.draw(axes, panel, side)
+            if c == 0 and row_labels:
+                style = {"rotation": 90, "va": "center"}
+                sheet.text(MARGIN, y + side / 2, row_labels[r], TITLE, "bold", **style)
+            if not overview:
+                _colour_bar(sheet, image, x + side + _BAR_GAP, y, side)
+    if bar is not None:
+        from matplotlib.cm import ScalarMappable
+
+        name, norm = bar
+        image = ScalarMappable(norm, rows[0][0].cmap)
+        x = left + columns * pitch_x + _BAR_GAP - 0.12
+        _colour_bar(sheet, image, x, top, min(2 * side, below - top), name)
+    if listing is not None:
+        listing.draw(sheet, left + pitch_x + 0.1, top)
+    return sheet.figure
+
+
+def _cut(token: str, longest: int) -> str:
+    return token if len(token) <= longest else token[: max(1, longest - 1)] + "…"
+
+
+def _ordinal(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def _draw(axes: Any, panel: Panel) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    if panel.cmap not in colormaps:
+        raise InputError(
+            f"unknown colour map {panel.cmap!r}; matplotlib has viridis, cividis, magma, RdBu_r, …"
+        )
+    # Blank means "not allowed"; zero has a colour of its own.
+    colours = colormaps[panel.cmap].with_extremes(bad=(1.0, 1.0, 1.0, 0.0))
+    image = axes.imshow(
+        panel.values, cmap=colours, norm=panel.norm, interpolation="nearest", aspect="auto"
+    )
+    if panel.grey is not None:
+        grey = np.ma.masked_where(~panel.grey, np.zeros(panel.grey.shape))
+        axes.imshow(grey, cmap=ListedColormap(["#d5d5d5"]), interpolation="nearest", aspect="auto")
+    for spine in axes.spines.values():
+        spine.set_linewidth(0.5)
+        spine.set_color(FRAME)
+    return image
+
+
+def _label_edges(
+    axes: Any,
+    ticks: _Ticks,
+    fonts: Fonts,
+    side: float,
+    word_size: float,
+    *,
+    left: bool,
+    below: bool,
+) -> None:
+    """Tokens and the axis word at the left edge, below the panel, at both or at neither."""
+    style = {"fontproperties": fonts.properties(ticks.size), "parse_math": False, "color": INK}
+    word = {"fontproperties": fonts.properties(word_size), "color": INK, "va": "center"}
+    outside = -(ticks.room + 0.1) / side
+    axes.set_xticks(ticks.positions if below else [])
+    axes.set_yticks(ticks.positions if left else [])
+    if below:
+        axes.set_xticklabels(ticks.labels, rotation=90, **style)
+        axes.set_xlabel(SOURCE, **word)
+        axes.xaxis.set_label_coords(0.5, outside)
+    if left:
+        axes.set_yticklabels(ticks.labels, **style)
+        axes.set_ylabel(TARGET, **word)
+        axes.yaxis.set_label_coords(outside, 0.5)
+    if below or left:
+        axes.tick_params(length=1.5, width=0.5, pad=1.5, color=FRAME)
+
+
+@dataclass(frozen=True)
+class _Titles:
+    """The scope in bold and what it adds: in one line, or stacked above a small panel."""
+
+    size: float
+    stacked: bool
+    fonts: Fonts
+
+    @classmethod
+    def fitting(
+        cls, rows: Sequence[Sequence[Panel]], room: float, fonts: Fonts, stacked: bool
+    ) -> _Titles:
+        """As large as the longest title allows, and the same for all."""
+        titles = cls(7.0 if stacked else TITLE, stacked, fonts)
+        longest = max(titles._width(panel) for row in rows for panel in row)
+        return cls(min(titles.size, max(4.0, titles.size * room / longest)), stacked, fonts)
+
+    def _width(self, panel: Panel) -> float:
+        title = self.fonts.width(panel.title, self.size, "bold")
+        if self.stacked or not panel.added:
+            return title
+        return title + 0.07 + self.fonts.width(panel.added, self.size - 1)
+
+    def draw(self, axes: Any, panel: Panel, side: float) -> None:
+        def write(x: float, y: float, text: str, size: float, **style: Any) -> None:
+            axes.text(
+                x / side,
+                1 + y / side,
+                text,
+                transform=axes.transAxes,
+                fontproperties=self.fonts.properties(size),
+                color=FAINT,
+                **style,
+            )
+
+        if panel.title:
+            axes.set_title(
+                panel.title,
+                loc="left",
+                fontproperties=self.fonts.properties(self.size, "bold"),
+                color=INK,
+                pad=72 * 0.27 if self.stacked else 4,
+            )
+        if panel.caption:
+            write(side, 0.025, panel.caption, 5.0, ha="right")
+        if self.stacked:
+            write(0, 0.14, panel.added, 6.5)
+        else:
+            start = self.fonts.width(panel.title, self.size, "bold") + 0.07
+            write(start, 4 / 72, panel.added, self.size - 1)
+
+
+def _colour_bar(
+    sheet: Sheet, image: Any, x: float, y: float, height: float, name: str = ""
+) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes = sheet.axes(x, y, _BAR_WIDTH, height)
+    bar = sheet.figure.colorbar(image, cax=axes)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(tick))
+    bar.ax.minorticks_off()
+    bar.ax.tick_params(labelsize=NOTE, length=1.5, width=0.5, pad=1.5, colors=INK)
+    bar.outline.set_linewidth(0.4)
+    if name:
+        bar.set_label(name, fontsize=NOTE, color=INK)

@@ -1,0 +1,158 @@
+"""The papers' measures on arrays."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from normlens.analysis import amplification, merge_words, normalise, spearman, strongest_pairs
+from normlens.errors import InputError
+
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
+
+
+def random_maps(seed: int, layers: int = 2, n: int = 6, causal: bool = False, ties: bool = False):
+    rng = np.random.default_rng(seed)
+    maps = rng.integers(1, 5, (layers, n, n)) if ties else rng.random((layers, n, n)) + 0.01
+    return np.tril(maps).astype(float) if causal else maps.astype(float)
+
+
+def everything(maps: np.ndarray, causal: bool) -> np.ndarray:
+    allowed = np.ones(maps.shape, bool)
+    return np.tril(allowed) if causal else allowed
+
+
+# Similarity ---------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000), causal=st.booleans(), ties=st.booleans())
+def test_similarity_is_scipys_spearman_over_allowed_pairs(seed, causal, ties):
+    a = random_maps(seed, causal=causal, ties=ties)
+    b = random_maps(seed + 1, causal=causal, ties=ties)
+    allowed = everything(a, causal)
+    expected = [
+        spearmanr(x[mask], y[mask]).statistic for x, y, mask in zip(a, b, allowed, strict=True)
+    ]
+    np.testing.assert_allclose(spearman(a, b, allowed), expected, atol=1e-12)
+
+
+def test_zeros_that_both_share_do_not_count():
+    """Above the diagonal both maps are zero by construction, which would inflate ρ."""
+    a, b = (random_maps(seed, causal=True) for seed in (0, 1))
+    masked = spearman(a, b, everything(a, causal=True))
+    whole = spearman(a, b, everything(a, causal=False))
+    assert (whole > masked + 0.1).all()
+
+
+def test_similarity_to_oneself_and_to_the_reverse():
+    a = random_maps(0)
+    allowed = everything(a, False)
+    np.testing.assert_allclose(spearman(a, a, allowed), 1)
+    np.testing.assert_allclose(spearman(a, np.exp(a), allowed), 1)
+    np.testing.assert_allclose(spearman(a, -a, allowed), -1)
+
+
+def test_a_constant_map_has_no_similarity():
+    a = random_maps(0)
+    assert np.isnan(spearman(a, np.ones_like(a), everything(a, False))).all()
+
+
+def test_one_pair_has_no_similarity():
+    a = random_maps(0, n=1)
+    assert np.isnan(spearman(a, a, everything(a, False))).all()
+
+
+# Amplification ------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000), causal=st.booleans())
+def test_amplification_sums_to_zero_along_the_normalised_axis(seed, causal):
+    before, after = (random_maps(seed + k, causal=causal) for k in (0, 1))
+    np.testing.assert_allclose(amplification(before, after).sum(-2), 0, atol=1e-12)
+    np.testing.assert_allclose(amplification(before, after, "target").sum(-1), 0, atol=1e-12)
+
+
+def test_amplification_by_hand():
+    before = np.array([[[1.0, 0.0], [3.0, 2.0]]])
+    after = np.array([[[1.0, 1.0], [1.0, 3.0]]])
+    np.testing.assert_allclose(amplification(before, after), [[[0.25, 0.25], [-0.25, -0.25]]])
+    np.testing.assert_allclose(
+        amplification(before, after, "target"), [[[-0.5, 0.5], [-0.35, 0.35]]]
+    )
+    np.testing.assert_allclose(amplification(before, after, "none"), after - before)
+
+
+def test_the_scale_of_a_map_does_not_amplify():
+    a = random_maps(0)
+    np.testing.assert_allclose(amplification(a, 7 * a), 0, atol=1e-15)
+
+
+def test_a_source_that_nobody_reads_is_not_amplified():
+    before, after = random_maps(0), random_maps(1)
+    before[..., 2] = 0
+    found = amplification(before, after)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(normalise(before)[..., 2], 0)
+
+
+def test_an_unknown_axis_lists_the_known_ones():
+    with pytest.raises(InputError, match=r"'row'.*source, target, none"):
+        amplification(random_maps(0), random_maps(1), "row")
+
+
+@given(seed=st.integers(0, 10_000), causal=st.booleans(), top=st.integers(1, 40))
+def test_strongest_pairs_are_the_extremes_off_the_diagonal(seed, causal, top):
+    before, after = (random_maps(seed + k, layers=1, causal=causal)[0] for k in (0, 1))
+    difference = amplification(before, after)
+    allowed = everything(before, causal)
+    up, down = strongest_pairs(difference, allowed, top)
+    values = np.sort(difference[allowed & ~np.eye(6, dtype=bool)])
+    assert [pair.value for pair in up] == [v for v in values[::-1][:top] if v > 0]
+    assert [pair.value for pair in down] == [v for v in values[:top] if v < 0]
+    for pair in up + down:
+        assert pair.target != pair.source
+        assert allowed[pair.target, pair.source]
+        assert difference[pair.target, pair.source] == pair.value
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_words_sum_columns_and_average_rows():
+    maps = np.arange(16.0).reshape(1, 4, 4)
+    merged = merge_words(maps, [[0], [1, 2], [3]])
+    expected = np.array(
+        [
+            [0, 1 + 2, 3],
+            [(4 + 8) / 2, (5 + 6 + 9 + 10) / 2, (7 + 11) / 2],
+            [12, 13 + 14, 15],
+        ]
+    )
+    np.testing.assert_allclose(merged[0], expected)
+
+
+@given(seed=st.integers(0, 1000), cut=st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_rows_of_a_distribution_stay_distributions(seed, cut):
+    """Attention weights of a target sum to 1 before and after its sources become words."""
+    n = sum(cut)
+    maps = normalise(random_maps(seed, n=n), "target")
+    edges = np.cumsum([0, *cut])
+    groups = [list(range(low, high)) for low, high in itertools.pairwise(edges)]
+    merged = merge_words(maps, groups)
+    assert merged.shape == (2, len(cut), len(cut))
+    np.testing.assert_allclose(merged.sum(-1), 1)
+
+
+def test_words_of_one_token_change_nothing():
+    maps = random_maps(3)
+    np.testing.assert_array_equal(merge_words(maps, [[i] for i in range(6)]), maps)
+
+
+def test_words_of_head_maps():
+    maps = np.random.default_rng(0).random((2, 3, 4, 4))
+    merged = merge_words(maps, [[0, 1], [2], [3]])
+    np.testing.assert_allclose(merged[1, 2], merge_words(maps[1, 2], [[0, 1], [2], [3]]))

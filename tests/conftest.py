@@ -1,0 +1,69 @@
+"""Settings and models that all tests share. Nothing here needs the network."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+pytest.register_assert_rewrite("reference")
+
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # the files that need it say so
+    pass
+else:
+    settings.register_profile(
+        "normlens", deadline=None, max_examples=30, derandomize=True, database=None
+    )
+    settings.load_profile("normlens")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # DeBERTa's modules are scripted on import, whatever torch thinks of it.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@lru_cache(maxsize=64)
+def _tiny(model_type: str, dtype: torch.dtype, overrides: tuple[tuple[str, Any], ...]) -> Any:
+    from normlens.models.examples import tiny_model
+
+    return tiny_model(model_type, **dict(overrides)).to(dtype)
+
+
+@pytest.fixture
+def tiny() -> Any:
+    """A tiny model of a family, made once: ``tiny("bert", torch.float64, hidden_act="relu")``."""
+
+    def make(model_type: str, dtype: torch.dtype = torch.float64, **overrides: Any) -> Any:
+        return _tiny(model_type, dtype, tuple(sorted(overrides.items())))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Any:
+    """A lens on the embedded MiniLM, which has a real tokenizer."""
+    import normlens
+    from normlens.embedded import EMBEDDED
+
+    if not EMBEDDED["minilm"].installed:
+        pytest.skip("the embedded model is not installed (normlens models --install minilm)")
+    return normlens.load("minilm", device="cpu")

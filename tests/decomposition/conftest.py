@@ -1,0 +1,98 @@
+"""Random layers that no model defines, for tests of the algebra alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normlens.components import (
+    Attention,
+    Branch,
+    FeedForward,
+    Layer,
+    Linear,
+    Norm,
+    ParallelFeedForward,
+    Reach,
+    Residual,
+)
+from normlens.decomposition.layer import LayerMaps, Settings, decompose_layer
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer with an input and attention weights."""
+
+    layer: Layer
+    x: Tensor  # (b, j, d)
+    alpha: Tensor  # (b, h, i, j)
+
+    def solve(self, scopes: list[str] | None = None, **settings: Any) -> LayerMaps:
+        b, n, _ = self.x.shape
+        return decompose_layer(
+            self.layer,
+            self.x,
+            self.alpha,
+            [n] * b,
+            self.layer.scopes if scopes is None else scopes,
+            Settings(**settings),
+        )
+
+
+def random_problem(
+    order: str = "post",
+    *,
+    n: int = 6,
+    d: int = 12,
+    m: int = 20,
+    heads: int = 4,
+    groups: int | None = None,
+    activation: str = "gelu",
+    gated: bool = False,
+    centred: bool = True,
+    biases: bool = True,
+    causal: bool = False,
+    batch: int = 1,
+    scale: float = 0.4,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> Problem:
+    """`order` is "post", "pre", "parallel" or "both" (norms before and behind each branch)."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = heads if groups is None else groups
+    width = d // heads
+
+    def draw(*shape: int) -> Tensor:
+        return scale * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(draw(rows, columns), draw(columns) if biases else None)
+
+    def norm() -> Norm:
+        beta = draw(d) if centred and biases else None
+        return Norm(1 + draw(d), beta, 1e-5, centred)
+
+    attention = Attention(linear(d, groups * width), linear(d, d), heads, groups)
+    ff = FeedForward(linear(d, m), linear(m, d), activation, linear(d, m) if gated else None)
+    start, end = Branch(), Residual()
+    steps = {
+        "post": [start, attention, end, norm(), start, ff, end, norm()],
+        "pre": [start, norm(), attention, end, start, norm(), ff, end],
+        "parallel": [start, norm(), attention, ParallelFeedForward(ff, norm()), end],
+        "both": [start, norm(), attention, norm(), end, start, norm(), ff, norm(), end],
+        "bare": [attention, ff],
+    }[order]
+    scores = 4 * draw(batch, heads, n, n)
+    if causal:
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
+    reach = Reach(None, 0) if causal else Reach()
+    return Problem(Layer(steps, reach), 2 * draw(batch, n, d), scores.softmax(-1))
+
+
+@pytest.fixture
+def problem() -> Any:
+    return random_problem

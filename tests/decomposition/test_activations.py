@@ -1,0 +1,154 @@
+"""Slopes of activations against quadrature, and against what transformers computes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from reference import model_activation
+from scipy.integrate import quad
+
+from normlens.decomposition.activations import ACTIVATIONS, activation
+from normlens.errors import UnsupportedModelError
+
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
+
+every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+PANEL = 0.5  # every kink (0, and 6 of relu6) lies between two panels
+HARD = [0.0, 1e-30, -1e-30, 1e-8, -1e-8, 1e-4, -1e-4, 0.05, -0.05, 40.0, -40.0, 1e4, -1e4]
+
+
+def integral_from_zero(f, edges: int, sign: int) -> np.ndarray:
+    """``∫₀^{s k PANEL} f(t) dt`` for k = 1 … edges, panel by panel."""
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    starts = torch.arange(edges, dtype=torch.float64)[:, None] * PANEL
+    t = sign * (starts + PANEL * (torch.from_numpy(nodes) + 1) / 2)
+    panels = (f(t) * torch.from_numpy(weights)).sum(-1) * PANEL / 2 * sign
+    return panels.cumsum(0).numpy()
+
+
+def derivative(g):
+    def f(t):
+        leaf = t.clone().requires_grad_()
+        return torch.autograd.grad(g(leaf).sum(), leaf)[0]
+
+    return f
+
+
+@every_activation
+def test_value_is_the_models(name):
+    z = torch.cat([torch.linspace(-60, 60, 2001), torch.tensor(HARD)]).double()
+    expected = model_activation(name)(z)
+    torch.testing.assert_close(activation(name).value(z), expected, rtol=1e-12, atol=1e-13)
+
+
+@every_activation
+def test_value_at_zero(name):
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert activation(name).at_zero == float(model_activation(name)(zero))
+
+
+@every_activation
+@pytest.mark.parametrize("sign", [1, -1])
+def test_slope_is_the_mean_derivative_along_the_path(name, sign):
+    """``r(z) = ∫₀¹ g′(αz) dα`` with autograd's derivative of the model's activation."""
+    edges = 80
+    z = sign * PANEL * torch.arange(1, edges + 1, dtype=torch.float64)
+    integral = integral_from_zero(derivative(model_activation(name)), edges, sign)
+    np.testing.assert_allclose(activation(name).slope(z), integral / z.numpy(), atol=1e-12)
+
+
+@every_activation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_breaks_at_extreme_arguments(name, dtype):
+    g = activation(name)
+    z = torch.tensor(HARD, dtype=dtype)
+    for function in (g.value, g.slope, g.derivative, g.mean_slope):
+        assert torch.isfinite(function(z)).all(), function
+
+
+@every_activation
+def test_slope_in_float32_is_the_float64_slope(name):
+    """No digits are lost near 0, where a difference quotient would lose all of them."""
+    g = activation(name)
+    z = torch.cat([torch.tensor(HARD), torch.logspace(-20, 2, 300), -torch.logspace(-20, 2, 300)])
+    exact = g.slope(z.double())
+    torch.testing.assert_close(g.slope(z).double(), exact, rtol=2e-6, atol=1e-30)
+
+
+@every_activation
+@pytest.mark.parametrize("sign", [1, -1])
+def test_slope_at_zero_is_the_one_sided_derivative(name, sign):
+    near = torch.tensor([sign * 1e-9], dtype=torch.float64)
+    limit = derivative(model_activation(name))(near)
+    torch.testing.assert_close(activation(name).slope(near), limit, rtol=1e-7, atol=2e-8)
+
+
+@every_activation
+def test_derivative_is_autograds(name):
+    z = torch.linspace(-30, 30, 501, dtype=torch.float64)
+    expected = derivative(model_activation(name))(z)
+    torch.testing.assert_close(activation(name).derivative(z), expected, rtol=1e-10, atol=1e-12)
+
+
+@every_activation
+def test_derivative_needs_no_autograd_mode(name):
+    with torch.no_grad():
+        assert not activation(name).derivative(torch.ones(1)).requires_grad
+
+
+@every_activation
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [1e-3, 0.3, 2.0, 7.5, 12.0, 39.9, 40.0, 40.1, 80.0, 200.0, 500.0])
+def test_mean_slope_is_its_integral(name, sign, size):
+    """``J(z) = ∫₀¹ α r(αz) dα = ∫₀^z (g(t) − g(0)) dt / z²`` to 1e-10."""
+    g = model_activation(name)
+    z = sign * size
+
+    def rise(t: float) -> float:
+        return float(g(torch.tensor(sign * t, dtype=torch.float64))) - activation(name).at_zero
+
+    edges = [0.0, *(edge for edge in (2.0, 6.0, 12.0, 40.0) if edge < size), size]
+    pieces = [
+        quad(rise, low, high, epsabs=1e-12, epsrel=1e-12, limit=100)[0]
+        for low, high in itertools.pairwise(edges)
+    ]
+    expected = math.fsum(pieces) * sign / z**2
+    found = float(activation(name).mean_slope(torch.tensor([z], dtype=torch.float64)))
+    assert abs(found - expected) <= 1e-10 * max(1.0, abs(expected))
+
+
+@every_activation
+def test_mean_slope_near_zero_is_half_the_slope(name):
+    g = activation(name)
+    z = torch.tensor([0.0, 1e-12, -1e-12], dtype=torch.float64)
+    torch.testing.assert_close(g.mean_slope(z), g.slope(z) / 2, rtol=1e-10, atol=1e-11)
+
+
+@every_activation
+@given(z=st.floats(-1e4, 1e4))
+def test_slope_times_argument_is_the_rise(name, z):
+    """``g(0) + z r(z) = g(z)``."""
+    g = activation(name)
+    point = torch.tensor([z], dtype=torch.float64)
+    rise = g.at_zero + point * g.slope(point)
+    torch.testing.assert_close(rise, model_activation(name)(point), rtol=1e-12, atol=1e-12)
+
+
+@every_activation
+@given(z=st.lists(st.floats(-600, 600), min_size=1, max_size=4))
+def test_each_element_is_on_its_own(name, z):
+    g = activation(name)
+    together = torch.tensor(z, dtype=torch.float64)
+    for function in (g.slope, g.mean_slope, g.derivative):
+        alone = torch.cat([function(point[None]) for point in together])
+        torch.testing.assert_close(function(together), alone, rtol=1e-12, atol=1e-15)
+
+
+def test_an_unknown_activation_is_named_beside_the_known_ones():
+    with pytest.raises(UnsupportedModelError, match=r"'swoosh'.*known are: .*gelu.*silu"):
+        activation("swoosh")

@@ -1,0 +1,150 @@
+"""Tiles of any size, both methods, and running out of memory: always the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import largest_error, reference
+
+from normlens.decomposition import decompose_layer, feedforward, plan
+from normlens.decomposition.plan import Plan
+from normlens.errors import MemoryLimitError
+
+LAYERS = [
+    {"order": "post"},
+    {"order": "pre", "causal": True},
+    {"order": "both", "gated": True, "activation": "silu", "centred": False, "groups": 2},
+    {"order": "bare"},
+]
+every_layer = pytest.mark.parametrize(
+    "settings", LAYERS, ids=[str(settings["order"]) for settings in LAYERS]
+)
+
+
+def use_plan(monkeypatch, method: str, sources: int, targets: int) -> None:
+    monkeypatch.setattr(
+        feedforward, "choose_plan", lambda shape, limit: Plan(method, sources, targets)
+    )
+
+
+def assert_equal(found, expected, tolerance: float) -> None:
+    assert set(found.norms) == set(expected.norms)
+    for scope in expected.norms:
+        assert largest_error(found.norms[scope], expected.norms[scope]) <= tolerance, scope
+        torch.testing.assert_close(found.mixing[scope], expected.mixing[scope])
+
+
+@every_layer
+@pytest.mark.parametrize("method", ["tiles", "matrices"])
+@pytest.mark.parametrize(
+    ("sources", "targets"), [(1, 1), (1, 7), (7, 1), (2, 3), (3, 2), (5, 4), (11, 11), (64, 64)]
+)
+def test_every_tile_size_and_method_gives_the_reference(
+    settings, method, sources, targets, problem, monkeypatch
+):
+    given = problem(n=11, batch=2, **settings)
+    use_plan(monkeypatch, method, sources, targets)
+    found = given.solve()
+    for index in range(2):
+        expected = reference(given.layer, given.x[index], given.alpha[index])
+        for scope, norms in found.norms.items():
+            assert largest_error(norms[index], expected.maps[scope]) < 1e-9, scope
+            torch.testing.assert_close(found.mixing[scope][index], expected.mixing[scope])
+
+
+@every_layer
+@pytest.mark.parametrize(("sources", "targets"), [(1, 1), (3, 2), (8, 8)])
+def test_the_size_of_standard_tiles_is_free(settings, sources, targets, problem, monkeypatch):
+    given = problem(n=17, **settings)
+    expected = given.solve()
+    monkeypatch.setattr(plan, "SOURCES", sources)
+    monkeypatch.setattr(plan, "TARGETS", targets)
+    monkeypatch.setattr(plan, "MATRIX_TARGETS", targets)
+    assert_equal(given.solve(), expected, 1e-12)
+
+
+@every_layer
+@pytest.mark.parametrize("limit", [1, 5_000, 100_000])
+def test_a_memory_limit_changes_no_number(settings, limit, problem):
+    given = problem(n=17, dtype=torch.float32, **settings)
+    assert_equal(given.solve(memory_limit=limit), given.solve(), 1e-6)
+
+
+def test_padding_is_not_computed(problem):
+    """A shorter sequence in a batch gives what it gives alone, whatever its padding holds."""
+    given = problem("post", n=9, batch=2)
+    x, alpha = given.x.clone(), given.alpha.clone()
+    x[1, 5:] = 1e6
+    alpha[1, :, :, 5:] = 0
+    alpha[1, :, 5:] = 1e6
+    together = decompose_layer(given.layer, x, alpha, [9, 5], given.layer.scopes)
+    alone = type(given)(given.layer, x[1:, :5], alpha[1:, :, :5, :5]).solve()
+    for scope, norms in alone.norms.items():
+        assert largest_error(together.norms[scope][1, :5, :5], norms[0]) < 1e-12, scope
+
+
+# Running out of memory ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing_tiles(monkeypatch):
+    """Tiles above a number of pairs run out of memory; returns the sizes that were tried."""
+
+    def install(largest: int, error=torch.OutOfMemoryError, after: int = 0):
+        tried = []
+        for name in ("_tile", "_tile_by_matrices"):
+            real = getattr(feedforward, name)
+
+            def guarded(job, index, targets, sources, *rest, real=real):
+                pairs = (targets.stop - targets.start) * (sources.stop - sources.start)
+                tried.append(pairs)
+                if pairs > largest and len(tried) > after:
+                    raise error("out of memory: tried to allocate more than there is")
+                return real(job, index, targets, sources, *rest)
+
+            monkeypatch.setattr(feedforward, name, guarded)
+        return tried
+
+    return install
+
+
+@every_layer
+@pytest.mark.parametrize("method", ["tiles", "matrices"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError, MemoryError])
+def test_tiles_are_halved_until_they_fit(
+    settings, method, error, problem, failing_tiles, monkeypatch
+):
+    given = problem(n=11, **settings)
+    expected = given.solve()
+    use_plan(monkeypatch, method, 11, 5)
+    tried = failing_tiles(6, error)
+    assert_equal(given.solve(), expected, 1e-12)
+    assert max(tried) > 6 >= tried[-1]
+
+
+@every_layer
+def test_what_was_done_before_running_out_is_not_counted_twice(
+    settings, problem, failing_tiles, monkeypatch
+):
+    given = problem(n=11, **settings)
+    expected = given.solve()
+    use_plan(monkeypatch, "tiles", 4, 4)
+    tried = failing_tiles(3, after=4)  # the first tiles succeed, then memory runs out
+    assert_equal(given.solve(), expected, 1e-12)
+    assert max(tried[:4]) > 3
+
+
+def test_memory_that_never_suffices_is_an_error_of_ours(problem, failing_tiles):
+    failing_tiles(0)
+    with pytest.raises(MemoryLimitError, match="6 tokens"):
+        problem("post", n=6).solve()
+
+
+def test_other_errors_are_not_swallowed(problem, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(feedforward, "_tile", broken)
+    monkeypatch.setattr(feedforward, "_tile_by_matrices", broken)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        problem("post").solve()

@@ -1,0 +1,320 @@
+"""Models that no adapter knows, and adapters that users write."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import largest_error, reference
+from torch import nn
+
+import normlens
+from normlens.components import Attention, Branch, FeedForward, Linear, Residual
+from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.models import adapter_class, base
+from normlens.models.base import layer_norm, linear
+from normlens.models.examples import EXAMPLES
+
+IDS = [3, 9, 1, 14, 5]
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch):
+    """What a test registers is gone afterwards."""
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+
+
+# Models that are not supported --------------------------------------------------------------------
+
+
+def tiny_transformer(model_type: str, **settings) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+
+    return AutoModel.from_config(AutoConfig.for_model(model_type, **settings))
+
+
+def test_an_unknown_model_type_is_named_with_what_to_do():
+    model = tiny_transformer("xlnet", vocab_size=64, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    with pytest.raises(UnsupportedModelError) as raised:
+        normlens.load(model)
+    message = str(raised.value)
+    assert "'xlnet'" in message
+    assert all(family in message for family in EXAMPLES)
+    assert "normlens.Adapter" in message
+    assert '@normlens.register("xlnet")' in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("t5", {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}),
+        (
+            "bart",
+            {
+                "d_model": 16,
+                "encoder_layers": 1,
+                "decoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "decoder_attention_heads": 2,
+                "encoder_ffn_dim": 24,
+                "decoder_ffn_dim": 24,
+            },
+        ),
+    ],
+)
+def test_an_encoder_decoder_is_named_with_what_to_do(model_type, settings):
+    model = tiny_transformer(model_type, vocab_size=64, **settings)
+    with pytest.raises(UnsupportedModelError) as raised:
+        normlens.load(model)
+    message = str(raised.value)
+    assert repr(model_type) in message
+    assert "encoder–decoder" in message
+    assert "encoder-only or decoder-only" in message
+    assert "normlens models" in message
+
+
+def test_a_configuration_without_a_model_type_is_named_by_its_class():
+    with pytest.raises(UnsupportedModelError, match="'SimpleNamespace'"):
+        adapter_class(SimpleNamespace())
+
+
+def test_a_module_without_a_configuration():
+    with pytest.raises(UnsupportedModelError, match=r"Linear has no `config`.*normlens\.register"):
+        normlens.load(nn.Linear(2, 2))
+
+
+# An adapter of one's own --------------------------------------------------------------------------
+
+
+class ToyAttention(nn.Module):
+    def __init__(self, d: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(d, d) for _ in range(4))
+
+    def forward(self, x, mask):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
+        weights = scores.softmax(-1)
+        return self.output((weights @ v).transpose(1, 2).flatten(-2)), weights
+
+
+class ToyBlock(nn.Module):
+    def __init__(self, d: int, heads: int, m: int):
+        super().__init__()
+        self.attention = ToyAttention(d, heads)
+        self.norm = nn.LayerNorm(d)
+        self.up, self.down = nn.Linear(d, m), nn.Linear(m, d)
+
+    def forward(self, x, mask):
+        y = self.norm(x + self.attention(x, mask)[0])
+        return y + self.down(F.silu(self.up(y)))
+
+
+class Toy(nn.Module):
+    """A model that is not of transformers: post-LN attention, no norm behind the feed-forward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = SimpleNamespace(model_type="toy", vocab_size=20, pad_token_id=0)
+        self.embedding = nn.Embedding(20, 12)
+        self.blocks = nn.ModuleList(ToyBlock(12, 3, 18) for _ in range(2))
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x, attention_mask)
+        return x
+
+
+class ToyAdapter(normlens.Adapter):
+    def blocks(self):
+        return list(self.model.blocks)
+
+    def steps(self, block):
+        return [
+            Branch(),
+            Attention(
+                value=linear(block.attention.value),
+                output=linear(block.attention.output),
+                heads=3,
+                groups=3,
+                weights=block.attention,
+                module=block.attention.output,
+            ),
+            Residual(),
+            layer_norm(block.norm),
+            Branch(),
+            FeedForward(
+                up=linear(block.up), down=linear(block.down), activation="silu", module=block.down
+            ),
+            Residual(),
+        ]
+
+
+def test_a_registered_adapter_works():
+    assert normlens.register("toy")(ToyAdapter) is ToyAdapter
+    model = Toy().double()
+    lens = normlens.load(model)
+    maps = lens.maps(input_ids=IDS)
+    assert lens.component_sequence == "ATTN RES LN FF RES"
+    assert maps.scopes[-1] == "ATTNRESLNFFRES-N"
+    assert maps.completeness < 1e-12
+
+    mask = torch.ones(1, len(IDS))
+    with torch.no_grad():
+        x = model.embedding(torch.tensor([IDS]))
+        for position, block in enumerate(model.blocks):
+            alpha = block.attention(x, mask)[1]
+            expected = reference(lens.adapter.layer(block), x[0], alpha[0])
+            for scope in maps.scopes:
+                assert largest_error(maps[scope][position], expected.maps[scope]) < 1e-9
+            x = block(x, mask)
+
+
+def test_a_registered_adapter_is_batched_like_any_other():
+    normlens.register("toy")(ToyAdapter)
+    lens = normlens.load(Toy())
+    batch = [IDS, IDS[:2], IDS[1:4]]
+    for found, ids in zip(lens.maps(input_ids=batch, batch_size=3), batch, strict=True):
+        alone = lens.maps(input_ids=ids)
+        for scope in alone.scopes:
+            assert largest_error(found[scope], alone[scope]) < 1e-6
+
+
+def test_an_adapter_serves_several_model_types():
+    normlens.register("toy", "toy-2")(ToyAdapter)
+    for name in ("toy", "toy-2"):
+        assert adapter_class(SimpleNamespace(model_type=name)) is ToyAdapter
+
+
+class WrongValue(ToyAdapter):
+    """Takes the keys for the values."""
+
+    def steps(self, block):
+        steps = super().steps(block)
+        right = steps[1]
+        steps[1] = Attention(
+            linear(block.attention.key), right.output, 3, 3, right.weights, right.module
+        )
+        return steps
+
+
+class WrongNorm(ToyAdapter):
+    """Takes the norm for one that does not centre."""
+
+    def steps(self, block):
+        steps = super().steps(block)
+        right = steps[3]
+        steps[3] = type(right)(right.gamma, right.beta, right.eps, False, right.module)
+        return steps
+
+
+class WrongFeedForward(ToyAdapter):
+    """Forgets a bias of the second layer's feed-forward block."""
+
+    def steps(self, block):
+        steps = super().steps(block)
+        if block is self.model.blocks[1]:
+            right = steps[5]
+            down = Linear(right.down.weight)
+            steps[5] = FeedForward(right.up, down, right.activation, module=right.module)
+        return steps
+
+
+class WrongResidual(ToyAdapter):
+    """Takes the second residual connection from the layer's input."""
+
+    def steps(self, block):
+        steps = super().steps(block)
+        return [steps[0], *steps[:4], *steps[5:]]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "layer", "component", "scope"),
+    [
+        (WrongValue, 1, "ATTN", "ATTN-N"),
+        (WrongNorm, 1, "LN", "ATTNRESLN-N"),
+        (WrongFeedForward, 2, "FF", "ATTNRESLNFF-N"),
+        (WrongResidual, 1, "RES", "ATTNRESLNFFRES-N"),
+    ],
+)
+def test_a_wrong_adapter_is_told_where(adapter, layer, component, scope):
+    normlens.register("toy")(adapter)
+    lens = normlens.load(Toy())
+    with pytest.raises(CompletenessError) as raised:
+        lens.maps(input_ids=IDS)
+    message = str(raised.value)
+    assert f"layer {layer} at its {component} (scope {scope})" in message
+    assert "relative error" in message
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in lens.model.modules())
+
+
+class WrongActivation(ToyAdapter):
+    def steps(self, block):
+        steps = super().steps(block)
+        right = steps[5]
+        steps[5] = FeedForward(right.up, right.down, "gelu", module=right.module)
+        return steps
+
+
+@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient", "shapley"])
+def test_a_wrong_activation_is_seen_under_every_rule(rule):
+    normlens.register("toy")(WrongActivation)
+    with pytest.raises(CompletenessError, match="layer 1 at its FF"):
+        normlens.load(Toy()).maps(input_ids=IDS, nonlinearity=rule)
+
+
+def test_values_that_overflow_do_not_pass_for_complete():
+    """NaN is no small error."""
+    normlens.register("toy")(ToyAdapter)
+    model = Toy()
+    with torch.no_grad():
+        model.blocks[0].up.weight.fill_(3e38)
+    with pytest.raises(CompletenessError, match="layer 1 at its FF"):
+        normlens.load(model).maps(input_ids=IDS)
+
+
+class TooManyBlocks(ToyAdapter):
+    def blocks(self):
+        return [*self.model.blocks, self.model.blocks[0]]
+
+
+def test_an_adapter_that_miscounts_blocks():
+    normlens.register("toy")(TooManyBlocks)
+    with pytest.raises(UnsupportedModelError, match="ran 2 blocks where its adapter lists 3"):
+        normlens.load(Toy()).maps(input_ids=IDS)
+
+
+class NoWeights(ToyAdapter):
+    def steps(self, block):
+        steps = super().steps(block)
+        right = steps[1]
+        steps[1] = Attention(right.value, right.output, 3, 3, block.attention.query, right.module)
+        return steps
+
+
+def test_an_adapter_whose_weights_are_none():
+    normlens.register("toy")(NoWeights)
+    with pytest.raises(UnsupportedModelError, match="layer 1 returned no attention weights"):
+        normlens.load(Toy()).maps(input_ids=IDS)
+
+
+def test_register_takes_names():
+    with pytest.raises(InputError, match="register"):
+        normlens.register()
+    with pytest.raises(InputError, match="register"):
+        normlens.register(ToyAdapter)
+
+
+def test_register_takes_adapters():
+    with pytest.raises(InputError, match=r"subclass of normlens\.Adapter"):
+        normlens.register("toy")(Toy)

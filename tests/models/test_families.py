@@ -1,0 +1,273 @@
+"""Every family against the reference, and what must not change its numbers."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from reference import assert_maps_match, largest_error, observe, references
+
+import normlens
+from normlens.models import adapt, supported_families
+from normlens.models.examples import EXAMPLES, scramble, tiny_config
+
+FAMILIES = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "albert",
+    "electra",
+    "mpnet",
+    "deberta-v2",
+    "modernbert",
+    "gpt2",
+    "opt",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "bloom",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "olmo2",
+]
+BIDIRECTIONAL = FAMILIES[: FAMILIES.index("gpt2")]
+SINGLE_NORMS = {*FAMILIES[FAMILIES.index("llama") :]} - {"phi"}
+IDS = [3, 9, 27, 14, 5, 33, 8]
+BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
+PADDING = 1
+
+HEADS = [
+    transformers.AutoModelForMaskedLM,
+    transformers.AutoModelForCausalLM,
+    transformers.AutoModelForSequenceClassification,
+    transformers.AutoModelForTokenClassification,
+    transformers.AutoModelForQuestionAnswering,
+]
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The float64 reference of a family on IDS, computed once for each rule."""
+    found = {}
+
+    def get(model, family: str, rule: str = "ig"):
+        if (family, rule) not in found:
+            found[family, rule] = references(model, IDS, rule)
+        return found[family, rule]
+
+    return get
+
+
+def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
+    assert found.scopes == expected.scopes
+    assert found.layers == expected.layers
+    np.testing.assert_array_equal(found.allowed, expected.allowed)
+    for scope in expected.scopes:
+        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
+        difference = found.mixing_ratio(scope) - expected.mixing_ratio(scope)
+        assert np.abs(difference).max() <= tolerance, scope
+
+
+def test_the_examples_are_the_families():
+    assert list(EXAMPLES) == FAMILIES
+
+
+def test_every_family_has_an_adapter():
+    assert set(supported_families()) >= set(FAMILIES)
+
+
+# Right numbers ----------------------------------------------------------------------------------
+
+
+@every_family
+def test_float64_equals_the_reference(family, tiny, expected):
+    model = tiny(family, torch.float64)
+    maps = normlens.load(model).maps(input_ids=IDS)
+    assert_maps_match(maps, expected(model, family), 1e-9)
+
+
+@every_family
+def test_float32_is_close_to_the_float64_reference(family, tiny, expected):
+    maps = normlens.load(tiny(family, torch.float32)).maps(input_ids=IDS)
+    assert maps["ATTN-N"].dtype == np.float32
+    assert_maps_match(maps, expected(tiny(family, torch.float64), family), 1e-4)
+
+
+@every_family
+@pytest.mark.parametrize("rule", ["ig-bias", "gradient"])
+def test_other_rules_equal_the_reference(family, rule, tiny, expected):
+    model = tiny(family, torch.float64)
+    maps = normlens.load(model).maps(input_ids=IDS, nonlinearity=rule)
+    assert_maps_match(maps, expected(model, family, rule), 1e-9)
+
+
+@every_family
+def test_parts_and_bias_add_up_to_the_hidden_states(family, tiny):
+    maps = normlens.load(tiny(family, torch.float32)).maps(input_ids=IDS)
+    assert 0 < maps.completeness <= 1e-4
+
+
+@every_family
+def test_parts_and_bias_add_up_in_float64(family, tiny):
+    """To rounding, so that an activation with a constant of fewer digits is told from another."""
+    maps = normlens.load(tiny(family, torch.float64)).maps(input_ids=IDS)
+    # Llama and what descends from it compute their norms in float32 whatever they run in.
+    assert 0 < maps.completeness <= (1e-5 if family in SINGLE_NORMS else 1e-13)
+
+
+@every_family
+def test_head_maps_equal_the_reference(family, tiny, expected):
+    model = tiny(family, torch.float64)
+    maps = normlens.load(model).maps(input_ids=IDS, heads=True)
+    for position, layer in enumerate(expected(model, family)):
+        for scope in ("ATTN-W", "ATTN-N"):
+            error = largest_error(maps.heads[scope][position], layer.head_maps[scope])
+            assert error <= 1e-9, scope
+
+
+@every_family
+def test_allowed_pairs_are_those_with_attention(family, tiny):
+    model = tiny(family, torch.float64)
+    adapter = adapt(model)
+    maps = normlens.load(model).maps(input_ids=IDS)
+    alpha = observe(adapter.model, list(adapter.blocks()), IDS).alpha
+    for position, weights in enumerate(alpha):
+        np.testing.assert_array_equal(maps.allowed[position], (weights > 0).any(0).numpy())
+
+
+@every_family
+def test_causal_maps_are_lower_triangles(family, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    maps = lens.maps(input_ids=IDS)
+    assert lens.causal == (family not in BIDIRECTIONAL)
+    for scope in maps.scopes:
+        above = np.triu(maps[scope], k=1)
+        assert (np.abs(above).max() == 0) == lens.causal, scope
+
+
+@every_family
+def test_maps_are_zero_where_attention_is_not_allowed(family, tiny):
+    maps = normlens.load(tiny(family, torch.float32)).maps(input_ids=IDS)
+    for scope in maps.scopes:
+        assert not maps[scope][~maps.allowed].any(), scope
+        assert (maps[scope][maps.allowed] > 0).all(), scope
+
+
+# The same numbers, however they are asked for ----------------------------------------------------
+
+
+@every_family
+def test_batched_and_padded_equals_one_by_one(family, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    alone = [lens.maps(input_ids=ids) for ids in BATCH]
+    together = lens.maps(input_ids=BATCH, batch_size=3)
+    for found, expected in zip(together, alone, strict=True):
+        assert found.token_ids == expected.token_ids
+        assert_same(found, expected)
+
+
+@every_family
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_taken_off(family, side, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    width = max(map(len, BATCH))
+    rows, mask = [], []
+    for ids in BATCH:
+        fill = [PADDING] * (width - len(ids))
+        flags = [0] * len(fill)
+        rows.append(fill + ids if side == "left" else ids + fill)
+        mask.append(flags + [1] * len(ids) if side == "left" else [1] * len(ids) + flags)
+    padded = lens.maps(
+        input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), batch_size=3
+    )
+    for found, ids in zip(padded, BATCH, strict=True):
+        assert found.token_ids == ids
+        assert_same(found, lens.maps(input_ids=ids))
+
+
+@every_family
+def test_a_choice_of_layers_and_scopes_changes_no_number(family, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    whole = lens.maps(input_ids=IDS)
+    for scope in lens.scopes:
+        some = lens.maps(input_ids=IDS, layers=[-1], scopes=[scope])
+        assert some.scopes == [scope]
+        assert some.layers == [lens.n_layers - 1]
+        assert largest_error(some[scope][0], whole[scope][-1]) <= 1e-6, scope
+        ratios = some.mixing_ratio(scope)[0] - whole.mixing_ratio(scope)[-1]
+        assert np.abs(ratios).max() <= 1e-6, scope
+
+
+@every_family
+def test_a_little_memory_changes_no_number(family, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    assert_same(lens.maps(input_ids=IDS, memory_limit=1), lens.maps(input_ids=IDS))
+
+
+@every_family
+def test_heads_on_top_are_taken_off(family, tiny):
+    """A model with any head gives the maps of the base model that holds the same weights."""
+    config = tiny_config(family)
+    base = copy.deepcopy(tiny(family, torch.float32))
+    lens = normlens.load(base)
+    tried = []
+    for head in HEADS:
+        if type(config) not in head._model_mapping:
+            continue
+        model = head.from_config(config, attn_implementation="eager").eval()
+        scramble(model, seed=len(tried) + 1)
+        missing = base.load_state_dict(model.base_model.state_dict(), strict=False).missing_keys
+        assert all("pooler" in name for name in missing)
+        assert_same(normlens.load(model).maps(input_ids=IDS), lens.maps(input_ids=IDS))
+        tried.append(head)
+    language_model = HEADS[0] if family in BIDIRECTIONAL else HEADS[1]
+    assert language_model in tried
+
+
+@every_family
+def test_the_model_is_left_as_it_was(family):
+    """An sdpa model in training mode works, and comes back with its modes and without hooks."""
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(tiny_config(family))
+    scramble(model)
+    model.train()
+    next(model.children()).eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    implementation = model.config._attn_implementation
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+
+    maps = normlens.load(model).maps(input_ids=IDS)
+
+    assert maps.completeness <= 1e-4
+    assert model.config._attn_implementation == implementation
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    for name, module in model.named_modules():
+        assert not module._forward_hooks, name
+        assert not module._forward_pre_hooks, name
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name]), name
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "modernbert"])
+def test_sdpa_gives_the_maps_of_eager_attention(family, tiny):
+    eager = tiny(family, torch.float32)
+    model = transformers.AutoModel.from_config(tiny_config(family), attn_implementation="sdpa")
+    model.load_state_dict(eager.state_dict())
+    assert model.config._attn_implementation == "sdpa"
+    assert_same(normlens.load(model).maps(input_ids=IDS), normlens.load(eager).maps(input_ids=IDS))
+    assert model.config._attn_implementation == "sdpa"

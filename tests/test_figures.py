@@ -1,0 +1,395 @@
+"""Pictures: what they show is the maps' numbers, and nothing in them overlaps or is cut off."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+import normlens
+from normlens import figures
+from normlens.analysis import strongest_pairs
+from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
+from normlens.models.examples import tiny_model
+from normlens.scopes import consecutive
+
+pytest.importorskip("matplotlib")
+TEXT = "She teaches soap opera history."
+
+
+@cache
+def tiny_maps(model_type: str, n: int) -> normlens.Maps:
+    model = tiny_model(model_type, max_position_embeddings=80)
+    maps: Any = normlens.load(model).maps(input_ids=[3 + k % 60 for k in range(n)])
+    return replace(maps, text=TEXT)
+
+
+@pytest.fixture(scope="module")
+def bert() -> normlens.Maps:
+    return tiny_maps("bert", 7)
+
+
+@pytest.fixture(scope="module")
+def second_layer(bert: normlens.Maps) -> Any:
+    return figures.plot_layer(bert, 1)
+
+
+@pytest.fixture(scope="module")
+def llama() -> normlens.Maps:
+    return tiny_maps("llama", 6)
+
+
+def panels(figure: Any) -> list[Any]:
+    return [axes for axes in figure.axes if axes.images]
+
+
+def shown(axes: Any) -> Any:
+    return axes.images[0].get_array()
+
+
+def words(figure: Any) -> str:
+    """Everything written outside the panels."""
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+def every_text(figure: Any) -> list[Any]:
+    """All text that is drawn; an axis also has labels for ticks beyond its ends."""
+    figure.canvas.draw()
+    texts = list(figure.texts)
+    for axes in figure.axes:
+        texts += [axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        texts += [axes.title, axes._left_title, axes._right_title]
+        if axes.get_legend() is not None:
+            texts += axes.get_legend().get_texts()
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for place, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True):
+                if low <= place <= high:
+                    texts.append(label)
+    return [text for text in texts if text.get_visible() and text.get_text().strip()]
+
+
+def assert_tidy(figure: Any) -> None:
+    """No text leaves the figure and no two texts overlap."""
+    texts = every_text(figure)
+    renderer = figure.canvas.get_renderer()
+    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts]
+    width, height = figure.canvas.get_width_height()
+    for text, box in boxes:
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= width, text
+        assert box.y1 <= height, text
+    for (a, first), (b, second) in combinations(boxes, 2):
+        # Half a pixel: boxes are rounded to whole pixels.
+        apart = (
+            first.x1 <= second.x0 + 0.5
+            or second.x1 <= first.x0 + 0.5
+            or first.y1 <= second.y0 + 0.5
+            or second.y1 <= first.y0 + 0.5
+        )
+        assert apart, f"{a!r} overlaps {b!r}"
+
+
+# One layer ---------------------------------------------------------------------------------------
+
+
+def test_layer_has_one_panel_per_scope_with_its_numbers(
+    bert: normlens.Maps, second_layer: Any
+) -> None:
+    assert [axes.get_title(loc="left") for axes in panels(second_layer)] == bert.scopes
+    for axes, scope in zip(panels(second_layer), bert.scopes, strict=True):
+        np.testing.assert_array_equal(shown(axes), bert[scope][1])
+
+
+def test_layer_says_what_it_shows(bert: normlens.Maps, second_layer: Any) -> None:
+    written = words(second_layer)
+    assert "BertModel, layer 2 (counted from 1)" in written
+    assert TEXT in written
+    assert f"completeness {bert.completeness:.1e}" in written
+    assert "float32" in written
+    assert "rule ig" in written
+
+
+def test_panels_say_what_was_added(bert: normlens.Maps) -> None:
+    figure = figures.plot_layer(bert, scopes=["ATTN-N", "RES1", "FF"])
+    added = [axes.texts[0].get_text() for axes in panels(figure)]
+    assert added == ["weights × values", "+ RES", "+ LN FF"]
+
+
+def test_axes_are_labelled_at_the_edges(bert: normlens.Maps, second_layer: Any) -> None:
+    first, last = panels(second_layer)[0], panels(second_layer)[-1]
+    assert first.get_ylabel() == "target i (output)"
+    assert last.get_xlabel() == "source j (input)"
+    assert [t.get_text() for t in first.get_yticklabels()] == bert.tokens
+    assert [t.get_text() for t in last.get_xticklabels()] == bert.tokens
+    assert list(first.get_yticks()) == list(range(len(bert)))
+
+
+def test_every_panel_has_a_colour_bar(bert: normlens.Maps, second_layer: Any) -> None:
+    assert len(second_layer.axes) == 2 * len(bert.scopes)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (6, 1), (7, 2)])
+def test_more_than_six_panels_take_two_rows(bert: normlens.Maps, count: int, rows: int) -> None:
+    figure = figures.plot_layer(bert, scopes=bert.scopes[:count])
+    heights = {round(axes.get_position().y0, 6) for axes in panels(figure)}
+    assert len(heights) == rows
+    assert_tidy(figure)
+
+
+def test_layer_is_an_index_into_the_model(bert: normlens.Maps) -> None:
+    second = bert.choose(1)
+    figure = figures.plot_layer(second, 1, "FF")
+    assert "layer 2" in words(figure)
+    np.testing.assert_array_equal(shown(panels(figure)[0]), bert["FF"][1])
+    with pytest.raises(InputError, match=r"layer 0 is not among .* 1$"):
+        figures.plot_layer(second, 0)
+    with pytest.raises(InputError, match=r"0, 1$"):
+        figures.plot_layer(bert, 2)
+
+
+def test_pairs_that_attention_forbids_stay_blank(llama: normlens.Maps) -> None:
+    above = np.triu(np.ones((6, 6), dtype=bool), k=1)
+    for figure in (
+        figures.plot_layer(llama, 1, ["ATTN-W", "FF"]),
+        figures.plot_overview(llama, scopes=["ATTN-N", "RES2"]),
+        figures.plot_amplification(llama, "LN", "FF", 1, diagonal=True),
+    ):
+        for axes in panels(figure):
+            np.testing.assert_array_equal(np.ma.getmaskarray(shown(axes)), above)
+            assert axes.images[0].get_cmap().get_bad()[3] == 0
+
+
+def test_scale_of_each_map_or_of_all(bert: normlens.Maps, second_layer: Any) -> None:
+    own = [axes.images[0].norm.vmax for axes in panels(second_layer)]
+    np.testing.assert_allclose(own, [bert[scope][1].max() for scope in bert.scopes])
+    shared = figures.plot_layer(bert, scale="shared")
+    tops = dict(zip(bert.scopes, [a.images[0].norm.vmax for a in panels(shared)], strict=True))
+    norms = [scope for scope in bert.scopes if scope.endswith("-N")]
+    assert {tops[scope] for scope in norms} == {max(bert[scope][0].max() for scope in norms)}
+    assert tops["ATTN-W"] == tops["ATTNRES-W"] <= 1
+    assert all(axes.images[0].norm.vmin == 0 for axes in panels(shared))
+
+
+@pytest.mark.parametrize(("normalise", "axis"), [("source", 0), ("target", 1)])
+def test_normalised_maps_sum_to_one(llama: normlens.Maps, normalise: str, axis: int) -> None:
+    for axes in panels(figures.plot_layer(llama, 0, ["ATTN-N", "FF"], normalise=normalise)):
+        np.testing.assert_allclose(shown(axes).sum(axis=axis), 1, rtol=1e-5)
+
+
+def test_colour_scales(bert: normlens.Maps) -> None:
+    for colour, middle in (("linear", 0.25), ("sqrt", 0.5)):
+        figure = figures.plot_layer(bert, scopes="FF", colour=colour)
+        norm = panels(figure)[0].images[0].norm
+        assert norm(norm.vmax / 4) == pytest.approx(middle)
+    assert "square-root" in words(figure)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": "row"},
+        {"normalise": "rows"},
+        {"colour": "log"},
+        {"cmap": "greenish"},
+        {"max_label": 0},
+        {"scopes": []},
+    ],
+)
+def test_wrong_options_are_named(bert: normlens.Maps, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        figures.plot_layer(bert, **options)
+
+
+def test_unknown_scope_lists_the_known(bert: normlens.Maps) -> None:
+    with pytest.raises(UnknownScopeError, match="ATTNRESLNFF-N"):
+        figures.plot_layer(bert, scopes="MLP")
+
+
+def test_maps_plot_themselves(bert: normlens.Maps) -> None:
+    figure = bert.plot(1, "FF", colour="linear")
+    np.testing.assert_array_equal(shown(panels(figure)[0]), bert["FF"][1])
+
+
+# Layout and labels -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 8, 64])
+def test_nothing_overlaps_at_any_length(n: int) -> None:
+    maps = tiny_maps("bert", n)
+    maps = replace(maps, tokens=["unbelievable"[: 1 + k % 12] for k in range(n)], text=TEXT * 9)
+    assert_tidy(figures.plot_layer(maps, 1, ["ATTN-W", "FF"]))
+    assert_tidy(figures.plot_overview(maps, scopes=["ATTN-W", "LN2"]))
+    assert_tidy(figures.plot_amplification(maps, "LN1", "FF", 1, top=0))
+
+
+def test_nothing_overlaps_in_the_similarity(bert: normlens.Maps) -> None:
+    for maps in (bert, tiny_maps("bert", 1)):  # ρ of a single pair is undefined
+        assert_tidy(figures.plot_similarity(replace(maps, text=TEXT * 9)))
+
+
+def test_long_sequences_label_some_tokens_and_say_so() -> None:
+    figure = figures.plot_layer(tiny_maps("bert", 64), scopes="FF")
+    axes = panels(figure)[0]
+    assert 16 <= len(axes.get_xticklabels()) < 64
+    assert "token is labelled" in words(figure)
+    positions = [int(tick) for tick in axes.get_xticks()]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == [str(3 + k % 60) for k in positions]
+
+
+def test_odd_tokens_are_shown_as_they_are(bert: normlens.Maps) -> None:
+    odd = ["$x_1$", "_", "<script>", "日本", "😀", "\n", "a" * 40]
+    maps = replace(bert, tokens=odd, text="$\\frac{1}{ <b>日本</b> _x_")
+    figure = figures.plot_layer(maps, scopes="FF")
+    figure.canvas.draw()  # a character without a glyph, or mathtext, would warn or raise here
+    labels = panels(figure)[0].get_yticklabels()
+    assert [label.get_text() for label in labels[:3]] == odd[:3]
+    assert not any(label.get_parse_math() for label in labels)
+    assert labels[5].get_text() == "↵"
+    assert labels[6].get_text() == "a" * 13 + "…"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["She", "Ġteaches", "Ċ"], ["She", "␣teaches", "↵"]),
+        (["Caf", "Ã©", "Ġx"], ["Caf", "é", "␣x"]),
+        (["Ġ", "æĹ", "¥"], ["␣", "\\xe6\\x97", "\\xa5"]),
+        (["▁soap", "<0x0A>", "café"], ["␣soap", "<0x0A>", "café"]),
+        (["[CLS]", "naïve", "##s", "日"], ["[CLS]", "naïve", "##s", "日"]),
+        (["a\tb", "", "\x07"], ["a⇥b", "∅", "\\u0007"]),
+    ],
+)
+def test_readable_tokens(tokens: list[str], expected: list[str]) -> None:
+    assert figures.readable_tokens(tokens) == expected
+
+
+def test_special_tokens_do_not_hide_byte_level_text() -> None:
+    tokens = ["<｜begin▁of▁sentence｜>", "Ġcaf", "Ã©"]
+    assert figures.readable_tokens(tokens, [True, False, False])[1:] == ["␣caf", "é"]
+
+
+# The other pictures ------------------------------------------------------------------------------
+
+
+def test_overview_has_layers_as_rows_and_scopes_as_columns(bert: normlens.Maps) -> None:
+    figure = figures.plot_overview(bert)
+    grid = panels(figure)
+    assert len(grid) == len(bert.layers) * len(bert.scopes)
+    assert [axes.get_title(loc="left") for axes in grid[: len(bert.scopes)]] == bert.scopes
+    for number, axes in enumerate(grid):
+        layer, scope = divmod(number, len(bert.scopes))
+        np.testing.assert_array_equal(shown(axes), bert[bert.scopes[scope]][layer])
+    assert {"layer 1", "layer 2"} <= set(words(figure).splitlines())
+    assert "layers 1 to 2 (counted from 1)" in words(figure)
+
+
+def test_overview_of_chosen_layers_and_scopes(bert: normlens.Maps) -> None:
+    figure = figures.plot_overview(bert, [1], ["ATTN-N", "FF"], scale="scope")
+    np.testing.assert_array_equal(shown(panels(figure)[1]), bert["FF"][1])
+    assert "layer 2" in words(figure).splitlines()
+    assert "layer 1" not in words(figure).splitlines()
+
+
+def test_overview_can_scale_a_scope_over_its_layers(bert: normlens.Maps) -> None:
+    figure = figures.plot_overview(bert, scopes="FF", scale="scope")
+    assert {axes.images[0].norm.vmax for axes in panels(figure)} == {bert["FF"].max()}
+
+
+def test_amplification_is_signed_and_symmetric(bert: normlens.Maps) -> None:
+    difference = bert.amplification("LN1", "FF")[1]
+    full = panels(figures.plot_amplification(bert, "LN1", "FF", 1, diagonal=True))[0]
+    np.testing.assert_array_equal(shown(full), difference)
+    norm = full.images[0].norm
+    assert norm.vmax == -norm.vmin == np.abs(difference).max()
+    without = shown(panels(figures.plot_amplification(bert, "LN1", "FF", 1))[0])
+    np.testing.assert_array_equal(np.ma.getmaskarray(without), np.eye(len(bert), dtype=bool))
+
+
+def test_amplification_marks_and_lists_the_strongest_pairs(bert: normlens.Maps) -> None:
+    figure = figures.plot_amplification(bert, "LN1", "FF", 1, top=3)
+    difference = bert.amplification("LN1", "FF")[1]
+    np.fill_diagonal(difference, 0)
+    target, source = np.unravel_index(np.argmax(difference), difference.shape)
+    marks = {text.get_text(): text.xy for text in panels(figure)[0].texts if text.get_text()}
+    assert marks["1"] == (source, target)
+    weakened = np.count_nonzero(difference < 0)
+    assert set(marks) == {"1", "2", "3", *"abc"[:weakened]}
+    assert f"{bert.tokens[source]} → {bert.tokens[target]}" in words(figure)
+    assert f"+{difference.max():.3f}" in words(figure)
+    assert "layer 2 (counted from 1)" in words(figure)
+
+
+def test_strongest_pairs_are_ranked_among_allowed_pairs(llama: normlens.Maps) -> None:
+    difference = llama.amplification("LN", "FF")[0]
+    strengthened, weakened = strongest_pairs(difference, llama.allowed[0], top=100)
+    for pairs, sign in ((strengthened, 1), (weakened, -1)):
+        sizes = [sign * pair.value for pair in pairs]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(size > 0 for size in sizes)
+        assert all(pair.source < pair.target for pair in pairs)
+        assert all(pair.value == difference[pair.target, pair.source] for pair in pairs)
+    below = difference[np.tril_indices(6, k=-1)]
+    assert len(strengthened) + len(weakened) == np.count_nonzero(below)
+
+
+def test_similarity_draws_rho_over_layers(bert: normlens.Maps) -> None:
+    figure = figures.plot_similarity(bert)
+    axes = figure.axes[0]
+    steps = consecutive(bert.scopes)
+    assert [name for name, _, _ in steps] == ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2"]
+    assert len(axes.lines) == len(steps)
+    for line, (name, before, after) in zip(axes.lines, steps, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), [1, 2])
+        np.testing.assert_array_equal(line.get_ydata(), bert.similarity(before, after))
+        assert line.get_label() == f"{name}:  {before} → {after}"
+    assert axes.get_xlabel() == "layer (counted from 1)"
+    assert axes.get_ylabel() == "Spearman's ρ"
+    low, high = axes.get_ylim()
+    assert high == 1
+    assert low <= min(line.get_ydata().min() for line in axes.lines)
+
+
+def test_similarity_needs_two_scopes(bert: normlens.Maps) -> None:
+    with pytest.raises(InputError, match="FF-N"):
+        figures.plot_similarity(bert.choose(scopes="FF"))
+
+
+# Surroundings ------------------------------------------------------------------------------------
+
+
+def test_pictures_work_without_pyplot(
+    bert: normlens.Maps, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    for draw, suffix in (
+        (lambda: figures.plot_layer(bert, scopes="FF"), "svg"),
+        (lambda: figures.plot_overview(bert, scopes="FF"), "pdf"),
+        (lambda: figures.plot_amplification(bert, "LN1", "FF"), "png"),
+        (lambda: figures.plot_similarity(bert), "png"),
+    ):
+        path = tmp_path / f"picture.{suffix}"
+        draw().savefig(path)
+        assert path.stat().st_size > 1000
+
+
+def test_jupyter_can_show_a_figure(bert: normlens.Maps) -> None:
+    figure = figures.plot_layer(bert, scopes="FF")
+    data, size = figure._repr_png_()
+    assert data.startswith(b"\x89PNG")
+    assert size["width"] == round(96 * figure.get_figwidth())
+
+
+def test_missing_matplotlib_is_explained(
+    bert: normlens.Maps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'normlens\[viz\]'"):
+        figures.plot_layer(bert)

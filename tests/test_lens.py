@@ -1,0 +1,421 @@
+"""What a user asks of a lens, and how it answers a wrong question."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import largest_error, references
+
+import normlens
+from normlens import lens as lens_module
+from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
+from normlens.models.examples import tiny_model
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+
+
+@pytest.fixture
+def lens(tiny):
+    return normlens.load(tiny("bert", torch.float32))
+
+
+def assert_equal(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
+    for scope in expected.scopes:
+        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
+
+
+# What the model is --------------------------------------------------------------------------------
+
+
+def test_properties(lens):
+    assert lens.model_type == "bert"
+    assert lens.n_layers == 2
+    assert not lens.causal
+    assert lens.scopes[:3] == ["ATTN-W", "ATTNRES-W", "ATTN-N"]
+    assert lens.component_sequence == "ATTN RES LN FF RES LN"
+    assert (lens.dtype, lens.compute_dtype) == (torch.float32, torch.float32)
+    assert lens.device == torch.device("cpu")
+    assert lens.max_tokens == 48
+    assert "bert, 2 layers of ATTN RES LN FF RES LN, float32 on cpu" in repr(lens)
+
+
+@pytest.mark.parametrize(
+    ("family", "longest"), [("bert", 48), ("roberta", 46), ("mpnet", 46), ("gpt2", 48)]
+)
+def test_the_longest_sequence_is_one_that_runs(family, longest, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    assert lens.max_tokens == longest
+    assert len(lens.maps(input_ids=[5] * longest, scopes="ATTN-N", layers=0)) == longest
+    with pytest.raises(InputError, match=f"{longest + 1} tokens.*at most {longest}"):
+        lens.maps(input_ids=[5] * (longest + 1))
+
+
+def test_no_limit_where_there_are_no_positions(tiny):
+    lens = normlens.load(tiny("bloom", torch.float32))
+    assert lens.max_tokens is None
+    assert len(lens.maps(input_ids=[5] * 60, scopes="ATTN-N", layers=0)) == 60
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(value):
+    model = tiny_model("bert")
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[0, 0] = value
+    with pytest.raises(ModelLoadError, match=r"not finite.*encoder\.layer\.1\.output\.dense"):
+        normlens.load(model)
+
+
+def test_what_is_not_a_model():
+    with pytest.raises(InputError, match="not int"):
+        normlens.load(3)
+
+
+# What it shows ------------------------------------------------------------------------------------
+
+
+def test_maps_of_one_sequence(lens):
+    maps = lens.maps(input_ids=IDS)
+    assert isinstance(maps, normlens.Maps)
+    assert maps.scopes == lens.scopes
+    assert all(maps[scope].shape == (2, 7, 7) for scope in maps.scopes)
+    assert all(maps.mixing_ratio(scope).shape == (2, 7) for scope in maps.scopes)
+    assert maps.allowed.shape == (2, 7, 7)
+    assert maps.token_ids == IDS
+    assert maps.tokens == [str(i) for i in IDS]
+    assert maps.layers == [0, 1]
+    assert maps.text is None
+    assert not maps.heads
+    assert not maps.standard_error
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array(IDS),
+        torch.tensor(IDS),
+        tuple(IDS),
+    ],
+    ids=["numpy", "torch", "tuple"],
+)
+def test_ids_in_any_container(ids, lens):
+    assert_equal(lens.maps(input_ids=ids), lens.maps(input_ids=IDS))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[IDS], np.array([IDS]), torch.tensor([IDS]), [torch.tensor(IDS)], [np.array(IDS)]],
+    ids=["list", "numpy", "torch", "tensors", "arrays"],
+)
+def test_a_batch_gives_a_list(ids, lens):
+    found = lens.maps(input_ids=ids)
+    assert isinstance(found, list)
+    assert_equal(found[0], lens.maps(input_ids=IDS))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 100, "auto"])
+def test_the_order_of_a_list_is_kept(batch_size, lens):
+    batch = [IDS, IDS[:2], IDS[1:], IDS[:4], IDS[3:4]]
+    found = lens.maps(input_ids=batch, batch_size=batch_size)
+    assert [maps.token_ids for maps in found] == batch
+    for maps, ids in zip(found, batch, strict=True):
+        assert_equal(maps, lens.maps(input_ids=ids))
+
+
+def test_the_same_call_twice_gives_the_same_numbers(lens):
+    first, second = lens.maps(input_ids=IDS), lens.maps(input_ids=IDS)
+    assert_equal(second, first)
+
+
+def test_results_are_independent_of_each_other(lens):
+    first = lens.maps(input_ids=IDS)
+    kept = first["ATTN-N"].copy()
+    second = lens.maps(input_ids=IDS)
+    second["ATTN-N"][:] = -1
+    np.testing.assert_array_equal(first["ATTN-N"], kept)
+
+
+def test_provenance(lens):
+    provenance = lens.maps(input_ids=IDS).provenance
+    assert provenance["model"] == "BertModel"
+    assert provenance["model_type"] == "bert"
+    assert provenance["components"] == "ATTN RES LN FF RES LN"
+    assert provenance["nonlinearity"] == "ig"
+    assert provenance["causal"] is False
+    assert (provenance["dtype"], provenance["compute_dtype"]) == ("float32", "float32")
+    assert provenance["device"] == "cpu"
+    assert provenance["versions"]["torch"] == torch.__version__
+    assert "samples" not in provenance
+
+
+def test_provenance_of_samples(lens):
+    maps = lens.maps(input_ids=IDS, nonlinearity="shapley", samples=3, seed=9)
+    assert (maps.provenance["samples"], maps.provenance["seed"]) == (3, 9)
+
+
+def test_segments_of_a_pair_matter(lens):
+    kinds = [0, 0, 0, 1, 1, 1, 1]
+    plain = lens.maps(input_ids=IDS)
+    assert_equal(lens.maps(input_ids=IDS, token_type_ids=[0] * 7), plain)
+    other = lens.maps(input_ids=IDS, token_type_ids=kinds)
+    assert largest_error(other["ATTN-N"], plain["ATTN-N"]) > 1e-3
+    batched = lens.maps(input_ids=[IDS, IDS[:4]], token_type_ids=[kinds, kinds[:4]], batch_size=2)
+    assert_equal(batched[0], other)
+
+
+def test_segments_are_padded_away(lens):
+    found = lens.maps(
+        input_ids=[[1, 1, *IDS]],
+        attention_mask=[[0, 0] + [1] * 7],
+        token_type_ids=[[0, 0, 0, 0, 0, 1, 1, 1, 1]],
+    )[0]
+    assert_equal(found, lens.maps(input_ids=IDS, token_type_ids=[0, 0, 0, 1, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "distilbert", "llama"])
+def test_segments_are_ignored_where_the_model_has_none(family, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    found = lens.maps(input_ids=IDS, token_type_ids=[1] * 7)
+    assert_equal(found, lens.maps(input_ids=IDS))
+
+
+# Choosing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("all", [0, 1, 2]),
+        (0, [0]),
+        (-1, [2]),
+        ([2, 0], [0, 2]),
+        (range(1, 3), [1, 2]),
+        ([1, -2, 1], [1]),
+        (np.array([0, 2]), [0, 2]),
+        (np.int64(1), [1]),
+    ],
+)
+def test_layers(layers, expected, tiny):
+    lens = normlens.load(tiny("albert", torch.float32))
+    maps = lens.maps(input_ids=IDS, layers=layers)
+    assert maps.layers == expected
+    assert all(type(layer) is int for layer in maps.layers)
+    assert len(maps["FF"]) == len(maps.allowed) == len(expected)
+
+
+@pytest.mark.parametrize("layers", [2, -3, [0, 5], "first", 1.5, [0.0]])
+def test_layers_that_are_not_there(layers, lens):
+    with pytest.raises(InputError, match="layers 0 to 1"):
+        lens.maps(input_ids=IDS, layers=layers)
+
+
+def test_no_layer(lens):
+    with pytest.raises(InputError, match="no layer"):
+        lens.maps(input_ids=IDS, layers=[])
+
+
+def test_scopes_by_short_name(lens):
+    maps = lens.maps(input_ids=IDS, scopes=["ln2", "FF", "ATTN-W"])
+    assert maps.scopes == ["ATTN-W", "ATTNRESLNFF-N", "ATTNRESLNFFRESLN-N"]
+
+
+@pytest.mark.parametrize("name", ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "ATTNRES"])
+def test_a_scope_keeps_the_short_name_it_was_asked_for_by(name, lens):
+    maps = lens.maps(input_ids=IDS, scopes=[name])
+    np.testing.assert_array_equal(maps[name], lens.maps(input_ids=IDS)[name])
+
+
+def test_an_unknown_scope(lens):
+    with pytest.raises(UnknownScopeError, match=r"'LN7'.*ATTNRESLNFFRESLN-N.*LN2"):
+        lens.maps(input_ids=IDS, scopes="LN7")
+
+
+def test_an_unknown_rule(lens):
+    with pytest.raises(InputError, match=r"'lrp'.*ig, ig-bias, gradient, shapley"):
+        lens.maps(input_ids=IDS, nonlinearity="lrp")
+
+
+@pytest.mark.parametrize("option", ["samples", "batch_size"])
+def test_numbers_below_one(option, lens):
+    with pytest.raises(InputError, match=option):
+        lens.maps(input_ids=IDS, nonlinearity="shapley", **{option: 0})
+
+
+def test_a_batch_size_that_is_no_number(lens):
+    with pytest.raises(InputError, match="'auto', not 'many'"):
+        lens.maps(input_ids=IDS, batch_size="many")
+
+
+def test_a_memory_limit_that_is_no_size(lens):
+    with pytest.raises(InputError, match="512MB"):
+        lens.maps(input_ids=IDS, memory_limit="a lot")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"text": "a", "input_ids": IDS}])
+def test_text_or_ids(arguments, lens):
+    with pytest.raises(InputError, match="one of the two"):
+        lens.maps(**arguments)
+
+
+def test_weights_alone_have_nothing_to_be_complete(lens, tmp_path):
+    """Attention weights are no parts, so there is no error to report, rather than one of 0."""
+    maps = lens.maps(input_ids=IDS, scopes=["ATTN-W", "ATTNRES-W"])
+    assert np.isnan(maps.completeness)
+    maps.save(tmp_path / "maps.safetensors")
+    assert np.isnan(normlens.open(tmp_path / "maps.safetensors").completeness)
+
+
+def test_head_maps(lens):
+    maps = lens.maps(input_ids=IDS, heads=True)
+    assert set(maps.heads) == {"ATTN-W", "ATTN-N"}
+    assert maps.heads["ATTN-N"].shape == (2, 4, 7, 7)
+    np.testing.assert_allclose(maps.heads["ATTN-W"].mean(1), maps["ATTN-W"], rtol=1e-5)
+    # the norm of a sum is at most the sum of the norms
+    assert (maps["ATTN-N"] <= maps.heads["ATTN-N"].sum(1) * (1 + 1e-5)).all()
+
+
+def test_an_empty_list_gives_an_empty_list(lens):
+    lens = normlens.load(lens.model, tokenizer=object())
+    assert lens.maps([]) == []
+
+
+# Statistics of the feed-forward block -------------------------------------------------------------
+
+
+BEHIND = {  # scope just behind the block, and the one that is bypassed
+    "bert": ("ATTNRESLNFF-N", "ATTNRESLN-N"),
+    "gpt2": ("ATTNRESLNFF-N", "ATTNRES-N"),
+    "llama": ("ATTNRESLNFF-N", "ATTNRES-N"),
+    "gemma2": ("ATTNLNRESLNFF-N", "ATTNLNRES-N"),
+}
+
+
+@pytest.mark.parametrize("family", BEHIND)
+def test_statistics_are_of_the_real_vectors(family, tiny):
+    model = tiny(family)
+    lens = normlens.load(model)
+    found = lens.maps(input_ids=IDS, statistics=True).statistics
+    output_scope, bypassed_scope = BEHIND[family]
+    input_scope = lens.scopes[lens.scopes.index(output_scope) - 1]
+    for layer, expected in enumerate(references(model, IDS)):
+        output = expected.parts[output_scope].total
+        entry = expected.parts[input_scope].total
+        bypassed = expected.parts[bypassed_scope].total
+        for name, values in {
+            "ff_output_norm": output.norm(dim=-1),
+            "bypassed_norm": bypassed.norm(dim=-1),
+            "ff_output_mean_abs": output.abs().mean(0),
+            "ff_input_mean_abs": entry.abs().mean(0),
+        }.items():
+            assert largest_error(found[name][layer], values) < 1e-9, name
+
+
+@pytest.mark.parametrize("rule", ["ig", "shapley"])
+@pytest.mark.parametrize("family", ["bert", "gemma2"])
+def test_the_map_without_special_dimensions(family, rule, tiny):
+    """They are the 1 % (here one) with the lowest γ in the norm behind the block."""
+    model = tiny(family)
+    lens = normlens.load(model)
+    options = {"nonlinearity": rule, "samples": 3}
+    maps = lens.maps(input_ids=IDS, statistics=True, **options)
+    found = maps.statistics
+    for layer, block in enumerate(lens.adapter.blocks()):
+        norm = lens.adapter.layer(block).steps[-1 if family == "bert" else -2]
+        np.testing.assert_array_equal(found["gamma"][layer], norm.gamma.detach())
+        special = found["special_dimensions"][layer]
+        assert special.tolist() == [int(norm.gamma.argmin())]
+        without = found["ff_without_special"][layer]
+        assert (without <= maps["FF"][layer] + 1e-12).all()
+        if rule == "ig":
+            parts = references(model, IDS)[layer].parts[BEHIND[family][0]].owned
+            kept = [k for k in range(parts.shape[-1]) if k not in special]
+            assert largest_error(without, parts[..., kept].norm(dim=-1)) < 1e-9
+    assert_equal(maps, lens.maps(input_ids=IDS, **options), 1e-12)
+
+
+@pytest.mark.parametrize("scopes", [["FF"], ["ATTNRESLN-N", "RES2"], ["ATTN-N"]])
+def test_statistics_do_not_depend_on_the_scopes_asked_for(scopes, lens):
+    expected = lens.maps(input_ids=IDS, statistics=True).statistics
+    found = lens.maps(input_ids=IDS, statistics=True, scopes=scopes).statistics
+    assert set(found) == set(expected)
+
+
+def test_statistics_of_a_batch(lens):
+    found = lens.maps(input_ids=[IDS, IDS[:3]], statistics=True, batch_size=2)
+    for maps, ids in zip(found, [IDS, IDS[:3]], strict=True):
+        alone = lens.maps(input_ids=ids, statistics=True).statistics
+        for name, values in alone.items():
+            assert largest_error(maps.statistics[name], values) < 1e-6, name
+
+
+def test_statistics_are_there_on_request_only(lens):
+    assert not lens.maps(input_ids=IDS).statistics
+
+
+# Running out of memory ----------------------------------------------------------------------------
+
+
+def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[int]:
+    """Batches of more than `largest` sequences do not fit; returns the sizes that were tried."""
+    tried = []
+    real = lens_module.decompose_layer
+
+    def guarded(layer, x, *rest, **options):
+        tried.append(len(x))
+        if len(x) > largest:
+            raise error("out of memory")
+        return real(layer, x, *rest, **options)
+
+    monkeypatch.setattr(lens_module, "decompose_layer", guarded)
+    return tried
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
+def test_a_batch_that_does_not_fit_is_halved(error, lens, monkeypatch):
+    batch = [IDS, IDS[:2], IDS[1:], IDS[:4], IDS[3:4]]
+    expected = [lens.maps(input_ids=ids) for ids in batch]
+    tried = fail_above(monkeypatch, 2, error)
+    found = lens.maps(input_ids=batch, batch_size=5)
+    for maps, alone in zip(found, expected, strict=True):
+        assert maps.token_ids == alone.token_ids
+        assert_equal(maps, alone)
+    assert max(tried) == 5
+
+
+def test_a_single_sequence_that_does_not_fit(lens, monkeypatch):
+    fail_above(monkeypatch, 0)
+    with pytest.raises(MemoryLimitError, match="7 tokens do not fit into the memory of cpu"):
+        lens.maps(input_ids=[IDS, IDS], batch_size=2)
+    assert not any(module._forward_hooks for module in lens.model.modules())
+
+
+def test_other_errors_come_through(lens, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(lens_module, "decompose_layer", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        lens.maps(input_ids=IDS)
+
+
+# Precision ----------------------------------------------------------------------------------------
+
+
+def test_dtype_of_a_model_object(tiny):
+    model = copy.deepcopy(tiny("bert", torch.float32))
+    lens = normlens.load(model, dtype="float64")
+    assert lens.dtype == torch.float64
+    assert lens.maps(input_ids=IDS)["FF"].dtype == np.float64
+
+
+def test_an_unknown_dtype(tiny):
+    with pytest.raises(InputError, match=r"'int8'.*float64, float32, float16, bfloat16"):
+        normlens.load(tiny("bert", torch.float32), dtype="int8")
+
+
+def test_an_unavailable_device(tiny):
+    with pytest.raises(InputError, match="'warp'"):
+        normlens.load(tiny("bert", torch.float32), device="warp")

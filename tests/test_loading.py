@@ -1,0 +1,480 @@
+"""Loading: what works without the network, and what each kind of damage says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+import normlens
+from normlens import hub, loading
+from normlens.errors import (
+    InputError,
+    MapsFileError,
+    ModelLoadError,
+    NormLensError,
+    UnsupportedModelError,
+)
+from normlens.models.examples import tiny_model
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "##s"]
+SENTENCE = "the cats sat on a mat"
+
+
+# Folders that the tests of the command line use too ----------------------------------------------
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer of eleven tokens."""
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
+
+
+def save_tiny(folder: Path, model_type: str = "bert") -> Path:
+    """A tiny model and tokenizer in a folder, as save_pretrained leaves them."""
+    logging.disable_progress_bar()
+    tiny_model(model_type).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+class Payload:
+    """An object whose unpickling leaves a mark on the disk."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for path in folder.glob(name):
+            path.unlink()
+
+    return damage
+
+
+def change_tensor(change: Callable[[dict[str, Any], str], None]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors, "encoder.layer.1.output.dense.weight")
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
+def drop_tensor(tensors: dict[str, Any], name: str) -> None:
+    del tensors[name]
+
+
+def spoil_tensor(tensors: dict[str, Any], name: str) -> None:
+    tensors[name][0, 0] = float("nan")
+
+
+def reshape_tensor(tensors: dict[str, Any], name: str) -> None:
+    tensors[name] = tensors[name][:, :3].clone()
+
+
+def truncate_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def garble_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"no tensors here " * 64)
+
+
+def garble_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{no json")
+
+
+def forget_model_type(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def pickle_payload(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"embeddings": Payload(folder / "EXECUTED")}, folder / "pytorch_model.bin")
+
+
+def pickle_payload_plainly(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    payload = pickle.dumps({"embeddings": Payload(folder / "EXECUTED")})
+    (folder / "pytorch_model.bin").write_bytes(payload)
+
+
+def add_custom_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "custom_bert"
+    config["auto_map"] = {"AutoConfig": "code_here.CustomConfig"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code_here.py").write_text(
+        "import os\n"
+        "from transformers import BertConfig\n"
+        f"os.mkdir({str(folder / 'EXECUTED')!r})\n"
+        "class CustomConfig(BertConfig):\n"
+        "    model_type = 'custom_bert'\n"
+    )
+
+
+def become_t5(folder: Path) -> None:
+    config = AutoConfig.for_model(
+        "t5", d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, vocab_size=64
+    )
+    AutoModel.from_config(config).save_pretrained(folder)
+
+
+def become_mamba(folder: Path) -> None:
+    config = AutoConfig.for_model(
+        "mamba", hidden_size=16, num_hidden_layers=1, vocab_size=64, state_size=4
+    )
+    AutoModel.from_config(config).save_pretrained(folder)
+
+
+#: name → (what happens to a good folder, the error, words that its message must have)
+DAMAGES: dict[str, tuple[Callable[[Path], None], type[NormLensError], tuple[str, ...]]] = {
+    "no weights": (
+        without("model.safetensors"),
+        ModelLoadError,
+        ("holds no weights", "save_pretrained"),
+    ),
+    "no config": (without("config.json"), ModelLoadError, ("no config.json", "save_pretrained")),
+    "no tokenizer": (without("token*"), ModelLoadError, ("has no tokenizer", "--tokenizer")),
+    "truncated weights": (truncate_weights, ModelLoadError, ("cannot load", "again")),
+    "garbled weights": (garble_weights, ModelLoadError, ("cannot load", "again")),
+    "garbled config": (garble_config, ModelLoadError, ("not a valid JSON", "again")),
+    "no model type": (forget_model_type, ModelLoadError, ("model_type",)),
+    "a pickle with code": (pickle_payload, ModelLoadError, ("run code", "safetensors")),
+    "a plain pickle": (pickle_payload_plainly, ModelLoadError, ("run code", "safetensors")),
+    "custom code": (add_custom_code, ModelLoadError, ("--trust-remote-code", "trust its author")),
+    "NaN": (change_tensor(spoil_tensor), ModelLoadError, ("not finite", "layer.1.output.dense")),
+    "a missing tensor": (change_tensor(drop_tensor), ModelLoadError, ("lack", "incomplete")),
+    "a reshaped tensor": (change_tensor(reshape_tensor), ModelLoadError, ("wrong shape",)),
+    "an encoder–decoder": (become_t5, UnsupportedModelError, ("encoder–decoder", "'t5'")),
+    "another architecture": (become_mamba, UnsupportedModelError, ("'mamba'", "supported are")),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    """A folder to damage."""
+    return shutil.copytree(good, tmp_path / "model")
+
+
+# A folder ----------------------------------------------------------------------------------------
+
+
+def test_local_folder_loads_offline(good: Path) -> None:
+    lens = normlens.load(good, device="cpu")
+    assert lens.name == str(good)
+    assert lens.dtype == torch.float32
+    maps = lens.maps(SENTENCE)
+    assert maps.tokens == ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
+    same = normlens.load(tiny_model("bert"), tiny_tokenizer()).maps(SENTENCE)
+    np.testing.assert_allclose(maps["LN2"], same["LN2"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_folder(kind: str, folder: Path) -> None:
+    damage, expected, words = DAMAGES[kind]
+    damage(folder)
+    with pytest.raises(expected) as caught:
+        normlens.load(folder)
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert "weights_only" not in message  # nobody should be told to switch it off
+    assert not (folder / "EXECUTED").exists()
+
+
+def test_ordinary_pickled_weights_load(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny_model("bert").state_dict(), folder / "pytorch_model.bin")
+    assert normlens.load(folder).maps("the cat").completeness < 1e-4
+
+
+def test_custom_code_runs_only_when_trusted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    add_custom_code(folder)
+    with pytest.raises(ModelLoadError, match="does not run unless told to"):
+        normlens.load(folder)
+    assert not (folder / "EXECUTED").exists()
+    # Trusted, it is read as far as its architecture, which has no adapter.
+    with pytest.raises(UnsupportedModelError, match="custom_bert"):
+        normlens.load(folder, trust_remote_code=True)
+    assert (folder / "EXECUTED").exists()
+
+
+def test_tokenizer_from_another_folder(folder: Path, tmp_path: Path) -> None:
+    without("token*")(folder)
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    lens = normlens.load(folder, str(tmp_path / "tokenizer"))
+    assert lens.maps("the cat").tokens == ["[CLS]", "the", "cat", "[SEP]"]
+
+
+def test_missing_tokenizer_folder(good: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"no tokenizer folder at './nowhere'"):
+        normlens.load(good, "./nowhere")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected", "words"),
+    [
+        ("./nowhere", ModelLoadError, "'./nowhere' does not exist"),
+        (__file__, ModelLoadError, "is a file, not a folder"),
+        ("", InputError, "name is empty"),
+        ("   ", InputError, "name is empty"),
+        (3, InputError, "not int"),
+        ("no name!", ModelLoadError, "neither a folder here nor a possible name"),
+        ("a" * 300, ModelLoadError, "neither a folder here nor a possible name"),
+    ],
+)
+def test_impossible_sources(source: Any, expected: type[NormLensError], words: str) -> None:
+    with pytest.raises(expected, match=words):
+        normlens.load(source)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
+def test_bad_device(device: str, good: Path) -> None:
+    with pytest.raises(InputError, match=f"device '{device}'.*use 'auto'"):
+        normlens.load(good, device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "half", torch.int32])
+def test_bad_dtype(dtype: Any, good: Path) -> None:
+    with pytest.raises(InputError, match=r"unknown dtype .* bfloat16"):
+        normlens.load(good, dtype=dtype)
+
+
+def test_dtype_by_name_and_by_type(good: Path) -> None:
+    assert normlens.load(good, dtype="float64").dtype == torch.float64
+    assert normlens.load(good, dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("source", ["folder", "minilm"])
+def test_revision_is_for_the_hub(source: str, good: Path) -> None:
+    with pytest.raises(InputError, match="'v2' is for models on the hub"):
+        normlens.load(good if source == "folder" else source, revision="v2")
+
+
+# An object ---------------------------------------------------------------------------------------
+
+
+def test_model_object_stays_as_it_is() -> None:
+    model = tiny_model("bert").double()
+    lens = normlens.load(model)
+    assert lens.model is model
+    assert lens.dtype == torch.float64
+    with pytest.raises(InputError, match="no tokenizer"):
+        lens.maps("the cat")
+
+
+def test_model_object_in_another_dtype() -> None:
+    assert normlens.load(tiny_model("bert"), dtype="float64").dtype == torch.float64
+
+
+# The hub, up to the network ----------------------------------------------------------------------
+
+
+class Hub:
+    """Stands for transformers' loaders, and remembers what they were asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reachable: bool = True):
+        self.calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.error: Exception | None = None
+        monkeypatch.setattr(hub, "reachable", lambda: reachable)
+        model = tiny_model("bert")
+        for name, result in (
+            ("AutoConfig", model.config),
+            ("AutoModel", (model, {"missing_keys": set(), "mismatched_keys": set()})),
+            ("AutoTokenizer", tiny_tokenizer()),
+        ):
+            monkeypatch.setattr(f"transformers.{name}.from_pretrained", self._answer(name, result))
+
+    def _answer(self, name: str, result: Any) -> Callable[..., Any]:
+        def from_pretrained(*args: Any, **options: Any) -> Any:
+            self.calls[name] = args, options
+            if self.error is not None:
+                raise self.error
+            return result
+
+        return from_pretrained
+
+
+def test_what_is_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Hub(monkeypatch)
+    lens = normlens.load("someone/some-bert", revision="v2", device="cpu")
+    assert lens.name == "someone/some-bert"
+    assert lens.revision == "v2"
+    for args, options in asked.calls.values():
+        assert args == ("someone/some-bert",)
+        assert options["revision"] == "v2"
+        assert options["trust_remote_code"] is False
+        assert "local_files_only" not in options
+    options = asked.calls["AutoModel"][1]
+    assert options["weights_only"] is True
+    assert options["attn_implementation"] == "eager"
+    assert options["dtype"] == torch.float32
+
+
+def test_trust_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Hub(monkeypatch)
+    normlens.load("someone/some-bert", trust_remote_code=True)
+    assert all(options["trust_remote_code"] is True for _, options in asked.calls.values())
+
+
+def test_unreachable_hub_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Hub(monkeypatch, reachable=False)
+    normlens.load("someone/some-bert")
+    assert all(options["local_files_only"] is True for _, options in asked.calls.values())
+
+
+def test_unreachable_hub_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("network is unreachable")
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *hub.PROXIES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    start = time.monotonic()
+    with pytest.raises(ModelLoadError) as caught:
+        normlens.load("someone/some-bert")
+    assert time.monotonic() - start < 5
+    message = str(caught.value)
+    for words in ("'someone/some-bert'", "unreachable", "embedded", "folder", "cache"):
+        assert words in message
+    assert hub.state().startswith("unreachable")
+
+
+def test_offline_by_choice_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE is set"):
+        normlens.load("someone/some-bert")
+    assert "HF_HUB_OFFLINE" in hub.state()
+
+
+def test_a_proxy_is_left_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid:3128")
+    assert hub.reachable()
+    assert "proxy" in hub.state()
+
+
+class Answer:
+    """As much of an HTTP response as the hub's errors read."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.request = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("RepositoryNotFoundError", "has no model 'someone/some-bert'; check the name"),
+        ("GatedRepoError", "accept them on its page"),
+        ("RevisionNotFoundError", "has no revision 'v2'"),
+    ],
+)
+def test_refusals_of_the_hub(kind: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import errors
+
+    asked = Hub(monkeypatch)
+    asked.error = OSError("a long story\nin several lines")
+    asked.error.__cause__ = getattr(errors, kind)("no", response=Answer())
+    with pytest.raises(ModelLoadError, match=words):
+        normlens.load("someone/some-bert", revision="v2")
+
+
+def test_any_other_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Hub(monkeypatch)
+    asked.error = RuntimeError("first line\nsecond line " + "and more " * 100)
+    with pytest.raises(ModelLoadError, match="first line second line") as caught:
+        normlens.load("someone/some-bert")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_configuration_alone(good: Path, tmp_path: Path) -> None:
+    assert loading.load_config(good).model_type == "bert"
+    (tmp_path / "config.json").write_text((good / "config.json").read_text())
+    assert loading.load_config(tmp_path).hidden_size == 16  # weights are not needed
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        loading.load_config(tmp_path.parent)
+
+
+# Texts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t", ("the cat", " ")])
+def test_empty_text(text: Any, good: Path) -> None:
+    with pytest.raises(InputError, match="empty"):
+        normlens.load(good).maps(text)
+
+
+def test_text_longer_than_the_model(good: Path) -> None:
+    lens = normlens.load(good)
+    with pytest.raises(InputError, match=r"62 tokens and the model takes at most 48.*truncate"):
+        lens.maps("the " * 60)
+    assert len(lens.maps("the " * 60, truncate=True)) == 48
+
+
+# Maps files --------------------------------------------------------------------------------------
+
+
+def test_open_of_what_is_no_maps_file(good: Path, tmp_path: Path) -> None:
+    with pytest.raises(MapsFileError, match="there is no maps file"):
+        normlens.open(tmp_path / "missing.safetensors")
+    with pytest.raises(MapsFileError, match="holds no NormLens maps"):
+        normlens.open(good / "model.safetensors")
+    with pytest.raises(MapsFileError, match="not a NormLens maps file"):
+        normlens.open(good / "config.json")
+
+
+def test_open_of_a_damaged_maps_file(good: Path, tmp_path: Path) -> None:
+    path = normlens.load(good).maps("the cat").save(tmp_path / "maps.safetensors")
+    whole = path.read_bytes()
+    for size in (0, 4, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(MapsFileError) as caught:
+            normlens.open(path)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,281 @@
+"""The labelled maps that a lens gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import normlens
+from normlens.errors import InputError, UnknownScopeError
+
+SCOPES = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N"]
+IDS = [3, 9, 27, 14, 5, 33, 8]
+
+
+def make(n: int = 6, layers: int = 2, heads: int = 3, causal: bool = False) -> normlens.Maps:
+    """Random maps of ``[CLS] un ##aff ##able dog [SEP]`` with everything that maps can hold."""
+    rng = np.random.default_rng(0)
+    allowed = np.ones((layers, n, n), bool)
+    allowed = np.tril(allowed) if causal else allowed
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.random(shape).astype(np.float32)
+
+    return normlens.Maps(
+        arrays={scope: draw(layers, n, n) * allowed for scope in SCOPES},
+        tokens=["[CLS]", "un", "##aff", "##able", "dog", "[SEP]"][:n],
+        layers=list(range(layers)),
+        allowed=allowed,
+        completeness=1e-7,
+        provenance={"model": "toy"},
+        mixing={scope: draw(layers, n) for scope in SCOPES},
+        heads={scope: draw(layers, heads, n, n) for scope in ("ATTN-W", "ATTN-N")},
+        standard_error={SCOPES[-1]: draw(layers, n, n)},
+        token_ids=[2, 4, 5, 6, 8, 3][:n],
+        special=[True, False, False, False, False, True][:n],
+        token_words=[None, 0, 0, 0, 1, None][:n],
+        word_labels=["unaffable", "dog"],
+        text="unaffable dog",
+    )
+
+
+@pytest.fixture
+def maps() -> normlens.Maps:
+    return make()
+
+
+# Looking ------------------------------------------------------------------------------------------
+
+
+def test_scopes_by_any_name(maps):
+    assert maps.scopes == SCOPES
+    assert maps["FF"] is maps["ATTNRESLNFF-N"] is maps["attnreslnff"]
+    assert "LN" in maps
+    assert "LN2" not in maps
+    with pytest.raises(UnknownScopeError, match=r"'LN2'.*ATTNRESLNFF-N"):
+        maps["LN2"]
+
+
+def test_length_and_repr(maps):
+    assert len(maps) == 6
+    assert repr(maps) == "Maps(toy: 6 tokens, 2 layers, 6 scopes, completeness 1.0e-07)"
+
+
+# Measuring ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_similarity(causal):
+    maps = make(causal=causal)
+    found = maps.similarity("ATTN", "FF")
+    assert found.shape == (2,)
+    for layer in range(2):
+        mask = maps.allowed[layer]
+        expected = spearmanr(maps["ATTN"][layer][mask], maps["FF"][layer][mask]).statistic
+        assert found[layer] == pytest.approx(expected)
+
+
+def test_similarity_of_a_causal_model_counts_the_lower_triangle(tiny):
+    maps = normlens.load(tiny("gpt2")).maps(input_ids=IDS)
+    lower = np.tril_indices(len(IDS))
+    for layer, found in enumerate(maps.similarity("ATTN-W", "FF")):
+        expected = spearmanr(maps["ATTN-W"][layer][lower], maps["FF"][layer][lower]).statistic
+        assert found == pytest.approx(expected)
+
+
+def test_amplification(maps):
+    found = maps.amplification("LN", "FF")
+    assert found.shape == (2, 6, 6)
+    np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-6)
+    after = maps["FF"] / maps["FF"].sum(axis=1, keepdims=True)
+    before = maps["LN"] / maps["LN"].sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, after - before, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(maps.amplification("LN", "FF", "target").sum(axis=2), 0, atol=1e-6)
+    with pytest.raises(InputError, match="source, target, none"):
+        maps.amplification("LN", "FF", "both")
+
+
+def test_mixing_ratio(maps):
+    assert maps.mixing_ratio("FF") is maps.mixing["ATTNRESLNFF-N"]
+
+
+def test_mixing_ratio_of_words_is_refused(maps):
+    with pytest.raises(InputError, match="mixing ratios belong to tokens"):
+        maps.words().mixing_ratio("FF")
+
+
+# Choosing and merging -----------------------------------------------------------------------------
+
+
+def test_choose(maps):
+    some = maps.choose(layers=1, scopes=["FF", "ATTN"])
+    assert some.scopes == ["ATTN-N", "ATTNRESLNFF-N"]
+    assert some.layers == [1]
+    assert some.tokens == maps.tokens
+    for scope in some.scopes:
+        np.testing.assert_array_equal(some[scope], maps[scope][1:])
+        np.testing.assert_array_equal(some.mixing_ratio(scope), maps.mixing_ratio(scope)[1:])
+    np.testing.assert_array_equal(some.heads["ATTN-N"], maps.heads["ATTN-N"][1:])
+    assert set(some.heads) == {"ATTN-N"}
+    assert set(some.standard_error) == {"ATTNRESLNFF-N"}
+    assert some.allowed.shape == (1, 6, 6)
+
+
+def test_choose_by_the_models_layers(tiny):
+    """Layers are named as in the model, also where the maps hold only some of them."""
+    maps = normlens.load(tiny("albert")).maps(input_ids=IDS, layers=[0, 2], statistics=True)
+    some = maps.choose(layers=[2])
+    np.testing.assert_array_equal(some["FF"][0], maps["FF"][1])
+    for name, values in maps.statistics.items():
+        np.testing.assert_array_equal(some.statistics[name], values[1:])
+    with pytest.raises(InputError, match=r"layer 1 is not among.*0, 2"):
+        maps.choose(layers=1)
+
+
+def test_choose_everything_or_nothing(maps):
+    same = maps.choose()
+    assert (same.scopes, same.layers) == (maps.scopes, maps.layers)
+    with pytest.raises(InputError, match="no layer"):
+        maps.choose(layers=[])
+    with pytest.raises(InputError, match="no scope"):
+        maps.choose(scopes=[])
+    with pytest.raises(UnknownScopeError, match="'LN9'"):
+        maps.choose(scopes="LN9")
+
+
+def test_without_special_tokens(maps):
+    plain = maps.without_special_tokens()
+    inner = slice(1, 5)
+    assert plain.tokens == ["un", "##aff", "##able", "dog"]
+    assert plain.token_ids == [4, 5, 6, 8]
+    assert plain.special == [False] * 4
+    assert plain.token_words == [0, 0, 0, 1]
+    for scope in SCOPES:
+        np.testing.assert_array_equal(plain[scope], maps[scope][:, inner, inner])
+        np.testing.assert_array_equal(plain.mixing_ratio(scope), maps.mixing_ratio(scope)[:, inner])
+    np.testing.assert_array_equal(plain.heads["ATTN-N"], maps.heads["ATTN-N"][..., inner, inner])
+    np.testing.assert_array_equal(
+        plain.standard_error[SCOPES[-1]], maps.standard_error[SCOPES[-1]][:, inner, inner]
+    )
+    assert plain.allowed.shape == (2, 4, 4)
+
+
+def test_without_special_tokens_when_there_are_none(maps):
+    plain = maps.without_special_tokens()
+    again = plain.without_special_tokens()
+    assert again.tokens == plain.tokens
+    np.testing.assert_array_equal(again["FF"], plain["FF"])
+
+
+def test_nothing_but_special_tokens():
+    maps = make(n=1)
+    with pytest.raises(InputError, match="every token"):
+        maps.without_special_tokens()
+
+
+def test_words(maps):
+    words = maps.words()
+    assert words.tokens == ["[CLS]", "unaffable", "dog", "[SEP]"]
+    assert words.special == [True, False, False, True]
+    for scope in SCOPES:
+        whole, merged = maps[scope], words[scope]
+        assert merged.shape == (2, 4, 4)
+        np.testing.assert_allclose(merged[:, 0, 1], whole[:, 0, 1:4].sum(-1), rtol=1e-6)
+        np.testing.assert_allclose(merged[:, 1, 0], whole[:, 1:4, 0].mean(-1), rtol=1e-6)
+        np.testing.assert_allclose(merged[:, 1, 1], whole[:, 1:4, 1:4].sum(-1).mean(-1), rtol=1e-6)
+        np.testing.assert_allclose(merged[:, 2, 3], whole[:, 4, 5], rtol=1e-6)
+    assert words.heads["ATTN-N"].shape == (2, 3, 4, 4)
+    np.testing.assert_allclose(
+        words.heads["ATTN-N"][:, :, 0, 1], maps.heads["ATTN-N"][:, :, 0, 1:4].sum(-1), rtol=1e-6
+    )
+
+
+def test_words_keep_the_rows_of_attention_weights_whole(tiny):
+    maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
+    object.__setattr__(maps, "token_words", [0, 0, 1, 2, 2, 2, 3])
+    object.__setattr__(maps, "word_labels", ["a", "b", "c", "d"])
+    np.testing.assert_allclose(maps.words()["ATTN-W"].sum(-1), 1)
+
+
+def test_words_that_a_causal_mask_allows():
+    words = make(causal=True).words()
+    np.testing.assert_array_equal(words.allowed, np.tril(np.ones((2, 4, 4), bool)))
+
+
+def test_words_twice_are_words(maps):
+    words = maps.words()
+    again = words.words()
+    assert again.tokens == words.tokens
+    np.testing.assert_allclose(again["FF"], words["FF"])
+
+
+def test_words_and_special_tokens_in_either_order(maps):
+    first, second = maps.words().without_special_tokens(), maps.without_special_tokens().words()
+    assert first.tokens == second.tokens == ["unaffable", "dog"]
+    np.testing.assert_allclose(first["FF"], second["FF"], rtol=1e-6)
+
+
+def test_words_of_ids_are_not_known(tiny):
+    maps = normlens.load(tiny("bert")).maps(input_ids=IDS)
+    with pytest.raises(InputError, match="pass the text itself"):
+        maps.words()
+
+
+def test_nothing_is_changed_in_place(maps):
+    before = {scope: maps[scope].copy() for scope in SCOPES}
+    maps.words()
+    maps.without_special_tokens()
+    maps.amplification("LN", "FF")
+    for scope in SCOPES:
+        np.testing.assert_array_equal(maps[scope], before[scope])
+    assert maps.tokens == make().tokens
+
+
+# Taking away --------------------------------------------------------------------------------------
+
+
+def test_to_numpy(maps):
+    arrays = maps.to_numpy()
+    assert list(arrays) == SCOPES
+    assert arrays["ATTN-N"].shape == (2, 6, 6)
+
+
+def test_to_pandas(maps):
+    frame = maps.to_pandas()
+    assert len(frame) == len(SCOPES) * 2 * 6 * 6
+    assert list(frame.columns) == [
+        "scope",
+        "layer",
+        "target",
+        "target_token",
+        "source",
+        "source_token",
+        "value",
+    ]
+    row = frame[
+        (frame.scope == "ATTNRESLN-N")
+        & (frame.layer == 1)
+        & (frame.target == 4)
+        & (frame.source == 2)
+    ]
+    assert row.value.item() == maps["LN"][1, 4, 2]
+    assert row.target_token.item() == "dog"
+    assert row.source_token.item() == "##aff"
+
+
+def test_to_pandas_names_the_models_layers(tiny):
+    maps = normlens.load(tiny("albert")).maps(input_ids=IDS, layers=[0, 2], scopes="FF")
+    assert sorted(set(maps.to_pandas().layer)) == [0, 2]
+
+
+def test_to_bertviz(maps):
+    """One tensor (1, heads, n, n) per layer: every head where it is known, else one."""
+    heads = maps.to_bertviz("ATTN-N")
+    assert len(heads) == 2
+    assert all(layer.shape == (1, 3, 6, 6) for layer in heads)
+    torch.testing.assert_close(heads[1][0, 2], torch.from_numpy(maps.heads["ATTN-N"][1, 2]))
+    single = maps.to_bertviz("FF")
+    assert all(layer.shape == (1, 1, 6, 6) for layer in single)
+    torch.testing.assert_close(single[0][0, 0], torch.from_numpy(maps["FF"][0]))

@@ -1,0 +1,116 @@
+"""Names of scopes, long and short."""
+
+from __future__ import annotations
+
+import pytest
+
+from normlens.errors import NormLensError, UnknownScopeError
+from normlens.scopes import aliases, components_of, consecutive, resolve, resolve_all
+
+BERT = [
+    "ATTN-W",
+    "ATTNRES-W",
+    "ATTN-N",
+    "ATTNRES-N",
+    "ATTNRESLN-N",
+    "ATTNRESLNFF-N",
+    "ATTNRESLNFFRES-N",
+    "ATTNRESLNFFRESLN-N",
+]
+GPT2 = BERT[:-1]
+NEOX = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"]
+
+
+@pytest.mark.parametrize(
+    ("scope", "components"),
+    [
+        ("ATTN-W", ["ATTN"]),
+        ("ATTNRESLN-N", ["ATTN", "RES", "LN"]),
+        ("ATTNLNRESLNFFLNRES-N", ["ATTN", "LN", "RES", "LN", "FF", "LN", "RES"]),
+    ],
+)
+def test_components(scope, components):
+    assert components_of(scope) == components
+
+
+@pytest.mark.parametrize(
+    ("short", "scope"),
+    [
+        ("ATTN", "ATTN-N"),
+        ("RES1", "ATTNRES-N"),
+        ("LN1", "ATTNRESLN-N"),
+        ("FF", "ATTNRESLNFF-N"),
+        ("RES2", "ATTNRESLNFFRES-N"),
+        ("LN2", "ATTNRESLNFFRESLN-N"),
+        ("ATTNRESLN", "ATTNRESLN-N"),
+        ("ff", "ATTNRESLNFF-N"),
+        (" attnresln-n ", "ATTNRESLN-N"),
+        ("attn-w", "ATTN-W"),
+        ("ATTNRES-W", "ATTNRES-W"),
+    ],
+)
+def test_short_names_of_bert(short, scope):
+    assert resolve(short, BERT) == scope
+
+
+def test_a_component_that_comes_once_needs_no_number():
+    assert resolve("LN", GPT2) == "ATTNRESLN-N"
+    assert resolve("RES2", GPT2) == "ATTNRESLNFFRES-N"
+    assert resolve("RES", NEOX) == "ATTNFFRES-N"
+    assert resolve("LN1", GPT2) == "ATTNRESLN-N"
+
+
+@pytest.mark.parametrize("scopes", [BERT, GPT2, NEOX], ids=["bert", "gpt2", "neox"])
+def test_every_scope_but_the_weights_has_a_short_name(scopes):
+    assert set(aliases(scopes).values()) == {scope for scope in scopes if scope.endswith("-N")}
+
+
+@pytest.mark.parametrize("name", ["FFN", "LN3", "", "ATTN-X", "LN", "ATTNLN-N"])
+def test_an_unknown_scope_is_answered_with_the_known_ones(name):
+    with pytest.raises(UnknownScopeError) as raised:
+        resolve(name, BERT)
+    message = str(raised.value)
+    assert repr(name) in message
+    assert all(scope in message for scope in BERT)
+    assert all(short in message for short in ("RES1", "LN1", "FF", "RES2", "LN2"))
+    assert isinstance(raised.value, NormLensError)
+
+
+def test_several_come_in_the_order_of_the_layer():
+    assert resolve_all(["LN2", "FF", "ATTN-W", "ff"], BERT) == [
+        "ATTN-W",
+        "ATTNRESLNFF-N",
+        "ATTNRESLNFFRESLN-N",
+    ]
+    assert resolve_all("FF", BERT) == ["ATTNRESLNFF-N"]
+
+
+@pytest.mark.parametrize("everything", [None, "all"])
+def test_all_of_them(everything):
+    assert resolve_all(everything, BERT) == BERT
+
+
+def test_one_wrong_name_among_several():
+    with pytest.raises(UnknownScopeError, match="'LN9'"):
+        resolve_all(["FF", "LN9"], BERT)
+
+
+@pytest.mark.parametrize("number", range(2, len(BERT)))
+def test_a_numbered_name_means_the_same_among_fewer_scopes(number):
+    for short, scope in {"RES1": BERT[3], "LN1": BERT[4], "FF": BERT[5], "RES2": BERT[6]}.items():
+        some = BERT[: number + 1]
+        if scope in some:
+            assert resolve(short, some) == resolve(short, [scope]) == scope
+
+
+def test_consecutive_scopes_are_the_steps_of_the_layer():
+    assert consecutive(BERT) == [
+        ("ATTN", "ATTN-W", "ATTN-N"),
+        ("RES1", "ATTN-N", "ATTNRES-N"),
+        ("LN1", "ATTNRES-N", "ATTNRESLN-N"),
+        ("FF", "ATTNRESLN-N", "ATTNRESLNFF-N"),
+        ("RES2", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N"),
+        ("LN2", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"),
+    ]
+    assert consecutive(["ATTN-W", "ATTNRES-W"]) == []
+    assert consecutive(["FF", "ATTN-N"]) == []

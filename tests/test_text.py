@@ -1,0 +1,358 @@
+"""From texts and token ids to sequences, words and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+import normlens
+from normlens.errors import InputError
+from normlens.models.examples import tiny_model
+from normlens.text import Encoded, encode_ids, encode_texts, pad
+
+LIMIT = 48
+
+
+def wordpiece() -> PreTrainedTokenizerFast:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "the", "dog", "##s", "."]
+    raw = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """Byte-level BPE as in GPT-2: a space belongs to the token behind it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("l", "l"), ("h", "e"), ("he", "ll"), ("Ġ", "w"), ("Ġw", "o"), ("r", "l")]
+    tokens = letters + [a + b for a, b in merges]
+    raw = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+def unigram(split: bool, prepend: str = "always") -> PreTrainedTokenizerFast:
+    """SentencePiece: with `split` False the whole text is one pre-token."""
+    pieces = ["▁He", "He", "llo", "▁wor", "ld", "▁", "!", "▁new"]
+    raw = Tokenizer(models.Unigram([("<unk>", 0.0), *((p, -1.0) for p in pieces)], 0))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=split)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+
+
+def encode(text: Any, tokenizer: Any, limit: int | None = LIMIT, truncate: bool = False) -> Encoded:
+    return encode_texts([text], tokenizer, limit, truncate)[0]
+
+
+def words_of(encoded: Encoded) -> list[tuple[str, str | None]]:
+    return [
+        (token, None if word is None else encoded.word_labels[word])
+        for token, word in zip(encoded.tokens, encoded.words, strict=True)
+    ]
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_words_of_wordpieces():
+    assert words_of(encode("the unaffable dogs.", wordpiece())) == [
+        ("[CLS]", None),
+        ("the", "the"),
+        ("un", "unaffable"),
+        ("##aff", "unaffable"),
+        ("##able", "unaffable"),
+        ("dog", "dogs"),
+        ("##s", "dogs"),
+        (".", "."),
+        ("[SEP]", None),
+    ]
+
+
+def test_a_word_that_comes_twice_is_two_words():
+    assert encode("dogs dogs", wordpiece()).words == [None, 0, 0, 1, 1, None]
+
+
+def test_words_of_a_pair_are_counted_through():
+    encoded = encode(("the dog", "the dogs"), wordpiece())
+    assert encoded.words == [None, 0, 1, None, 2, 3, 3, None]
+    assert encoded.word_labels == ["the", "dog", "the", "dogs"]
+    assert encoded.type_ids == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert encoded.special == [True, False, False, True, False, False, False, True]
+    assert encoded.text == ("the dog", "the dogs")
+
+
+def test_words_of_byte_level_bpe():
+    assert words_of(encode("hello world", byte_level())) == [
+        ("hell", "hello"),
+        ("o", "hello"),
+        ("Ġwo", "world"),
+        ("rl", "world"),
+        ("d", "world"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["hé wo", "日本 wo", "👩‍🚀 wo", "naïve wo"])
+def test_a_letter_of_several_tokens_is_in_one_word(text):
+    """Bytes of one letter all point at the same place of the text."""
+    encoded = encode(text, byte_level(), None)
+    assert encoded.word_labels[-1] == "wo"
+    last = [word for word in encoded.words if word == len(encoded.word_labels) - 1]
+    assert len(last) == 1
+    assert "".join(encoded.word_labels) == text.replace(" ", "")
+
+
+def test_words_of_sentencepiece():
+    expected = [
+        ("▁He", "Hello"),
+        ("llo", "Hello"),
+        ("▁wor", "world!"),
+        ("ld", "world!"),
+        ("!", "world!"),
+        ("▁new", "new"),
+    ]
+    assert words_of(encode("Hello world! new", unigram(split=True))) == expected
+    assert words_of(encode("Hello world! new", unigram(split=False))) == expected
+
+
+@pytest.mark.parametrize("prepend", ["always", "never", "first"])
+@pytest.mark.parametrize(
+    "text",
+    ["Hello", "Hello world!", "new Hello world", "HelloHello new", " Hello  world", "Hello\tworld"],
+)
+def test_words_without_a_pretokeniser_are_what_white_space_separates(text, prepend):
+    encoded = encode(text, unigram(split=False, prepend=prepend))
+    said = [label for label in encoded.word_labels if label]
+    assert said == text.split()
+
+
+def test_pairs_without_a_pretokeniser():
+    encoded = encode(("Hello world", "new Hello"), unigram(split=False))
+    assert encoded.word_labels == ["Hello", "world", "new", "Hello"]
+    assert encoded.words == [0, 0, 1, 1, 2, 3, 3]
+
+
+def test_words_of_a_real_tokenizer(minilm):
+    maps = minilm.maps("She unaffably teaches soap-opera history.", layers=0, scopes="ATTN-N")
+    assert maps.tokens[2:5] == ["una", "##ffa", "##bly"]
+    assert maps.token_words[2:5] == [1, 1, 1]
+    assert maps.words().tokens == [
+        "[CLS]",
+        "She",
+        "unaffably",
+        "teaches",
+        "soap",
+        "-",
+        "opera",
+        "history",
+        ".",
+        "[SEP]",
+    ]
+
+
+class SlowTokenizer:
+    """A tokenizer without offsets, as those written in Python are."""
+
+    is_fast = False
+
+    def __call__(self, *texts: str, **options: Any) -> dict[str, list[int]]:
+        assert "return_offsets_mapping" not in options
+        ids = [len(word) for text in texts for word in text.split()]
+        return {"input_ids": ids, "special_tokens_mask": [0] * len(ids)}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [f"t{i}" for i in ids]
+
+
+def test_a_slow_tokenizer_knows_no_words():
+    lens = normlens.load(tiny_model("gpt2"), SlowTokenizer())
+    maps = lens.maps("one three two", layers=0, scopes="ATTN-N")
+    assert maps.tokens == ["t3", "t5", "t3"]
+    with pytest.raises(InputError, match="fast tokenizer"):
+        maps.words()
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lens():
+    return normlens.load(tiny_model("bert", pad_token_id=0), wordpiece())
+
+
+def test_one_text(lens):
+    maps = lens.maps("the dogs")
+    assert maps.tokens == ["[CLS]", "the", "dog", "##s", "[SEP]"]
+    assert maps.special == [True, False, False, False, True]
+    assert maps.text == "the dogs"
+
+
+def test_a_text_is_its_ids(lens):
+    maps = lens.maps("the dogs")
+    again = lens.maps(input_ids=maps.token_ids)
+    np.testing.assert_allclose(again["FF"], maps["FF"], rtol=1e-5)
+    assert again.tokens == maps.tokens
+    assert again.special == maps.special
+
+
+def test_a_pair_is_read_with_its_segments(lens):
+    maps = lens.maps(("the dog", "the dogs"))
+    again = lens.maps(input_ids=maps.token_ids, token_type_ids=[0, 0, 0, 0, 1, 1, 1, 1])
+    np.testing.assert_allclose(again["FF"], maps["FF"], rtol=1e-5)
+    plain = lens.maps(input_ids=maps.token_ids)
+    assert np.abs(plain["FF"] - maps["FF"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_list_of_texts_and_pairs(lens, batch_size):
+    texts = ["the dogs", ("the dog", "unaffable"), "the"]
+    found = lens.maps(texts, batch_size=batch_size)
+    assert [maps.text for maps in found] == texts
+    for maps, text in zip(found, texts, strict=True):
+        np.testing.assert_allclose(maps["FF"], lens.maps(text)["FF"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_tokenizer_of_another_model():
+    """Its ids may lie outside of the model's embeddings."""
+    lens = normlens.load(tiny_model("bert", vocab_size=8, pad_token_id=0), wordpiece())
+    assert lens.maps("the", layers=0, scopes="ATTN").tokens == ["[CLS]", "the", "[SEP]"]
+    with pytest.raises(InputError, match=r"token id 8 is out of vocabulary.*0 to 7"):
+        lens.maps("the dog")
+
+
+def test_no_tokenizer(tiny):
+    with pytest.raises(InputError, match=r"no tokenizer.*load\(model, tokenizer\).*input_ids"):
+        normlens.load(tiny("bert", torch.float32)).maps("the dog")
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", ("the dog", ""), ("", "the dog")])
+def test_an_empty_text(text, lens):
+    with pytest.raises(InputError, match="empty; give at least one word"):
+        lens.maps(text)
+
+
+def test_an_empty_text_among_others(lens):
+    with pytest.raises(InputError, match="empty"):
+        lens.maps(["the dog", " "])
+
+
+def test_a_text_that_makes_no_token():
+    raw = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    raw.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    raw.normalizer = normalizers.Replace("x", "")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    with pytest.raises(InputError, match="makes no token of 'xx'"):
+        encode("xx", tokenizer)
+
+
+@pytest.mark.parametrize(
+    "text", [("a", "b", "c"), (), ("a", 3), 5, [5], [None], [["a", "b", "c"]], {"a": 1}]
+)
+def test_what_is_not_a_text(text, lens):
+    with pytest.raises(InputError, match="expected a text or a pair of texts"):
+        lens.maps(text)
+
+
+def test_too_long_a_text(lens):
+    with pytest.raises(InputError, match=r"52 tokens.*at most 48.*truncate=True"):
+        lens.maps("the " * 50)
+
+
+def test_truncated(lens):
+    maps = lens.maps("the " * 60, truncate=True, layers=0, scopes="ATTN-N")
+    assert len(maps) == 48
+    assert maps.tokens[-1] == "[SEP]"
+
+
+def test_truncation_leaves_short_texts_alone(lens):
+    assert lens.maps("the dog", truncate=True).tokens == lens.maps("the dog").tokens
+
+
+def test_a_truncated_pair(lens):
+    maps = lens.maps(("the " * 60, "dog " * 60), truncate=True, layers=0, scopes="ATTN-N")
+    assert len(maps) == 48
+    assert {"the", "dog"} < set(maps.tokens)
+
+
+def test_truncation_without_a_limit():
+    encoded = encode("the " * 60, wordpiece(), None, truncate=True)
+    assert len(encoded) == 62
+
+
+def test_a_long_text_is_read_without_a_warning(minilm, recwarn, caplog):
+    with pytest.raises(InputError, match="at most 512"):
+        minilm.maps("word " * 600)
+    assert not recwarn.list
+    assert not caplog.records
+
+
+# Token ids ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [64, 1000, -1])
+def test_an_id_out_of_vocabulary(wrong, lens):
+    with pytest.raises(InputError, match=f"token id {wrong} is out of vocabulary.*0 to 63"):
+        lens.maps(input_ids=[3, wrong, 5])
+
+
+@pytest.mark.parametrize("ids", [[], [[]], [[3], []]])
+def test_no_ids(ids, lens):
+    with pytest.raises(InputError, match="empty sequence"):
+        lens.maps(input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.5, 2.0], ["a"], [[[3]]], torch.tensor([0.5]), 5, torch.tensor(5)]
+)
+def test_ids_that_are_not_integers(ids, lens):
+    with pytest.raises(InputError, match="integers"):
+        lens.maps(input_ids=ids)
+
+
+def test_a_mask_that_masks_everything(lens):
+    with pytest.raises(InputError, match="empty sequence"):
+        lens.maps(input_ids=[[3, 4]], attention_mask=[[0, 0]])
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+@pytest.mark.parametrize("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
+def test_shapes_that_differ(name, shape, lens):
+    with pytest.raises(InputError, match="same shape"):
+        lens.maps(input_ids=[[3, 4]], **{name: shape})
+
+
+def test_masks_may_be_booleans(lens):
+    mask = torch.tensor([[False, True, True]])
+    found = lens.maps(input_ids=[[1, 3, 4]], attention_mask=mask)[0]
+    assert found.token_ids == [3, 4]
+
+
+def test_padding_goes_to_the_right():
+    batch, _ = encode_ids([[5, 6, 7], [8]], None, [[0, 1, 1], [1]], None, None, None)
+    inputs = pad(batch, 9, torch.device("cpu"))
+    assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert inputs["token_type_ids"].tolist() == [[0, 1, 1], [1, 0, 0]]
+
+
+def test_labels_of_ids_without_a_tokenizer():
+    (encoded,), many = encode_ids([5, 6], None, None, None, None, None)
+    assert encoded.tokens == ["5", "6"]
+    assert encoded.special == [False, False]
+    assert encoded.words is None
+    assert not many
