@@ -133,6 +133,10 @@ class Reach:
             allowed &= offset <= self.ahead
         return allowed
 
+    def pairs(self, n: int) -> int:
+        """How many pairs the mask allows."""
+        return sum(stop - start for start, stop in (self.sources(i, i + 1, n) for i in range(n)))
+
     def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
         """The half-open range of sources that any target in [first, last) may see."""
         start = 0 if self.back is None else max(0, first - self.back)

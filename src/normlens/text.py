@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,21 +91,20 @@ def _words(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[st
     """
     own, offsets = batch.word_ids(), batch["offset_mapping"]
     segments = batch.sequence_ids()
+    starts = [_unsplit_words(part, k, own, segments) for k, part in enumerate(pair)]
     keys: list[Any] = []
     for position, segment in enumerate(segments):
         if segment is None or own[position] is None:
             keys.append(None)
             continue
-        text = pair[segment]
+        begins = starts[segment]
+        if begins is None:
+            keys.append((segment, own[position]))
+            continue
         start, stop = offsets[position]
-        first = start + len(text[start:stop]) - len(text[start:stop].lstrip())
-        whole = len({w for w, s in zip(own, segments, strict=True) if s == segment}) == 1
-        word = text[:first].split() if whole and len(text.split()) > 1 else own[position]
-        if isinstance(word, list):
-            # A token inside a word has that word's beginning before it.
-            inside = first > 0 and not text[first - 1].isspace()
-            word = len(word) - inside
-        keys.append((segment, word))
+        token = pair[segment][start:stop]
+        first = start + len(token) - len(token.lstrip())
+        keys.append((segment, bisect_right(begins, first) - 1))
     order = {
         key: index for index, key in enumerate(dict.fromkeys(k for k in keys if k is not None))
     }
@@ -114,6 +115,15 @@ def _words(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[st
             spans[key] = (min(low, start), max(high, stop))
     labels = [pair[key[0]][slice(*spans[key])].strip() for key in order]
     return [None if key is None else order[key] for key in keys], labels
+
+
+def _unsplit_words(
+    text: str, segment: int, own: Sequence[int | None], segments: Sequence[int | None]
+) -> list[int] | None:
+    """Where the words of a text begin if its tokenizer calls all of it one word; else None."""
+    begins = [match.start() for match in re.finditer(r"\S+", text)]
+    words = {word for word, part in zip(own, segments, strict=True) if part == segment}
+    return begins if len(words) == 1 and len(begins) > 1 else None
 
 
 def encode_ids(

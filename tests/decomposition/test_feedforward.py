@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from reference import largest_error, reference
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from normlens.decomposition import decompose_layer, feedforward, plan
 from normlens.decomposition.plan import Plan
@@ -81,6 +86,76 @@ def test_padding_is_not_computed(problem):
     alone = type(given)(given.layer, x[1:, :5], alpha[1:, :, :5, :5]).solve()
     for scope, norms in alone.norms.items():
         assert largest_error(together.norms[scope][1, :5, :5], norms[0]) < 1e-12, scope
+
+
+class Peak(TorchDispatchMode):
+    """How many bytes the tensors made inside it take at most at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, list[int]] = {}  # storage → [tensors that view it, bytes]
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {
+            value.untyped_storage()._cdata
+            for value in tree_leaves((args, kwargs))
+            if isinstance(value, torch.Tensor)
+        }
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                self._keep(value, storage._cdata, storage.nbytes(), storage._cdata in given)
+        return out
+
+    def _keep(self, tensor: torch.Tensor, key: int, size: int, is_view: bool) -> None:
+        if key in self.live:
+            self.live[key][0] += 1
+        elif is_view:  # of a tensor that was there before
+            return
+        else:
+            self.live[key] = [1, size]
+            self.now += size
+            self.peak = max(self.peak, self.now)
+        weakref.finalize(tensor, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.live[key][0] -= 1
+        if not self.live[key][0]:
+            self.now -= self.live.pop(key)[1]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("d", "m", "heads"), [(64, 256, 8), (64, 64, 2)])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        Plan("tiles", 32, 16),
+        Plan("tiles", 16, 8),
+        Plan("tiles", 8, 2),
+        Plan("matrices", 32, 4),
+        Plan("matrices", 8, 1),
+    ],
+    ids=lambda chosen: f"{chosen.method}-{chosen.sources}x{chosen.targets}",
+)
+def test_a_plan_takes_no_more_memory_than_it_says(chosen, d, m, heads, gated, problem, monkeypatch):
+    """Otherwise a memory limit would not be one."""
+    given = problem("post", n=32, d=d, m=m, heads=heads, gated=gated, dtype=torch.float32)
+    real = feedforward._run_sequence
+    seen = []
+
+    def watched(job, index, n, plan, *rest):
+        _ = job.factors.values  # is there already, whatever the plan
+        with Peak() as peak:
+            real(job, index, n, plan, *rest)
+        seen.append(peak.peak)
+        assert peak.peak <= plan.memory(job.shape(n))
+
+    monkeypatch.setattr(feedforward, "_run_sequence", watched)
+    use_plan(monkeypatch, chosen.method, chosen.sources, chosen.targets)
+    given.solve()
+    assert seen[0] > 0
 
 
 # Running out of memory ---------------------------------------------------------------------------

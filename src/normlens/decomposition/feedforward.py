@@ -69,7 +69,7 @@ class FeedForwardJob:
         w = self.ff.up.weight
         return Shape(
             n=n,
-            pairs=int(self.reach.mask(n).sum()),
+            pairs=self.reach.pairs(n),
             d=w.shape[0],
             m=w.shape[1],
             heads=self.factors.weights.shape[-1],
@@ -139,9 +139,12 @@ def _run_sequence(
 ) -> None:
     result.mixed[index].zero_()
     buffers = _Buffers()
+    rows: list[Tensor] | None = None
     for j in range(0, n, plan.sources):
         block = slice(j, min(j + plan.sources, n))
-        rows = None if plan.method == "matrices" else _source_rows(job, fused, index, block)
+        rows = None  # let the last block's go before the next one's are made
+        if plan.method == "tiles":
+            rows = _source_rows(job, fused, index, block)
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))
             low, high = job.reach.sources(targets.start, targets.stop, n)
@@ -206,13 +209,14 @@ def _tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: 
     """The same block through ``M_i = Σ_k W_k diag(r^k_i) W_down``, (j, i, d)."""
     weights = job.factors.weights[index, sources, targets]
     parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)
-    matrices = []
-    for target in range(targets.start, targets.stop):
+    d = parts.shape[-1]
+    matrices = parts.new_empty(targets.stop - targets.start, d, d)
+    for matrix, target in zip(matrices, range(targets.start, targets.stop), strict=True):
         scaled = torch.zeros_like(job.ff.up.weight)
         for w, slope in zip(projections(job.ff), job.slopes, strict=True):
             scaled.addcmul_(w, slope[index, target])
-        matrices.append(scaled @ job.ff.down.weight * job.factors.scale[index, target])
-    return torch.bmm(parts.transpose(0, 1), torch.stack(matrices)).transpose(0, 1)
+        torch.mm(scaled, job.ff.down.weight, out=matrix).mul_(job.factors.scale[index, target])
+    return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
 
 
 def _emit(

@@ -18,7 +18,7 @@ from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
 from normlens.decomposition.feedforward import FeedForwardJob, TileNorms, scope_norms
 from normlens.decomposition.parts import Vectors
-from normlens.decomposition.plan import choose_plan
+from normlens.decomposition.plan import Shape, choose_plan
 from normlens.decomposition.rules import projections
 
 
@@ -53,11 +53,21 @@ def shapley_norms(
     for index, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(seed)
         orders = [torch.randperm(length + 1, generator=generator) for _ in range(samples)]
-        step = choose_plan(job.shape(length), memory_limit).targets
+        step = _targets_at_once(job.shape(length), memory_limit)
         for i in range(0, length, step):
             targets = slice(i, min(i + step, length))
             _run_targets(job, vectors, index, targets, length, orders, result)
     return result
+
+
+def _targets_at_once(shape: Shape, limit: int | None) -> int:
+    """As many targets as the plan's tiles have, fewer where all their players do not fit."""
+    targets = choose_plan(shape, limit).targets
+    if limit is None:
+        return targets
+    # the players, and one order's sums, values and contributions
+    players = (shape.n + 1) * shape.m * (2 * shape.projections + 4) * shape.itemsize
+    return max(1, min(targets, limit // players))
 
 
 def _players(
