@@ -192,10 +192,13 @@ class Lens:
             ),
         )
         results: list[Maps | None] = [None] * len(encoded)
-        for indices in self._batches(encoded, batch_size):
-            batch = [encoded[i] for i in indices]
-            for index, maps in zip(indices, self._analyse(batch, request), strict=True):
-                results[index] = maps
+        try:
+            for indices in self._batches(encoded, batch_size):
+                batch = [encoded[i] for i in indices]
+                for index, maps in zip(indices, self._analyse(batch, request), strict=True):
+                    results[index] = maps
+        finally:
+            self._projections.buffers.clear()
         return [maps for maps in results if maps is not None]
 
     # How ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normlens.components import FeedForward, Norm, Reach
+from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.plan import Plan, Shape, choose_plan
@@ -57,6 +58,7 @@ class FeedForwardJob:
     tail: Sequence[TailStep] = field(default_factory=list)
     reach: Reach = field(default_factory=Reach)
     remembered: LayerProjections | None = None
+    buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output that one more map, `ORDINARY`, keeps
     ordinary: Tensor | None = None
 
@@ -109,6 +111,7 @@ def feed_forward_norms(
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
+                job.buffers.clear()
                 plan = plan.halved()
         else:
             raise MemoryLimitError(
@@ -123,10 +126,19 @@ def _source_rows(
 ) -> list[Tensor]:
     """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
     if fused is None:
-        u = job.factors.values[index, rows]
-        return [u @ w for w in projections(job.ff)]
+        u = job.factors.values[index, rows]  # (j, h, d)
+        products = []
+        for k, w in enumerate(projections(job.ff)):
+            out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
+            product = torch.mm(u.reshape(out.shape[0], -1), w, out=out)
+            products.append(product.view(*u.shape[:2], -1))
+        return products
     v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
-    return [(v @ w).transpose(0, 1) for w in fused]
+    products = []
+    for k, w in enumerate(fused):
+        out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
+        products.append(torch.bmm(v, w, out=out).transpose(0, 1))
+    return products
 
 
 def _run_sequence(
@@ -138,11 +150,9 @@ def _run_sequence(
     result: TileNorms,
 ) -> None:
     result.mixed[index].zero_()
-    buffers = _Buffers()
     rows: list[Tensor] | None = None
     for j in range(0, n, plan.sources):
         block = slice(j, min(j + plan.sources, n))
-        rows = None  # let the last block's go before the next one's are made
         if plan.method == "tiles":
             rows = _source_rows(job, fused, index, block)
         for i in range(0, n, plan.targets):
@@ -155,25 +165,9 @@ def _run_sequence(
                 tile = _tile_by_matrices(job, index, targets, sources)
             else:
                 local = slice(sources.start - j, sources.stop - j)
-                tile = _tile(job, index, targets, sources, [q[local] for q in rows], buffers)
+                tile = _tile(job, index, targets, sources, [q[local] for q in rows])
             result.mixed[index, targets] += tile.sum(0)
             _emit(job, index, targets, sources, tile, result.norms)
-
-
-class _Buffers:
-    """Reused memory for the rows of a tile: the allocator would hand out cold pages each time."""
-
-    def __init__(self) -> None:
-        self._storage: dict[str, Tensor] = {}
-
-    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        size = 1
-        for length in shape:
-            size *= length
-        stored = self._storage.get(name)
-        if stored is None or stored.numel() < size:
-            stored = self._storage[name] = like.new_empty(size)
-        return stored[:size].view(shape)
 
 
 def _tile(
@@ -182,7 +176,6 @@ def _tile(
     targets: slice,
     sources: slice,
     rows: list[Tensor],
-    buffers: _Buffers,
 ) -> Tensor:
     """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down`` for one block, (j, i, d)."""
     weights = job.factors.weights[index, sources, targets]  # (j, i, h)
@@ -190,7 +183,7 @@ def _tile(
     down = job.ff.down.weight
     j, i, _ = weights.shape
     m, d = down.shape
-    hidden = buffers.take("hidden", down, j, i, m)
+    hidden = job.buffers.take("hidden", down, j, i, m)
     for k, (q, slope) in enumerate(zip(rows, job.slopes, strict=True)):
         # s_i is taken by the slopes: both belong to the target, and the slopes are smaller.
         scaled = slope[index, targets] * scale  # (i, m)
@@ -198,10 +191,10 @@ def _tile(
             torch.bmm(weights, q, out=hidden)
             hidden.mul_(scaled)
         else:
-            mixed = buffers.take("gated", down, j, i, m)
+            mixed = job.buffers.take("gated", down, j, i, m)
             torch.bmm(weights, q, out=mixed)
             hidden.addcmul_(mixed, scaled)
-    out = buffers.take("out", down, j * i, d)
+    out = job.buffers.take("out", down, j * i, d)
     return torch.mm(hidden.view(j * i, m), down, out=out).view(j, i, d)
 
 

@@ -190,6 +190,8 @@ class _Walk:
         job = FeedForwardJob(
             names[index], ff, parts.factors, (), [], self.layer.reach, self.remembered
         )
+        if self.remembered is not None:
+            job.buffers = self.remembered.cache.buffers
         at = None
         if self.settings.rule != "shapley":
             at = linearise(ff, total, parts.vectors.bias, self.settings.rule)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from normlens.decomposition.buffers import Buffers
+
 Projections = tuple[Tensor, ...]  # one (h, d_head, m) per input projection
 
 
@@ -43,6 +45,7 @@ class ProjectionCache:
 
     def __init__(self, limit: int = 0):
         self.limit = limit
+        self.buffers = Buffers()  # for the tiles of whichever layer is in work
         self._layers: dict[int, LayerProjections] = {}
 
     def of(self, layer: int, version: Hashable) -> LayerProjections:

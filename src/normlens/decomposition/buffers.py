@@ -1,0 +1,26 @@
+"""Memory that tiles share: fresh pages for each of them would cost more than filling them."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor
+
+
+class Buffers:
+    """Named pieces of memory that grow to the largest shape they were asked for."""
+
+    def __init__(self) -> None:
+        self._storage: dict[str, Tensor] = {}
+
+    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """An uninitialised tensor of `shape` in the piece called `name`, with `like`'s dtype."""
+        size = prod(shape)
+        stored = self._storage.get(name)
+        if stored is None or stored.numel() < size or stored.dtype != like.dtype:
+            self._storage.pop(name, None)  # let go of the old piece before taking a larger one
+            stored = self._storage[name] = like.new_empty(size)
+        return stored[:size].view(shape)
+
+    def clear(self) -> None:
+        self._storage.clear()
