@@ -19,6 +19,7 @@ from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
+from normlens.corpus.cli import app as corpus_app
 from normlens.errors import NormLensError
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
@@ -44,6 +45,7 @@ app.command("estimate", epilog="Example: normlens estimate --model minilm --toke
     estimate_command
 )
 app.command("demo", epilog="Example: normlens demo --out my-demo")(demo_command)
+app.add_typer(corpus_app)  # run, status and query
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,208 @@
+"""What a corpus run costs beside the maps alone, and that its memory does not grow with the corpus.
+
+Time: the embedded MiniLM on SST-2 (NORMLENS_TEST_DATA, or the sample inside the package), the
+model loaded before. Runs and maps alone take turns, because only ratios of times that were measured
+together mean anything:
+
+    maps      every scope of every sequence, tokenised already, one call after the other
+    +stats    the same with the statistics that the measure `norms` asks for
+    run       the whole run: reading, tokenising, maps, four measures, tables, checksums, fsync
+
+Memory: a tiny random model on few and on many short sequences, each in a process of its own.
+
+    python benchmarks/corpus.py                           # prints the tables
+    python benchmarks/corpus.py --out docs/performance    # and writes corpus.md and corpus.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def data_source() -> str:
+    folder = Path(os.environ.get("NORMLENS_TEST_DATA", SHARED))
+    path = folder / "sst2" / "dev.tsv"
+    return f"sst2:{path}" if path.is_file() else "sample"
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+
+def measure_time(sequences: int, repeats: int, scratch: Path) -> dict:
+    """Median seconds of each way, and where the run's own time went."""
+    import torch
+
+    import normlens
+    from normlens.corpus import encode_record, open_data, run
+
+    lens = normlens.load("minilm", device="cpu")
+    source = data_source()
+    data = open_data(source, limit=sequences)
+    encoded = [encode_record(record, lens.tokenizer, max_length=128) for record in data]
+    lens.analyse(encoded[:8], statistics=True)
+    stages: dict[str, float] = {}
+
+    def whole() -> None:
+        nonlocal stages
+        out = scratch / "run"
+        shutil.rmtree(out, ignore_errors=True)
+        stages = run(lens, source, out, limit=sequences).status().stages
+
+    def alone(with_statistics: bool) -> None:
+        # One at a time, as on a CPU the lens does anyway; nothing is kept.
+        for sequence in sorted(encoded, key=len):
+            lens.analyse([sequence], statistics=with_statistics)
+
+    ways = {"maps": lambda: alone(False), "+stats": lambda: alone(True), "run": whole}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, work in ways.items():
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+    # Of each round its own ratio, so that a slow round does not count on one side only.
+    ratios = {
+        name: statistics.median(
+            own / other for own, other in zip(seconds["run"], seconds[name], strict=True)
+        )
+        for name in ("maps", "+stats")
+    }
+    return {
+        "data": source.partition(":")[0],
+        "sequences": len(encoded),
+        "tokens": sum(map(len, encoded)),
+        "threads": torch.get_num_threads(),
+        "seconds": {name: statistics.median(times) for name, times in seconds.items()},
+        "ratios": ratios,
+        "stages": stages,
+    }
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def measure_memory(few: int, times: int, scratch: Path) -> dict[int, float]:
+    """Peak MiB of a run over `few` sequences, and over so many times more."""
+    make_model(scratch / "model")
+    found = {}
+    for count in (few, few * times):
+        corpus = scratch / f"corpus-{count}.txt"
+        chance = random.Random(0)
+        with corpus.open("w") as lines:
+            for _ in range(count):
+                words = ["".join(chance.choices("abcdefgh", k=2)) for _ in range(4)]
+                print(*words, file=lines)
+        command = [sys.executable, __file__, "--peak-of", str(corpus), "--scratch", str(scratch)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found[count] = float(done.stdout.split()[-1])
+    return found
+
+
+def make_model(folder: Path) -> None:
+    """A tiny BERT whose vocabulary is letters."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from normlens.models.examples import tiny_model
+
+    letters = [f"{mark}{letter}" for mark in ("", "##") for letter in "abcdefgh"]
+    vocabulary = {token: place for place, token in enumerate(["[PAD]", "[UNK]", *letters])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tiny_model("bert", pad_token_id=0).save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+
+
+def print_peak(corpus: str, scratch: Path) -> None:
+    import torch
+
+    from normlens.corpus import run
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        run(scratch / "model", corpus, Path(folder) / "run", device="cpu")
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            print(int(line.split()[1]) / 1024)
+
+
+# Report -------------------------------------------------------------------------------------------
+
+
+def report(results: dict) -> str:
+    """The tables as Markdown."""
+    own = results["time"]
+    total = sum(own["stages"].values())
+    lines = [
+        f"{results['cpu']}, {own['threads']} threads, torch {results['torch']}; MiniLM on "
+        f"{own['sequences']} sequences of {own['data']} ({own['tokens']} tokens), all measures.",
+        "",
+        "| run ÷ maps alone | run ÷ maps with statistics | sequences/s | where the time goes |",
+        "|---|---|---|---|",
+        f"| {own['ratios']['maps']:.2f} | {own['ratios']['+stats']:.2f} "
+        f"| {own['sequences'] / own['seconds']['run']:.1f} | "
+        + ", ".join(f"{stage} {spent / total:.0%}" for stage, spent in own["stages"].items())
+        + " |",
+    ]
+    if results["memory"]:
+        lines += ["", "| sequences | peak MiB |", "|---|---|"]
+        lines += [f"| {count} | {peak:.0f} |" for count, peak in results["memory"].items()]
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown CPU"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--few", type=int, default=300, help="sequences of the memory test")
+    parser.add_argument("--times", type=int, default=20, help="and how many times more")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--out", type=Path, help="folder for corpus.md and corpus.json")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak_of:
+        print_peak(options.peak_of, options.scratch)
+        return
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        memory = {} if options.no_memory else measure_memory(options.few, options.times, scratch)
+        results = {
+            "cpu": cpu_name(),
+            "torch": torch.__version__,
+            "time": measure_time(options.sequences, options.repeats, scratch),
+            "memory": memory,
+        }
+    print(report(results))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "corpus.json").write_text(json.dumps(results, indent=1) + "\n")
+        (options.out / "corpus.md").write_text(report(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

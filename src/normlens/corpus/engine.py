@@ -1,0 +1,195 @@
+"""Who computes the shards: this process, several processes of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus.errors import RunError
+from normlens.corpus.options import Execution
+from normlens.corpus.shards import Finished, Shard
+from normlens.corpus.worker import Task, Worker
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+class Engine(ABC):
+    """Turns shards into their results, in whatever order they come."""
+
+    identity: dict[str, Any]  # of the model that the workers hold
+    by: dict[str, Any]  # where it runs
+
+    @abstractmethod
+    def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
+        """The results of shards, which are asked for only as fast as they are worked off."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of workers and models."""
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> Engine:
+    """The engine that was asked for, its model loaded."""
+    if lens is not None and (execution.engine, execution.workers) != ("local", 1):
+        raise InputError(
+            "a loaded lens cannot be sent to other processes; pass the model's name or folder"
+        )
+    if execution.engine == "ray":
+        from normlens.corpus.ray_engine import RayEngine
+
+        return RayEngine(task, execution)
+    if execution.workers > 1:
+        return ProcessEngine(task, execution.workers)
+    return ThreadEngine(task, lens)
+
+
+class ThreadEngine(Engine):
+    """One model in this process.
+
+    While it works on one shard, another thread tokenises the next or makes tables of the last;
+    the caller's own thread reads records and writes files.
+    """
+
+    AHEAD = 2
+
+    def __init__(self, task: Task, lens: Lens | None = None):
+        self.worker = Worker(task, lens)
+        self.identity, self.by = self.worker.identity, self.worker.by
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(self.AHEAD, thread_name_prefix="normlens-shard")
+
+    def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
+        return _windowed(self._pool, self._one, shards, self.AHEAD)
+
+    def _one(self, shard: Shard) -> Finished:
+        return self.worker.compute(shard, self._stop.is_set)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+        self.worker.close()
+
+
+class ProcessEngine(Engine):
+    """Several processes of this machine, each with a model of its own."""
+
+    def __init__(self, task: Task, workers: int):
+        self.workers = workers
+        context = multiprocessing.get_context("spawn")  # a forked torch may hang
+        threads = task.threads or max(1, (os.cpu_count() or 1) // workers)
+        self._pool = ProcessPoolExecutor(
+            workers,
+            mp_context=context,
+            initializer=_start,
+            initargs=(replace(task, threads=threads), context.Value("i", 0)),
+        )
+        try:
+            self.identity, self.by = self._pool.submit(_describe).result()
+        except BrokenProcessPool as error:
+            raise _died() from error
+        except BaseException:
+            self.close()
+            raise
+
+    def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
+        try:
+            # One more than there are workers, so that none waits for this process.
+            yield from _windowed(self._pool, _compute, shards, self.workers + 1)
+        except BrokenProcessPool as error:
+            raise _died() from error
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _windowed(
+    pool: Executor, work: Callable[[Shard], Finished], shards: Iterable[Shard], window: int
+) -> Iterator[Finished]:
+    """Results as they come, with no more than `window` shards in work or in waiting."""
+    source = iter(shards)
+    running: set[Future[Finished]] = {pool.submit(work, shard) for shard in islice(source, window)}
+    while running:
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            result = future.result()
+            running |= {pool.submit(work, shard) for shard in islice(source, 1)}
+            yield result
+
+
+def _died() -> RunError:
+    return RunError(
+        "a worker process died (killed, or out of memory); what is done is kept: resume the run, "
+        "with fewer --workers if memory is short"
+    )
+
+
+# In a worker process ----------------------------------------------------------------------------
+
+_worker: Worker | None = None
+_failure: BaseException | None = None
+
+
+def _start(task: Task, counter: Any) -> None:
+    global _worker, _failure
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with counter.get_lock():
+        number, counter.value = counter.value, counter.value + 1
+    try:
+        _worker = Worker(replace(task, device=_device(task.device, number)))
+    except Exception as error:
+        _failure = error  # raised here, it would only break the pool
+
+
+def _end_with_parent() -> None:
+    """A worker would wait for work for ever if the process that gives it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _device(device: str, number: int) -> str:
+    """The GPUs in turn, where there are several."""
+    import torch
+
+    if device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+        return f"cuda:{number % torch.cuda.device_count()}"
+    return device
+
+
+def _ready() -> Worker:
+    if _worker is None:
+        raise _failure or RunError("the worker was not started")
+    return _worker
+
+
+def _describe() -> tuple[dict[str, Any], dict[str, Any]]:
+    worker = _ready()
+    return worker.identity, worker.by
+
+
+def _compute(shard: Shard) -> Finished:
+    return _ready().compute(shard)

@@ -1,0 +1,193 @@
+"""The folder that a run lives in: a local one, or any that fsspec reaches by a URL."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from normlens.errors import InputError, MissingDependencyError, OutputError
+
+#: What a name ends with until its file is complete.
+TEMPORARY = ".tmp"
+
+
+class Folder(ABC):
+    """Files by their names inside one folder; a file appears under its name whole or not at all."""
+
+    url: str
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """A file's contents; None if there is no such file."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
+        """Make `data` the contents of a file."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file if it is there."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Every file, by its name relative to the folder, in order."""
+
+    @abstractmethod
+    def address(self, name: str) -> str:
+        """What DuckDB opens a file by."""
+
+    def __str__(self) -> str:
+        return self.url
+
+
+class LocalFolder(Folder):
+    """A folder on a disk: files are flushed to it before they take their names."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).expanduser()
+        self.url = str(self.path)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"cannot read {str(self.path / name)!r}: {_reason(error)}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
+        try:
+            self._make(path.parent)
+            try:
+                _write_through(temporary, data)
+                os.replace(temporary, path)
+                _sync(path.parent)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
+        except OSError as error:
+            raise OutputError(f"cannot write {str(path)!r}: {_reason(error)}") from error
+
+    def _make(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+    def remove(self, name: str) -> None:
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"cannot remove {str(self.path / name)!r}: {_reason(error)}"
+            ) from error
+
+    def names(self) -> list[str]:
+        return sorted(
+            (Path(folder) / file).relative_to(self.path).as_posix()
+            for folder, _, files in os.walk(self.path)
+            for file in files
+        )
+
+    def address(self, name: str) -> str:
+        return str(self.path.absolute() / name)
+
+
+class RemoteFolder(Folder):
+    """A folder behind an fsspec URL.
+
+    An object store shows an object only once its upload is complete. On others (SFTP, HDFS) a
+    file may be cut short: its checksum tells, and the file with the checksums comes last.
+    """
+
+    def __init__(self, url: str):
+        try:
+            import fsspec
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{url!r} needs the fsspec package; run: pip install fsspec"
+            ) from error
+        try:
+            self.system, root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise InputError(f"cannot open {url!r}: {_reason(error)}") from error
+        self.root = root.rstrip("/")
+        self.url = url.rstrip("/")
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self.system.cat_file(self._path(name))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(f"cannot read {self.url}/{name}: {_reason(error)}") from error
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        try:
+            self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.system.pipe_file(path, data)
+        except OSError as error:
+            raise OutputError(f"cannot write {self.url}/{name}: {_reason(error)}") from error
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self.system.rm_file(self._path(name))
+
+    def names(self) -> list[str]:
+        # A listing that was kept from before would hide what another process has written.
+        self.system.invalidate_cache()
+        try:
+            found = self.system.find(self.root)
+        except FileNotFoundError:
+            return []
+        return sorted(path[len(self.root) :].lstrip("/") for path in found)
+
+    def address(self, name: str) -> str:
+        return self.system.unstrip_protocol(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+
+def open_folder(place: str | os.PathLike[str]) -> Folder:
+    """The folder at a path or a URL."""
+    text = os.fspath(place)
+    protocol, separator, rest = text.partition("://")
+    if not separator:
+        return LocalFolder(text)
+    if protocol in ("file", "local"):
+        return LocalFolder(rest)
+    return RemoteFolder(text)
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    """A new name lasts only once its folder is on the disk too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: Any) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split())

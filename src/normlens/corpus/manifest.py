@@ -1,0 +1,135 @@
+"""Everything that is needed to repeat a run, and what may not change while it lasts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normlens.corpus.errors import RunError
+from normlens.corpus.folder import Folder
+from normlens.corpus.options import Options
+
+NAME = "manifest.json"
+FORMAT = "normlens-run"
+VERSION = 1
+
+#: Fields that must be the same when a run is resumed, by the words that an error uses for them.
+FIXED = {
+    "model.name": "the model",
+    "model.revision": "the model's revision",
+    "model.weights": "the model's weights",
+    "model.tokenizer": "the tokenizer",
+    "model.dtype": "the dtype",
+    "model.device": "the device",
+    "data.name": "the data",
+    "data.fingerprint": "the contents of the data",
+    "data.sequences": "the number of sequences",
+    "measures": "the code of the measures",
+    "versions.normlens": "the version of normlens",
+}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A run's identity card, written once, before the first shard."""
+
+    options: Options
+    model: dict[str, Any]
+    data: dict[str, Any]  # name, fingerprint, sequences
+    tables: dict[str, dict[str, Any]]  # table → measure, columns, sql
+    measures: dict[str, str | None]  # measure → hash of its source, for measures of one's own
+    execution: dict[str, Any]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    created: str
+
+    @property
+    def sequences(self) -> int:
+        return int(self.data["sequences"])
+
+    @property
+    def shards(self) -> int:
+        return -(-self.sequences // self.options.shard_size)
+
+    def size(self, shard: int) -> int:
+        """Sequences of one shard; the last may be smaller."""
+        first = shard * self.options.shard_size
+        return min(self.options.shard_size, self.sequences - first)
+
+    def save(self, folder: Folder) -> None:
+        found = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        found["options"] = self.options.as_json()
+        folder.write(NAME, json.dumps(found, indent=1, ensure_ascii=False).encode())
+
+    @classmethod
+    def load(cls, folder: Folder) -> Manifest:
+        contents = folder.read(NAME)
+        if contents is None:
+            raise RunError(
+                f"there is no run in {str(folder)!r} (no {NAME}); start one with "
+                f"normlens run --model … --data … --out {folder}"
+            )
+        try:
+            found = json.loads(contents)
+            if found.pop("format") != FORMAT:
+                raise ValueError("it is of another kind")
+            version = found.pop("version")
+            if version > VERSION:
+                raise RunError(f"{str(folder)!r} was written by a newer NormLens; upgrade it")
+            return cls(**{**found, "options": Options.from_json(found["options"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{NAME} in {str(folder)!r} is damaged or not a run's ({error}); start the run "
+                "again in another folder"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it was when the run began."""
+
+    what: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.what}: then {_shown(self.then)}, now {_shown(self.now)}"
+
+
+def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Difference]:
+    """Options that were given again and are not the run's own."""
+    own = manifest.options.as_json()
+    return [
+        Difference(f"--{name.replace('_', '-')}", own[name], value)
+        for name, value in given.items()
+        if value != own[name]
+    ]
+
+
+def changes(manifest: Manifest, now: dict[str, Any]) -> list[Difference]:
+    """Which of `now`'s fields differ from the run's: parts of a manifest, by their names."""
+    then = asdict(manifest)
+    found = []
+    for path, what in FIXED.items():
+        part, _, field = path.partition(".")
+        if part not in now or (field and field not in now[part]):
+            continue
+        old, new = (then[part].get(field), now[part][field]) if field else (then[part], now[part])
+        if old != new:
+            found.append(Difference(what, old, new))
+    return found
+
+
+def refuse(folder: Folder, differences: list[Difference]) -> None:
+    """Raise an error that names every difference, if there is one."""
+    if differences:
+        raise RunError(
+            f"cannot resume {str(folder)!r}, it would mix two runs: "
+            f"{'; '.join(map(str, differences))}. Start a new run with another --out instead"
+        )
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else text[:19] + "…" if text.startswith("sha256:") else text

@@ -1,0 +1,110 @@
+"""What a data set is made of: sequences, as text, as words or as vocabulary tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from normlens.errors import InputError
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Say where in the data an error lies."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A named entity: the words from `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One sequence: a text (or a pair), words, or tokens of a vocabulary; one of the three.
+
+    `id` is the file's name and a running index in it, the same in every run.
+    """
+
+    id: str
+    text: str | tuple[str, str] | None = None
+    words: tuple[str, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    entities: tuple[Entity, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("text", "words", "tokens") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InputError(
+                f"a record has one of text, words and tokens, not {' and '.join(given) or 'none'}"
+            )
+        if self.words is not None:
+            _check_words(self.words, "word")
+        if self.tokens is not None:
+            _check_words(self.tokens, "token")
+        if self.entities:
+            _check_entities(self.entities, self.words)
+
+
+def _check_words(words: tuple[str, ...], what: str) -> None:
+    if not words:
+        raise InputError(f"there is no {what}; give at least one")
+    for index, word in enumerate(words):
+        if not isinstance(word, str) or not word.strip():
+            raise InputError(
+                f"{what} {index} is {word!r}; every {what} is a text that is not blank"
+            )
+
+
+def _check_entities(entities: tuple[Entity, ...], words: tuple[str, ...] | None) -> None:
+    if words is None:
+        raise InputError("entities are spans of words; give words instead of a text or tokens")
+    end = 0
+    # A token belongs to one entity at most, so spans may not share a word.
+    for entity in entities:
+        if not end <= entity.start < entity.stop <= len(words):
+            raise InputError(
+                f"entity {entity.start}–{entity.stop} ({entity.label}) is not a span of the "
+                f"{len(words)} words after the one before it; give start < stop, in order, "
+                "without overlap"
+            )
+        end = entity.stop
+
+
+class Data(ABC):
+    """A data set that can be read any number of times, always in the same order."""
+
+    def __init__(self, name: str, limit: int | None = None):
+        if limit is not None and limit < 1:
+            raise InputError(f"limit must be at least 1, not {limit}")
+        self.name = name
+        self.limit = limit
+
+    def __iter__(self) -> Iterator[Record]:
+        return islice(self._records(), self.limit)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal contents read in the same way, wherever the files lie."""
+        return self._fingerprint()
+
+    @abstractmethod
+    def _records(self) -> Iterator[Record]:
+        """Every record, read as it is asked for."""
+
+    @abstractmethod
+    def _fingerprint(self) -> str: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"

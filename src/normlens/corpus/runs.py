@@ -1,0 +1,264 @@
+"""Runs over a corpus: start one, or resume one that was stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus import manifest as manifests
+from normlens.corpus.choice import Choice
+from normlens.corpus.errors import RunError
+from normlens.corpus.folder import TEMPORARY, Folder, open_folder
+from normlens.corpus.lock import NAME as LOCK
+from normlens.corpus.lock import locked
+from normlens.corpus.manifest import Manifest, changed_options, changes, refuse
+from normlens.corpus.options import Execution, Options, fixed_path
+from normlens.corpus.plan import shards_to_do
+from normlens.corpus.progress import Progress
+from normlens.corpus.records import Data
+from normlens.corpus.results import Run
+from normlens.corpus.shards import ROOT, Done, commit, recover
+from normlens.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from normlens.corpus.engine import Engine
+    from normlens.lens import Lens
+    from normlens.measures import Measure
+
+_EXECUTION = tuple(field.name for field in fields(Execution))
+
+
+def run(
+    model: str | os.PathLike[str] | Lens,
+    data: str | os.PathLike[str] | Data,
+    out: str | os.PathLike[str],
+    *,
+    measures: str | Sequence[str | Measure] | None = None,
+    mask: float | None = None,
+    limit: int | None = None,
+    max_length: int | None = 128,
+    truncate: bool = True,
+    seed: int = 0,
+    column: str | None = None,
+    pair_column: str | None = None,
+    paragraphs: bool = False,
+    revision: str | None = None,
+    shard_size: int = 64,
+    progress: Progress | None = None,
+    **execution: Any,
+) -> Run:
+    """Measure every sequence of `data` with `model` and keep the tables in the folder `out`.
+
+    `out` is a new folder or a URL that fsspec knows. `mask` replaces that share of the tokens by
+    mask tokens. A sequence that cannot be analysed is a row of the table `failures`. The rest says
+    how the work is done: `device`, `dtype`, `engine` ("local" or "ray"), `workers`, `batch_size`,
+    `address`, `gpus_per_worker`, `trust_remote_code`.
+    """
+    chosen = Choice.of(measures)
+    options = Options(
+        model=_model_name(model),
+        data=data.name if isinstance(data, Data) else fixed_path(data),
+        measures=chosen.names,
+        mask=mask,
+        limit=limit,
+        max_length=max_length,
+        truncate=truncate,
+        seed=seed,
+        column=column,
+        pair_column=pair_column,
+        paragraphs=paragraphs,
+        revision=revision,
+        shard_size=shard_size,
+    )
+    how = _execution(execution)
+    tables = chosen.tables()
+    folder = open_folder(out)
+    progress = progress or Progress()
+    _check_free(folder)
+    source = data if isinstance(data, Data) else _open_data(options)
+    if isinstance(data, Data) and limit is not None:
+        raise InputError("the data is open already; pass its limit to open_data")
+    described = {
+        "name": source.name,
+        "fingerprint": source.fingerprint,
+        "sequences": sum(1 for _ in source),
+    }
+    with locked(folder):
+        _check_free(folder)
+        progress.say(f"loading {options.model}")
+        with _engine(options, chosen, how, model) as engine:
+            manifest = Manifest(
+                options=options,
+                model=engine.identity,
+                data=described,
+                tables=tables,
+                measures=chosen.described(),
+                execution=asdict(how),
+                versions=engine.by["versions"],
+                machine={k: v for k, v in engine.by.items() if k not in ("versions", "model")},
+                created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            )
+            # What lies there without a manifest is of a run that was stopped before it began.
+            recover(folder, manifest)
+            manifest.save(folder)
+            _work(folder, manifest, source, engine, {}, progress)
+    return Run(folder, manifest)
+
+
+def resume(
+    out: str | os.PathLike[str],
+    *,
+    model: Lens | str | os.PathLike[str] | None = None,
+    data: Data | str | os.PathLike[str] | None = None,
+    measures: str | Sequence[str | Measure] | None = None,
+    progress: Progress | None = None,
+    **given: Any,
+) -> Run:
+    """Finish a run that was stopped; one that is complete is checked and left as it is.
+
+    Everything that the tables depend on comes from the run itself. Such an option may be given
+    again, but not another value. Shards whose files are damaged are computed again.
+    """
+    folder = open_folder(out)
+    manifest = Manifest.load(folder)
+    progress = progress or Progress()
+    how = {name: given.pop(name) for name in _EXECUTION if name in given}
+    if model is not None:
+        given["model"] = _model_name(model)
+    if data is not None:
+        given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
+    chosen = Choice.of(manifest.options.measures if measures is None else measures)
+    given["measures"] = list(chosen.names)
+    unknown = [name for name in given if name not in manifest.options.as_json()]
+    if unknown:
+        raise InputError(f"resume takes no option {unknown[0]!r}")
+    refuse(folder, changed_options(manifest, given))
+    with locked(folder):
+        source = data if isinstance(data, Data) else _open_data(manifest.options)
+        refuse(
+            folder,
+            changes(
+                manifest,
+                {
+                    "data": {"name": source.name, "fingerprint": source.fingerprint},
+                    "measures": chosen.described(),
+                },
+            ),
+        )
+        progress.say(f"loading {manifest.options.model}")
+        # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
+        before = {name: manifest.model[name] for name in ("device", "dtype")}
+        execution = _execution({**before, **how})
+        with _engine(manifest.options, chosen, execution, model) as engine:
+            refuse(
+                folder,
+                changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
+            )
+            _warn(manifest, engine, progress)
+            done = recover(folder, manifest)
+            _work(folder, manifest, source, engine, done, progress)
+    return Run(folder, manifest)
+
+
+def _work(
+    folder: Folder,
+    manifest: Manifest,
+    data: Data,
+    engine: Engine,
+    done: dict[int, Done],
+    progress: Progress,
+) -> None:
+    from normlens.corpus.identity import digest
+
+    counts = [shard.sequences + shard.failures for shard in done.values()]
+    progress.start(manifest.sequences, sum(counts))
+    expected = digest(manifest.model)
+    for shard in engine.compute(shards_to_do(data, manifest, done)):
+        if shard.by["model"] != expected:
+            raise RunError(
+                f"the worker on {shard.by['host']} has another model, or another kind of device, "
+                "than the run began with; give every node the same and resume"
+            )
+        try:
+            commit(folder, shard)
+        except OutputError as error:
+            raise OutputError(
+                f"{error}; what is done is kept, go on with: normlens run --resume {folder}"
+            ) from error
+        progress.advance(shard.sequences + shard.failures, shard.failures)
+
+
+# What a run is made of ----------------------------------------------------------------------------
+
+
+def _model_name(model: Any) -> str:
+    return fixed_path(model) if isinstance(model, (str, os.PathLike)) else model.name
+
+
+def _open_data(options: Options) -> Data:
+    from normlens.corpus.readers import open_data
+
+    return open_data(
+        options.data,
+        column=options.column,
+        pair_column=options.pair_column,
+        paragraphs=options.paragraphs,
+        limit=options.limit,
+    )
+
+
+def _execution(given: Mapping[str, Any]) -> Execution:
+    unknown = [name for name in given if name not in _EXECUTION]
+    if unknown:
+        raise InputError(f"run takes no option {unknown[0]!r}")
+    return Execution(**given)
+
+
+def _engine(options: Options, chosen: Choice, execution: Execution, model: Any) -> Engine:
+    from normlens.corpus.engine import open_engine
+    from normlens.corpus.worker import Task
+
+    task = Task(
+        options=options,
+        measures=chosen.portable,
+        device=execution.device,
+        dtype=execution.dtype,
+        batch_size=execution.batch_size,
+        trust_remote_code=execution.trust_remote_code,
+    )
+    loaded = None if model is None or isinstance(model, (str, os.PathLike)) else model
+    return open_engine(task, execution, loaded)
+
+
+def _check_free(folder: Folder) -> None:
+    """A run needs a folder of its own."""
+    names = folder.names()
+    if manifests.NAME in names:
+        raise RunError(
+            f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
+            "or choose another --out"
+        )
+    foreign = [
+        name
+        for name in names
+        if not name.startswith(f"{ROOT}/") and name != LOCK and not name.endswith(TEMPORARY)
+    ]
+    if foreign:
+        raise OutputError(
+            f"{str(folder)!r} holds other files ({foreign[0]!r}); give --out a new folder"
+        )
+
+
+def _warn(manifest: Manifest, engine: Engine, progress: Progress) -> None:
+    """Other versions of libraries may change last digits; the shards say which they came from."""
+    now = engine.by["versions"]
+    other = [
+        f"{name} {then} then, {now.get(name)} now"
+        for name, then in manifest.versions.items()
+        if now.get(name) != then
+    ]
+    if other:
+        progress.say(f"note: the run goes on with other versions ({'; '.join(other)})")

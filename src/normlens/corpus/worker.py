@@ -1,0 +1,266 @@
+"""From a shard's records to its tables: what one process with one model does."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from normlens.corpus.choice import made
+from normlens.corpus.gathering import Gathered
+from normlens.corpus.masking import mask_tokens
+from normlens.corpus.options import Options
+from normlens.corpus.shards import Finished, Shard
+from normlens.corpus.spans import EncodedRecord, encode_record
+from normlens.errors import InputError, NormLensError
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.maps import Maps
+    from normlens.measures import Measure
+
+#: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
+HELD = 256 << 20
+LARGEST_BATCH = 64  # of Lens, where it chooses
+WARM_UP = 160  # tokens, more than any head is wide, in steps that cost little
+WARM_UP_STEP = 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker needs to know; it travels to other processes and machines."""
+
+    options: Options
+    measures: tuple[str | Measure, ...]
+    device: str = "auto"
+    dtype: str = "auto"
+    batch_size: int | str = "auto"
+    trust_remote_code: bool = False
+    threads: int | None = None  # of torch; None: as it likes
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One sequence on its way."""
+
+    index: int
+    encoded: EncodedRecord
+
+
+class Worker:
+    """A model and the measures to take with it."""
+
+    def __init__(self, task: Task, lens: Lens | None = None):
+        import torch
+
+        from normlens.corpus import identity
+        from normlens.measures import Needs
+
+        if task.threads is not None:
+            torch.set_num_threads(task.threads)
+        self.task = task
+        self.lens = _load(task) if lens is None else lens
+        self.measures = made(task.measures)
+        self.needs = Needs(scopes=())
+        for measure in self.measures:
+            self.needs |= measure.needs
+        self.identity = identity.identify(self.lens)
+        self.by = {
+            **identity.machine(self.lens),
+            "model": identity.digest(self.identity),
+            "versions": identity.software(),
+        }
+        _check_masking(task.options, self.lens)
+        # The model runs in a thread of its own, so that other shards are tokenised and written
+        # meanwhile, and always in the same one, because torch keeps its threads per thread.
+        self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="normlens-model")
+        self._model_thread.submit(self._warm_up).result()
+
+    def close(self) -> None:
+        self._model_thread.shutdown(cancel_futures=True)
+
+    # One shard ----------------------------------------------------------------------------------
+
+    def compute(self, shard: Shard, stopped: Callable[[], bool] = lambda: False) -> Finished:
+        """Every table's rows of a shard; several threads may call it at once."""
+        started = time.time() - shard.seconds
+        clock = _Clock()
+        clock.seconds["reading"] = shard.seconds
+        gathered = Gathered(self.measures)
+        with clock.on("tokenising"):
+            entries = self._encode(shard, gathered)
+        for batch in self._batches(entries):
+            if stopped():
+                raise InterruptedError("the run was stopped")
+            if os.environ.get("VARIANT") == "b":
+                with clock.on("maps"):
+                    found = self._model_thread.submit(self._analyse, batch).result()
+                with clock.on("measures"):
+                    self._measure(batch, found, gathered)
+                continue
+            job = self._model_thread.submit(self._work, batch, gathered)
+            clock.add(job.result())
+        with clock.on("tables"):
+            tables = gathered.tables()
+            files = {name: _parquet(table) for name, table in tables.items()}
+        return Finished(
+            number=shard.number,
+            files=files,
+            rows={name: table.num_rows for name, table in tables.items()},
+            sequences=gathered.sequences,
+            failures=gathered.failures,
+            tokens=gathered.tokens,
+            started=started,
+            seconds=clock.seconds,
+            by=self.by | {"pid": os.getpid()},
+        )
+
+    def _encode(self, shard: Shard, gathered: Gathered) -> list[_Entry]:
+        options, tokenizer = self.task.options, self.lens.tokenizer
+        limits = [n for n in (options.max_length, self.lens.max_tokens) if n is not None]
+        entries = []
+        for index, record in enumerate(shard.records, shard.first):
+            try:
+                encoded = encode_record(
+                    record,
+                    tokenizer,
+                    max_length=min(limits, default=None),
+                    truncate=options.truncate,
+                )
+                if options.mask:
+                    encoded = mask_tokens(encoded, tokenizer, options.mask, options.seed)
+            except InputError as error:
+                gathered.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+            else:
+                entries.append(_Entry(index, replace(encoded, id=record.id)))
+        return entries
+
+    def _batches(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
+        """Sequences to hand to the lens together: alike in length, and their maps fit in memory."""
+        size = self.task.batch_size
+        if size == "auto":
+            size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
+        ordered = sorted(entries, key=lambda entry: (len(entry.encoded), entry.index))
+        batch: list[_Entry] = []
+        for entry in ordered:
+            # The longest comes last, and decides.
+            fits = (len(batch) + 1) * self._bytes(len(entry.encoded)) <= HELD
+            if batch and (len(batch) == size or not fits):
+                yield batch
+                batch = []
+            batch.append(entry)
+        if batch:
+            yield batch
+
+    def _bytes(self, n: int) -> int:
+        """Memory of one sequence's maps, roughly: its scopes, allowed pairs and statistics."""
+        item = 8 if self.task.dtype == "float64" else 4
+        return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
+
+    # In the model's thread ----------------------------------------------------------------------
+
+    def _work(self, batch: list[_Entry], gathered: Gathered) -> dict[str, float]:
+        clock = _Clock()
+        with clock.on("maps"):
+            found = self._analyse(batch)
+        with clock.on("measures"):
+            self._measure(batch, found, gathered)
+        return clock.seconds
+
+    def _measure(
+        self, batch: Sequence[_Entry], found: Sequence[Maps | str], gathered: Gathered
+    ) -> None:
+        for entry, maps in zip(batch, found, strict=True):
+            if isinstance(maps, str):
+                gathered.fail(entry.index, entry.encoded.id, maps)
+            else:
+                gathered.add(entry.index, entry.encoded, maps, self.task.options.seed)
+
+    def _analyse(self, batch: list[_Entry]) -> list[Maps | str]:
+        """Each sequence's maps, or the reason why it has none."""
+        try:
+            return list(self._maps([entry.encoded for entry in batch]))
+        except NormLensError as error:
+            if len(batch) == 1:
+                return [str(error)]
+        # One of them spoils the batch for all; alone, each answers for itself.
+        return [maps for entry in batch for maps in self._analyse([entry])]
+
+    def _maps(self, encoded: Sequence[Any]) -> list[Maps]:
+        size = self.task.batch_size
+        return self.lens.analyse(
+            encoded,
+            scopes=self.needs.scopes,
+            statistics=self.needs.statistics,
+            batch_size=size if size == "auto" else int(size),
+        )
+
+    def _warm_up(self) -> None:
+        """Let the lens form the products of weights that it keeps from text to text.
+
+        It forms them when it has seen some tokens; the sequences before would differ in their last
+        digits from the same ones after, and a resumed run from one that was never stopped.
+        """
+        from normlens.text import Encoded
+
+        n = min(WARM_UP_STEP, self.lens.max_tokens or WARM_UP_STEP)
+        vocabulary = getattr(self.lens.adapter.config, "vocab_size", 2)
+        ids = [token % vocabulary for token in range(n)]
+        encoded = Encoded(ids=ids, tokens=[""] * n, special=[False] * n)
+        seen = 0
+        while seen < WARM_UP and not self.lens._projections.size:
+            seen += n
+            try:
+                self._maps([encoded])
+            except NormLensError:
+                return  # these tokens mean nothing; the run's own will say what is wrong
+
+
+def _load(task: Task) -> Lens:
+    from normlens.loading import load
+
+    return load(
+        task.options.model,
+        device=task.device,
+        dtype=task.dtype,
+        revision=task.options.revision,
+        trust_remote_code=task.trust_remote_code,
+    )
+
+
+def _check_masking(options: Options, lens: Lens) -> None:
+    if options.mask and lens.causal:
+        raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+class _Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add({stage: time.perf_counter() - start})
+
+    def add(self, seconds: dict[str, float]) -> None:
+        for stage, spent in seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent

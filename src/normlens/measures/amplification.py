@@ -1,0 +1,244 @@
+"""Which pairs a block strengthens: sums per pair of subwords and per distance, and a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from normlens import scopes
+from normlens.analysis.amplification import AXES, normalise
+from normlens.errors import InputError, valid_choice
+from normlens.maps import Maps
+from normlens.measures import reservoir
+from normlens.measures.base import Item, Needs
+from normlens.measures.columns import (
+    EXACT,
+    LABEL,
+    Blocks,
+    build,
+    codes,
+    count,
+    sums,
+    sums_sql,
+    total,
+)
+from normlens.measures.scope_pairs import ScopePair, default_pairs
+from normlens.measures.token_pairs import TokenPairs
+from normlens.measures.tokens import RELATIONS
+
+_SCOPES = (
+    pa.field("before", LABEL),
+    pa.field("after", LABEL),
+    pa.field("layer", pa.int32()),  # from 0
+)
+TABLES = {
+    "amplification_pairs": pa.schema(
+        [
+            *_SCOPES,
+            pa.field("source_id", pa.int32()),
+            pa.field("target_id", pa.int32()),
+            pa.field("source_token", LABEL),
+            pa.field("target_token", LABEL),
+            pa.field("count", pa.int64()),
+            pa.field("sum_before", EXACT),
+            pa.field("sum_after", EXACT),
+        ]
+    ),
+    "amplification_distance": pa.schema(
+        [
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("distance", pa.int32()),
+            pa.field("count", pa.int64()),
+            pa.field("sum", EXACT),
+            pa.field("sum_squares", EXACT),
+        ]
+    ),
+    "amplification_sample": pa.schema(
+        [
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("distance", pa.int32()),
+            pa.field("index", pa.int64()),
+            pa.field("sequence", LABEL),
+            pa.field("target", pa.int32()),
+            pa.field("source", pa.int32()),
+            pa.field("score", pa.float64()),
+            pa.field("priority", pa.uint64()),
+        ]
+    ),
+}
+_KEYS = {
+    "amplification_pairs": TABLES["amplification_pairs"].names[:7],
+    "amplification_distance": TABLES["amplification_distance"].names[:5],
+}
+_SUMS = {
+    "amplification_pairs": ("count", "sum_before", "sum_after"),
+    "amplification_distance": ("count", "sum", "sum_squares"),
+}
+
+
+@dataclass(frozen=True)
+class Amplification:
+    """FF-amp: ``after − before`` of every pair i ≠ j, each source's column summing to 1 in both.
+
+    Kobayashi et al. 2024, section 5 and footnote 6. `pairs` are (before, after) scopes (by default
+    those around the feed-forward block and around it with its residual and norms); `axis` is what
+    sums to 1 (diagonal included): "source", "target" or "none". Pairs of one subword type and pairs
+    with a special token count unless excluded. ``sum / count`` in amplification_pairs is
+    amp(w_j, w_i); the sample keeps `keep` pairs per layer of one word and of one entity, and
+    `keep_other` others per distance.
+    """
+
+    pairs: tuple[ScopePair, ...] | None = None
+    axis: str = "source"
+    exclude_same_type: bool = False
+    exclude_special: bool = False
+    keep: int = 20_000
+    keep_other: int = 2_000
+
+    name = "amplification"
+    tables = TABLES
+
+    def __post_init__(self) -> None:
+        valid_choice(self.axis, AXES, "axis")
+        if min(self.keep, self.keep_other) < 1:
+            raise InputError(
+                f"a sample keeps at least 1 pair, not {min(self.keep, self.keep_other)}"
+            )
+        if self.pairs is not None:
+            if not self.pairs or any(len(pair) != 2 for pair in self.pairs):
+                raise InputError(
+                    f"pairs are (before, after) scopes such as ('LN1', 'FF'), not {self.pairs!r}"
+                )
+            object.__setattr__(self, "pairs", tuple((str(b), str(a)) for b, a in self.pairs))
+
+    @property
+    def needs(self) -> Needs:
+        named = [scope for pair in self.pairs or () for scope in pair]
+        # A short name (LN1) means what it means only among all of the model's scopes.
+        if not named or any(scope != scope.upper() or "-" not in scope for scope in named):
+            return Needs()
+        return Needs(tuple(dict.fromkeys(named)))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        pairs = None if self.pairs is None else [list(pair) for pair in self.pairs]
+        return {**asdict(self), "pairs": pairs}
+
+    @property
+    def order(self) -> Mapping[str, tuple[str, ...]]:
+        where = ("before", "after", "layer", "relation")
+        return {
+            "amplification_pairs": (*where[:3], "source_id", "target_id"),
+            "amplification_distance": (*where, "distance"),
+            "amplification_sample": (*where, "priority", "index", "target", "source"),
+        }
+
+    @property
+    def sql(self) -> Mapping[str, str]:
+        columns = ", ".join(f'"{name}"' for name in TABLES["amplification_sample"].names)
+        order = ", ".join(f'"{name}"' for name in self.order["amplification_sample"])
+        return {
+            "amplification_pairs": sums_sql(
+                _KEYS["amplification_pairs"],
+                {
+                    "count": count(),
+                    "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
+                    "sum_before": total("sum_before"),
+                    "sum_after": total("sum_after"),
+                },
+            ),
+            "amplification_distance": sums_sql(
+                _KEYS["amplification_distance"],
+                {"count": count(), "sum": total("sum"), "sum_squares": total("sum_squares")},
+            ),
+            "amplification_sample": (
+                f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("
+                f"PARTITION BY before, after, layer, relation, {reservoir.strata_sql()} "
+                'ORDER BY priority, "index", target, source) '
+                f"<= CASE WHEN relation IN ('same_word', 'same_entity') THEN {self.keep} "
+                f"ELSE {self.keep_other} END ORDER BY {order}"
+            ),
+        }
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        """One sequence's sums per pair of subwords and per distance, and its candidates."""
+        maps, pairs = item.maps, TokenPairs(item)
+        named = self._scope_pairs(maps)
+        counted = pairs.counted(self.exclude_same_type, self.exclude_special)
+        found = {name: Blocks() for name in TABLES}
+        for place, layer in enumerate(maps.layers):
+            at = np.flatnonzero(counted & maps.allowed[place].ravel())
+            # The same pairs under all scopes, so that their scores can be compared.
+            chosen, priority = self._candidates(item, pairs, layer, at)
+            drawn = {"index": item.index, "sequence": 0, "priority": priority}
+            drawn |= pairs.listed(at[chosen])
+            for code, scope_pair in enumerate(named):
+                before, after = (
+                    normalise(maps[scope][place].astype(np.float64), self.axis).ravel()[at]
+                    for scope in scope_pair
+                )
+                score = after - before
+                at_layer = {"before": code, "after": code, "layer": layer}
+                for name, columns in (
+                    ("amplification_pairs", pairs.by_type(at, before, after)),
+                    ("amplification_distance", pairs.by_distance(at, score)),
+                    ("amplification_sample", {**drawn, "score": score[chosen]}),
+                ):
+                    found[name].add(**at_layer, **columns)
+        labels = {
+            "before": [before for before, _ in named],
+            "after": [after for _, after in named],
+            "source_token": pairs.type_tokens,
+            "target_token": pairs.type_tokens,
+            "relation": RELATIONS,
+            "sequence": [item.sequence],
+        }
+        return {name: build(TABLES[name], b.columns(), labels) for name, b in found.items()}
+
+    def combine(self, table: str, parts: pa.Table) -> pa.Table:
+        """Sums over equal keys, or the lowest priorities of each stratum."""
+        if table in _KEYS:
+            return sums(parts, _KEYS[table], _SUMS[table], self.order[table])
+        before, after = codes(parts["before"])[0], codes(parts["after"])[0]
+        relation, names = codes(parts["relation"])
+        relation = np.array([RELATIONS.index(name) for name in names], np.int64)[relation]
+        layer, index, target, source, priority, distance = (
+            parts[name].to_numpy()
+            for name in ("layer", "index", "target", "source", "priority", "distance")
+        )
+        limit = reservoir.limits(self.keep, self.keep_other)
+        stratum = reservoir.strata(relation, distance)
+        group = np.ravel_multi_index(
+            (before, after, layer, stratum),
+            [int(axis.max(initial=0)) + 1 for axis in (before, after, layer, stratum)],
+        )
+        kept = reservoir.lowest_in_groups(group, limit[stratum], priority, index, target, source)
+        return parts.take(kept).unify_dictionaries()
+
+    def _scope_pairs(self, maps: Maps) -> list[ScopePair]:
+        if self.pairs is None:
+            return default_pairs(maps.scopes)
+        named = [
+            (scopes.resolve(before, maps.scopes), scopes.resolve(after, maps.scopes))
+            for before, after in self.pairs
+        ]
+        return list(dict.fromkeys(named))
+
+    def _candidates(
+        self, item: Item, pairs: TokenPairs, layer: int, at: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+        """Which of the pairs `at` may be in the sample of any corpus, and their priorities."""
+        priority = reservoir.priorities(
+            item.seed, item.sequence, layer, pairs.target[at], pairs.source[at]
+        )
+        stratum = reservoir.strata(pairs.relation[at], pairs.distance[at])
+        limit = reservoir.limits(self.keep, self.keep_other)
+        chosen = reservoir.lowest(priority, stratum, limit)
+        return chosen, priority[chosen]

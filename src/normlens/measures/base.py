@@ -1,0 +1,94 @@
+"""What a measure is: rows per sequence, how rows combine, and how shards become one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from normlens.maps import Maps
+from normlens.text import Encoded
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sequence, measured.
+
+    `encoded` may also say which entity each token belongs to (`entities`: index or None) and which
+    tokens were masked (`masked`: booleans).
+    """
+
+    sequence: str  # the record's id
+    index: int  # its running number in the data, from 0
+    maps: Maps
+    encoded: Encoded
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.encoded.ids)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a measure asks of `Lens.analyse`: scopes (None is all of them) and statistics."""
+
+    scopes: tuple[str, ...] | None = None
+    statistics: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        """What both need together."""
+        scopes = None
+        if self.scopes is not None and other.scopes is not None:
+            scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
+        return Needs(scopes, self.statistics or other.statistics)
+
+
+@runtime_checkable
+class Measure(Protocol):
+    """From one sequence to rows of one or more tables.
+
+    A row table keeps every row and has the columns `index` and `sequence`. An aggregate keeps sums
+    or a bounded sample: `combine` merges rows of any sequences (it is associative, and merging
+    twice changes nothing), and `sql` merges the union of all shards, called `parts`, in DuckDB. A
+    table without `sql` is a row table, final as it is. `order` names the columns that sort it.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tables(self) -> Mapping[str, pa.Schema]: ...
+    @property
+    def needs(self) -> Needs: ...
+    @property
+    def sql(self) -> Mapping[str, str]: ...
+    @property
+    def order(self) -> Mapping[str, tuple[str, ...]]: ...
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a manifest records (as JSON) to make this measure again."""
+        ...
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        """One sequence's rows, per table."""
+        ...
+
+    def combine(self, table: str, parts: pa.Table) -> pa.Table:
+        """Rows of several sequences, or of several combined tables, as one."""
+        ...
+
+
+class RowMeasure:
+    """A measure whose tables only grow: nothing to combine."""
+
+    needs = Needs()
+    sql: Mapping[str, str] = {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def combine(self, table: str, parts: pa.Table) -> pa.Table:
+        """The rows as they are."""
+        return parts

@@ -1,0 +1,51 @@
+"""How much of a token's vector comes from other tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from normlens.measures.base import Item, RowMeasure
+from normlens.measures.columns import WHOSE, Blocks, build
+from normlens.measures.tokens import CATEGORIES, categories
+
+SCHEMA = pa.schema(
+    [
+        *WHOSE,
+        pa.field("layer", pa.int32()),  # from 0
+        pa.field("scope", pa.string()),
+        pa.field("position", pa.int32()),
+        pa.field("token_id", pa.int32()),
+        pa.field("category", pa.string()),
+        pa.field("ratio", pa.float64()),
+    ]
+)
+
+
+class Mixing(RowMeasure):
+    """``‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖)`` of every token, scope and layer.
+
+    Kobayashi et al. 2021, section 4; categories of tokens as in `tokens.categories`.
+    """
+
+    name = "mixing"
+    tables: Mapping[str, pa.Schema] = {"mixing": SCHEMA}
+    order: Mapping[str, tuple[str, ...]] = {"mixing": ("index", "layer", "scope", "position")}
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        maps, n = item.maps, len(item)
+        scopes = [scope for scope in maps.scopes if scope in maps.mixing]
+        token = {
+            "position": np.arange(n),
+            "token_id": np.array(item.encoded.ids),
+            "category": categories(item),
+        }
+        blocks = Blocks()
+        for place, layer in enumerate(maps.layers):
+            for code, scope in enumerate(scopes):
+                blocks.add(layer=layer, scope=code, ratio=maps.mixing[scope][place], **token)
+        whose = {"index": item.index, "sequence": item.sequence}
+        labels = {"scope": scopes, "category": CATEGORIES}
+        return {"mixing": build(SCHEMA, {**blocks.columns(), **whose}, labels)}

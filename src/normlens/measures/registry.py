@@ -1,0 +1,134 @@
+"""Measures by name: the built-in ones, and a user's own as ``my_module:my_measure``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from normlens.errors import InputError
+from normlens.measures.amplification import Amplification
+from normlens.measures.base import Measure
+from normlens.measures.mixing import Mixing
+from normlens.measures.norms import Norms
+from normlens.measures.similarity import Similarity
+
+BUILT_IN: dict[str, Callable[..., Measure]] = {
+    "similarity": Similarity,
+    "mixing": Mixing,
+    "amplification": Amplification,
+    "norms": Norms,
+}
+
+
+def names() -> list[str]:
+    """The built-in measures."""
+    return list(BUILT_IN)
+
+
+def get(name: str, **options: Any) -> Measure:
+    """A measure by its name, or by module and name (``my_module:my_measure``)."""
+    wanted = str(name).strip()
+    if ":" in wanted:
+        return _made(_imported(wanted), wanted, options)
+    if wanted not in BUILT_IN:
+        raise InputError(
+            f"unknown measure {wanted!r}; choose one of: {', '.join(BUILT_IN)}, or your own as "
+            "my_module:my_measure"
+        )
+    return _made(BUILT_IN[wanted], wanted, options)
+
+
+def parse(
+    given: str | Iterable[str], options: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Measure]:
+    """Several measures: ``"similarity,mixing"`` or a list of names; `options` by name."""
+    listed = given.split(",") if isinstance(given, str) else [str(name) for name in given]
+    wanted = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
+    if not wanted:
+        raise InputError(f"no measure is chosen; choose some of: {', '.join(BUILT_IN)}")
+    unused = [name for name in options or {} if name not in wanted]
+    if unused:
+        raise InputError(f"options for {unused[0]!r}, which is not among {', '.join(wanted)}")
+    found = [get(name, **(options or {}).get(name, {})) for name in wanted]
+    owners: dict[str, str] = {}
+    for measure in found:
+        for table in measure.tables:
+            if table in owners:
+                raise InputError(
+                    f"the measures {owners[table]!r} and {measure.name!r} both write a table "
+                    f"{table!r}; rename one of them"
+                )
+            owners[table] = measure.name
+    return found
+
+
+def _made(target: Any, name: str, options: dict[str, Any]) -> Measure:
+    """The measure that a factory makes with these options, or one that is ready."""
+    if not isinstance(target, type) and isinstance(target, Measure):
+        if options:
+            raise InputError(f"the measure {name!r} takes no options, got {', '.join(options)}")
+        return target
+    if not isinstance(target, type):
+        raise InputError(
+            f"{name!r} is a {type(target).__name__}, not a measure; put "
+            '@normlens.measures.measure(schema={"layer": int, "value": float}) above the function'
+        )
+    try:
+        made = target(**options)
+    except TypeError as error:
+        raise InputError(f"the measure {name!r} cannot be made: {error}") from error
+    if not isinstance(made, Measure):
+        raise InputError(f"{name!r} is not a measure; see normlens.measures.Measure")
+    return made
+
+
+def _imported(name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise InputError(f"{name!r} names no measure; write my_module:my_measure")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(f"{name!r} names a file; write the module: {dotted}:{attribute}")
+    try:
+        with _current_folder():
+            module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"there is no module {module_name!r} for the measure {name!r}; run in the folder "
+                "that holds it, or put that folder on PYTHONPATH"
+            ) from error
+        raise InputError(f"cannot import {module_name!r}: {error}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"cannot import {module_name!r}: {type(error).__name__}: {reason}"
+        ) from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            own = [key for key, value in vars(module).items() if isinstance(value, Measure)]
+            raise InputError(
+                f"the module {module_name!r} has no {attribute!r}; its measures are: "
+                f"{', '.join(own) or 'none'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Modules beside the user count too, as they do for ``python -m``; installed ones go first."""
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

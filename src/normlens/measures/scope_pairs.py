@@ -1,0 +1,48 @@
+"""Which scopes stand before and after the feed-forward block, whatever the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from normlens.scopes import components_of
+
+ScopePair = tuple[str, str]
+
+
+def _prefixes(scopes: Iterable[str]) -> dict[tuple[str, ...], str]:
+    return {tuple(components_of(scope)): scope for scope in scopes if scope.endswith("-N")}
+
+
+def feed_forward_pair(scopes: Iterable[str]) -> ScopePair | None:
+    """The scope just before the feed-forward block and the one that ends with it.
+
+    A block that mixes nothing has none: it stands beside the attention, before any residual.
+    """
+    named = _prefixes(scopes)
+    longest = max(named, key=len, default=())
+    if "RES" not in longest or "FF" not in longest[longest.index("RES") :]:
+        return None
+    place = longest.index("FF", longest.index("RES"))
+    before, after = named.get(longest[:place]), named.get(longest[: place + 1])
+    return None if before is None or after is None else (before, after)
+
+
+def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
+    """The scope behind the first residual and the whole layer: FF with its residual and norms."""
+    named = _prefixes(scopes)
+    longest = max(named, key=len, default=())
+    if "RES" not in longest:
+        return None
+    before, after = named.get(longest[: longest.index("RES") + 1]), named[longest]
+    return None if before is None or before == after else (before, after)
+
+
+def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
+    """The pairs that FF-amp is taken of: before FF / FF, and before LN1 / the whole layer.
+
+    Kobayashi et al. 2024, section 5. In BERT: ATTNRESLN-N / ATTNRESLNFF-N and ATTNRES-N /
+    ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither.
+    """
+    listed = list(scopes)
+    pairs = (feed_forward_pair(listed), whole_block_pair(listed))
+    return [pair for pair in dict.fromkeys(pairs) if pair is not None]

@@ -1,0 +1,70 @@
+"""What kind of token stands at a position, and how two positions belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.measures.base import Item
+
+CATEGORIES = ("ordinary", "mask", "cls", "sep", "other-special")
+RELATIONS = ("same_word", "same_entity", "other", "special")
+
+_NAMES = {
+    "mask": {"[MASK]", "<mask>"},
+    "cls": {"[CLS]", "<s>", "<cls>"},
+    "sep": {"[SEP]", "</s>", "<sep>"},
+}
+
+
+def categories(item: Item) -> NDArray[np.int8]:
+    """Each token's place in `CATEGORIES`, (n,); Kobayashi et al. 2021, section 4.
+
+    A token that was masked is a mask. A special token that opens the sequence is cls, whatever its
+    name (OPT opens with </s>); elsewhere the name decides.
+    """
+    encoded = item.encoded
+    masked = getattr(encoded, "masked", None) or [False] * len(encoded.ids)
+    found = [
+        _category(token, special, hidden, position)
+        for position, (token, special, hidden) in enumerate(
+            zip(encoded.tokens, encoded.special, masked, strict=True)
+        )
+    ]
+    return np.array([CATEGORIES.index(name) for name in found], dtype=np.int8)
+
+
+def _category(token: str, special: bool, masked: bool, position: int) -> str:
+    if masked or token in _NAMES["mask"]:
+        return "mask"
+    if special and position == 0:
+        return "cls"
+    named = next((name for name, tokens in _NAMES.items() if token in tokens), None)
+    return named or ("other-special" if special else "ordinary")
+
+
+def relations(item: Item) -> NDArray[np.int8]:
+    """How target i and source j belong together, (n, n): places in `RELATIONS`.
+
+    same_word: two tokens of one word; same_entity: of one entity but not of one word; special: one
+    of them at least is no ordinary token (special or masked); other: all other pairs of ordinary
+    tokens. Kobayashi et al. 2024, section 5.
+    """
+    n = len(item)
+    ordinary = categories(item) == CATEGORIES.index("ordinary")
+    found = np.full((n, n), RELATIONS.index("other"), dtype=np.int8)
+    for name, groups in (
+        ("same_entity", getattr(item.encoded, "entities", None)),
+        ("same_word", item.encoded.words),
+    ):
+        found[_together(groups, n)] = RELATIONS.index(name)
+    found[~(ordinary[:, None] & ordinary)] = RELATIONS.index("special")
+    return found
+
+
+def _together(groups: Sequence[int | None] | None, n: int) -> NDArray[np.bool_]:
+    """Whether i and j belong to the same group; None belongs to no group."""
+    number = np.array([-1 if g is None else g for g in groups or [None] * n])
+    return (number[:, None] == number) & (number >= 0)

@@ -1,0 +1,339 @@
+"""Whatever stops a run, resuming it gives the tables of one that was never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_examples as examples
+import torch
+
+import normlens
+from normlens.corpus import Run, resume, run
+from normlens.corpus import folder as folders
+from normlens.corpus.errors import RunError
+from normlens.errors import InputError, NormLensError, OutputError
+
+N = 40
+SHARD = 3
+OPTIONS: dict[str, Any] = {"shard_size": SHARD, "mask": 0.12, "max_length": 16, "truncate": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resumed")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path) -> Path:
+    return examples.tiny_checkpoint(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder: Path) -> Path:
+    return examples.corpus_file(folder / "corpus.txt", N, seed=5)
+
+
+@pytest.fixture(scope="module")
+def lens(checkpoint: Path) -> Any:
+    return normlens.load(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, checkpoint: Path, corpus: Path) -> Run:
+    """The run that nothing disturbed."""
+    done = run(checkpoint, corpus, folder / "whole", device="cpu", **OPTIONS)
+    assert 0 < done.status().failures < N
+    return done
+
+
+@pytest.fixture
+def copy(whole: Run, tmp_path: Path) -> Path:
+    """A copy of the whole run, to do harm to."""
+    return Path(shutil.copytree(whole.folder.url, tmp_path / "copy"))
+
+
+def leftovers(out: Path) -> list[str]:
+    return [str(path) for path in out.rglob("*.tmp")]
+
+
+# Stopped ------------------------------------------------------------------------------------------
+
+
+def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corpus: Path) -> None:
+    killed = 0
+    for seed in range(6):
+        out = tmp_path / f"killed-{seed}"
+        script = Path(__file__).with_name("killed_runs.py")
+        arguments = [out, checkpoint, corpus, 18 - killed, seed, json.dumps(OPTIONS)]
+        done = subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        report = json.loads(done.stdout)
+        assert report["errors"] == 0, done.stderr
+        killed += report["killed"]
+        found = Run.open(out)
+        examples.assert_each_once(found)
+        examples.assert_same_tables(found, whole, tolerance=0)
+        resume(out)
+        assert not leftovers(out)
+        if killed >= 18:
+            break
+    assert killed >= 15
+
+
+class FailingOs:
+    """`os` on a disk that is full at a random moment."""
+
+    CALLS = ("open", "write", "fsync", "replace", "mkdir")
+
+    def __init__(self, chance: random.Random, calls: int):
+        self.left = chance.randint(1, calls)
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in self.CALLS:
+            return real
+
+        def call(*args: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+
+        return call
+
+
+def test_a_disk_that_is_full(
+    whole: Run, tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(3)
+    out = tmp_path / "run"
+    stopped = 0
+    while True:
+        failing = FailingOs(chance, 150)
+        monkeypatch.setattr(folders, "os", failing)
+        with contextlib.suppress(OutputError):
+            if (out / "manifest.json").exists():
+                resume(out, model=lens)
+            else:
+                run(lens, corpus, out, **OPTIONS)
+        monkeypatch.undo()
+        assert not leftovers(out)
+        if failing.left > 0:
+            break
+        stopped += 1
+    assert stopped >= 4
+    done = Run.open(out)
+    assert done.status().complete
+    examples.assert_same_tables(done, whole, tolerance=0)
+
+
+def test_a_small_disk(whole: Run, tmp_path: Path, lens: Any, corpus: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=400k", "normlens-test", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    try:
+        with pytest.raises(OutputError, match=r"No space left.*normlens run --resume"):
+            run(lens, corpus, disk / "run", **OPTIONS)
+        stopped = Run.open(disk / "run").status()
+        assert 0 < stopped.done < N
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        examples.assert_same_tables(resume(disk / "run", model=lens), whole, tolerance=0)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_interrupted_run_says_what_is_left(
+    tmp_path: Path, lens: Any, corpus: Path, whole: Run
+) -> None:
+    class Impatient(normlens.corpus.progress.Progress):
+        def advance(self, sequences: int, failures: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(lens, corpus, tmp_path / "run", progress=Impatient(), **OPTIONS)
+    status = Run.open(tmp_path / "run").status()
+    assert status.done == SHARD
+    assert status.left == N - SHARD
+    assert "stopped" in str(status)
+    # What is done can be looked at.
+    assert len(Run.open(tmp_path / "run").sql("SELECT * FROM sequences")) <= SHARD
+    examples.assert_same_tables(resume(tmp_path / "run", model=lens), whole, tolerance=0)
+
+
+# Damaged ------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, place: int) -> None:
+    contents = bytearray(path.read_bytes())
+    contents[place % len(contents)] ^= 0x40
+    path.write_bytes(bytes(contents))
+
+
+HARM = {
+    "flipped": lambda out: flip(out / "shards/mixing/shard-000002.parquet", 1001),
+    "cut short": lambda out: os.truncate(out / "shards/similarity/shard-000003.parquet", 500),
+    "empty": lambda out: os.truncate(out / "shards/norms/shard-000001.parquet", 0),
+    "table lost": lambda out: os.unlink(out / "shards/failures/shard-000000.parquet"),
+    "record lost": lambda out: os.unlink(out / "shards/shard-000005.json"),
+    "record cut short": lambda out: os.truncate(out / "shards/shard-000005.json", 100),
+    "record of another": lambda out: shutil.copy(
+        out / "shards/shard-000004.json", out / "shards/shard-000005.json"
+    ),
+    "record beyond the end": lambda out: shutil.copy(
+        out / "shards/shard-000004.json", out / "shards/shard-000099.json"
+    ),
+    "half a file": lambda out: (out / "shards/mixing/.shard-000001.parquet.x.tmp").write_bytes(
+        b"PAR1"
+    ),
+    "table without a record": lambda out: shutil.copy(
+        out / "shards/mixing/shard-000004.parquet", out / "shards/mixing/shard-000077.parquet"
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_what_is_damaged_is_computed_again(harm: str, copy: Path, whole: Run, lens: Any) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("shard-*.json")}
+    HARM[harm](copy)
+    done = resume(copy, model=lens)
+    examples.assert_each_once(done)
+    examples.assert_same_tables(done, whole, tolerance=0)
+    assert not leftovers(copy)
+    after = {path: path.stat().st_mtime_ns for path in copy.rglob("shard-*.json")}
+    assert before.keys() == after.keys()
+    # Only what was damaged is computed again.
+    assert sum(before[path] != after[path] for path in after) <= 1
+
+
+def test_a_whole_run_is_left_as_it_is(copy: Path, lens: Any) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*.parquet")}
+    assert resume(copy, model=lens).status().complete
+    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*.parquet")}
+
+
+# Changed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": 0.2}, "--mask: then 0.12, now 0.2"),
+        ({"seed": 1}, "--seed: then 0, now 1"),
+        ({"max_length": 100}, "--max-length: then 16, now 100"),
+        ({"truncate": True}, "--truncate: then False, now True"),
+        ({"shard_size": 4}, "--shard-size: then 3, now 4"),
+        ({"limit": 9}, "--limit: then none, now 9"),
+        ({"measures": "mixing"}, "--measures: then .*similarity.*, now .*mixing"),
+        ({"revision": "other"}, "--revision: then none, now other"),
+        ({"data": "sample"}, "--data: then .*corpus.txt, now sample"),
+        ({"model": "minilm"}, "--model: then .*model, now minilm"),
+        ({"dtype": "float64"}, "the dtype: then float32, now float64"),
+    ],
+    ids=str,
+)
+def test_other_options_are_refused(copy: Path, options: dict[str, Any], message: str) -> None:
+    os.unlink(copy / "shards/shard-000005.json")
+    with pytest.raises(RunError, match=message) as caught:
+        resume(copy, **options)
+    assert "\n" not in str(caught.value)
+    # Refusing touches nothing.
+    assert (copy / "shards/mixing/shard-000005.parquet").exists()
+
+
+def test_the_same_options_and_other_ways_to_work_are_fine(
+    copy: Path, checkpoint: Path, whole: Run
+) -> None:
+    os.unlink(copy / "shards/shard-000005.json")
+    done = resume(copy, model=str(checkpoint), seed=0, mask=0.12, batch_size=2, device="cpu")
+    examples.assert_same_tables(done, whole)
+    with pytest.raises(InputError, match="no option 'speed'"):
+        resume(copy, speed=1)
+
+
+def test_another_model_is_refused(copy: Path, checkpoint: Path, tmp_path: Path) -> None:
+    kept = Path(shutil.copytree(checkpoint, tmp_path / "kept"))
+    try:
+        examples.tiny_checkpoint(checkpoint, seed=1)
+        with pytest.raises(RunError, match=r"weights: then sha256:.*, now sha256:"):
+            resume(copy)
+        shutil.copytree(kept, checkpoint, dirs_exist_ok=True)
+        path = checkpoint / "tokenizer.json"
+        path.write_text(path.read_text().replace('"Lowercase"', '"NFC"'))
+        with pytest.raises(RunError, match=r"the tokenizer: then sha256:.*, now sha256:"):
+            resume(copy)
+    finally:
+        shutil.copytree(kept, checkpoint, dirs_exist_ok=True)
+    assert resume(copy).status().complete
+
+
+def test_changed_data_is_refused(copy: Path, corpus: Path) -> None:
+    contents = corpus.read_text()
+    try:
+        corpus.write_text(contents.replace("a", "b", 1))
+        with pytest.raises(RunError, match=r"the contents of the data: then .*, now "):
+            resume(copy)
+    finally:
+        corpus.write_text(contents)
+
+
+def test_data_that_changes_while_a_run_goes_on_is_noticed(
+    tmp_path: Path, lens: Any, corpus: Path
+) -> None:
+    data = tmp_path / "corpus.txt"
+    shutil.copy(corpus, data)
+
+    class Meddling(normlens.corpus.progress.Progress):
+        def start(self, total: int, done: int) -> None:
+            data.write_text("a b\nc d\n")
+
+    with pytest.raises(RunError, match="the data ended after 2 sequences where it had 40"):
+        run(lens, data, tmp_path / "run", progress=Meddling(), **OPTIONS)
+
+
+def test_a_measure_that_was_edited_is_refused(
+    tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "from normlens.measures import measure\n"
+        '@measure(schema={"length": int})\n'
+        "def length(maps):\n"
+        '    return {"length": [len(maps)]}\n'
+    )
+    module = tmp_path / "edited_measure.py"
+    module.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    options: dict[str, Any] = {"measures": "edited_measure:length", "limit": 4}
+    run(lens, corpus, tmp_path / "run", **options)
+    module.write_text(source + "# and more\n")
+    with pytest.raises(RunError, match="the code of the measures"):
+        resume(tmp_path / "run", model=lens)
+
+
+@pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"format": "other"}'])
+def test_a_damaged_manifest_is_one_line(copy: Path, contents: bytes) -> None:
+    (copy / "manifest.json").write_bytes(contents)
+    with pytest.raises(NormLensError, match="damaged or not a run") as caught:
+        resume(copy)
+    assert "\n" not in str(caught.value)

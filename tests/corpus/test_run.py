@@ -1,0 +1,232 @@
+"""Runs in one process: tables, options, failures, and what the tables do not depend on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_examples as examples
+import torch
+
+import normlens
+from normlens.corpus import Run, open_data, resume, run
+from normlens.errors import InputError, NormLensError
+
+N = 23
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path) -> Path:
+    return examples.tiny_checkpoint(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder: Path) -> Path:
+    return examples.corpus_file(folder / "corpus.txt", N)
+
+
+@pytest.fixture(scope="module")
+def lens(checkpoint: Path) -> Any:
+    return normlens.load(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, lens: Any, corpus: Path) -> Run:
+    """A run that the others are compared with."""
+    return run(lens, corpus, folder / "plain", shard_size=5, mask=0.12)
+
+
+def test_a_run_has_the_tables_of_all_measures(plain: Run) -> None:
+    assert {"sequences", "failures", "similarity", "mixing", "norms"} <= set(plain.tables)
+    examples.assert_each_once(plain)
+    assert len(plain.table("failures")) == 0
+    assert plain.status().complete
+    for name in plain.tables:
+        if name != "failures":
+            assert len(plain.table(name)), name
+
+
+def test_rows_are_those_of_the_lens_alone(plain: Run, lens: Any, corpus: Path) -> None:
+    from normlens import measures
+    from normlens.corpus import encode_record, mask_tokens
+
+    table = plain.table("similarity")
+    measure = measures.get("similarity")
+    for index, record in enumerate(open_data(corpus, limit=3)):
+        encoded = encode_record(record, lens.tokenizer, max_length=48)
+        encoded = mask_tokens(encoded, lens.tokenizer, 0.12, seed=0)
+        [maps] = lens.analyse([encoded])
+        item = measures.Item(record.id, index, maps, encoded, 0)
+        alone = measure.rows(item)["similarity"].to_pandas()
+        alone = alone.sort_values(["layer", "scope_a", "scope_b"])
+        own = table[table["index"] == index].reset_index(drop=True)
+        examples.assert_same_frames(own, alone, "similarity")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard_size": 1},
+        {"shard_size": 1000},
+        {"shard_size": 5, "batch_size": 4},
+        {"shard_size": 7, "batch_size": 3},
+    ],
+    ids=str,
+)
+def test_tables_do_not_depend_on_shards_and_batches(
+    plain: Run, lens: Any, corpus: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    examples.assert_same_tables(run(lens, corpus, tmp_path / "run", mask=0.12, **options), plain)
+
+
+def test_the_manifest_says_how_to_repeat_the_run(
+    folder: Path, checkpoint: Path, corpus: Path, tmp_path: Path, plain: Run
+) -> None:
+    found = json.loads((folder / "plain" / "manifest.json").read_text())
+    assert found["model"]["weights"].startswith("sha256:")
+    assert found["model"]["dtype"] == "float32"
+    assert found["data"]["sequences"] == N
+    assert found["versions"].keys() >= {"normlens", "torch", "transformers", "numpy"}
+    assert found["machine"]["device"].startswith("cpu")
+    options = {name: found["options"][name] for name in ("mask", "seed", "max_length")}
+    again = run(checkpoint, corpus, tmp_path / "again", device="cpu", **options)
+    examples.assert_same_tables(again, plain)
+
+
+def test_masks_are_where_they_were_asked_for(plain: Run, lens: Any, corpus: Path) -> None:
+    assert (plain.table("sequences")["masked"] > 0).all()
+    unmasked = run(lens, corpus, f"memory://unmasked-{id(plain)}", limit=4, measures="mixing")
+    assert (unmasked.table("sequences")["masked"] == 0).all()
+
+
+def test_causal_models_are_not_masked(tmp_path: Path, corpus: Path) -> None:
+    model = examples.tiny_checkpoint(tmp_path / "gpt2", model_type="gpt2")
+    with pytest.raises(InputError, match=r"causal model.*leave --mask out"):
+        run(model, corpus, tmp_path / "run", mask=0.12, device="cpu")
+    done = run(model, corpus, tmp_path / "run", device="cpu", limit=3)
+    assert done.status().done == 3
+
+
+# Failures -----------------------------------------------------------------------------------------
+
+
+def test_sequences_that_are_too_long_fail_alone(tmp_path: Path, lens: Any, corpus: Path) -> None:
+    done = run(lens, corpus, tmp_path / "run", max_length=12, truncate=False, shard_size=4)
+    failures = done.table("failures")
+    assert 0 < len(failures) < N
+    assert failures["reason"].str.contains("at most 12").all()
+    assert not failures["reason"].str.contains("\n").any()
+    examples.assert_each_once(done)
+    assert done.status().failures == len(failures)
+    inside = set(done.table("similarity")["index"])
+    assert inside == set(done.table("sequences")["index"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_sequences_that_are_not_finite_fail_alone(tmp_path: Path, batch_size: int) -> None:
+    model = examples.tiny_checkpoint(tmp_path / "model", overflow="z")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("ab cd\nabc z\nef gh\nab\nz b\ncd ef gh\n")
+    done = run(model, corpus, tmp_path / "run", device="cpu", batch_size=batch_size)
+    failures = done.table("failures")
+    assert failures["index"].tolist() == [1, 4]
+    assert failures["sequence"].tolist() == ["corpus.txt:1", "corpus.txt:4"]
+    assert done.table("sequences")["index"].tolist() == [0, 2, 3, 5]
+    assert set(done.table("mixing")["index"]) == {0, 2, 3, 5}
+
+
+def test_what_a_measure_cannot_measure_is_a_failure(
+    tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_measure.py").write_text(
+        "from normlens.measures import measure\n"
+        '@measure(schema={"layer": int, "largest": float})\n'
+        "def largest(item):\n"
+        "    if item.index % 5 == 2:\n"
+        '        raise ZeroDivisionError("five goes\\nwrong")\n'
+        '    found = item.maps["ATTN-N"].max(axis=(1, 2))\n'
+        '    return {"layer": item.maps.layers, "largest": found}\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run(lens, corpus, tmp_path / "run", measures="mixing,own_measure:largest", limit=10)
+    failures = done.table("failures")
+    assert failures["index"].tolist() == [2, 7]
+    assert set(failures["reason"]) == {"largest: ZeroDivisionError: five goes wrong"}
+    # A sequence is in every table or in none.
+    assert set(done.table("mixing")["index"]) == set(done.table("largest")["index"])
+    assert done.table("largest")["layer"].tolist() == [0, 1] * 8
+
+
+# Misuse -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"measures": "similarity,nonsense"}, "nonsense"),
+        ({"measures": "similarity,similarity"}, "twice"),
+        ({"measures": ""}, "no measure"),
+        ({"mask": 1.5}, "--mask"),
+        ({"limit": 0}, "limit"),
+        ({"shard_size": 0}, "--shard-size"),
+        ({"max_length": 0}, "--max-length"),
+        ({"batch_size": "many"}, "--batch-size"),
+        ({"workers": 0}, "--workers"),
+        ({"workers": 2}, "loaded lens"),
+        ({"engine": "cloud"}, "engine"),
+        ({"address": "auto"}, "--engine ray"),
+        ({"speed": 3}, "speed"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_one_line_and_leave_nothing(
+    tmp_path: Path, lens: Any, corpus: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NormLensError, match=message) as caught:
+        run(lens, corpus, tmp_path / "run", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_a_run_needs_a_folder_of_its_own(folder: Path, lens: Any, corpus: Path, plain: Run) -> None:
+    with pytest.raises(NormLensError, match=r"holds a run already.*--resume"):
+        run(lens, corpus, folder / "plain")
+    with pytest.raises(NormLensError, match="holds other files"):
+        run(lens, corpus, folder)
+    with pytest.raises(NormLensError, match="there is no run"):
+        Run.open(folder)
+    with pytest.raises(NormLensError, match="there is no run"):
+        resume(folder / "nowhere")
+
+
+# Elsewhere ----------------------------------------------------------------------------------------
+
+
+def test_a_run_may_live_behind_a_url(lens: Any, corpus: Path, plain: Run) -> None:
+    url = f"memory://normlens-{id(plain)}/run"
+    done = run(lens, corpus, url, shard_size=6, mask=0.12)
+    examples.assert_same_tables(done, plain)
+    # Lose two shards, one of them half.
+    done.folder.remove("shards/shard-000001.json")
+    done.folder.write("shards/mixing/shard-000002.parquet", b"PAR1")
+    again = resume(url, model=lens)
+    examples.assert_same_tables(again, plain)
+    assert Run.open(url).status().complete
+
+
+def test_file_urls_are_local_folders(tmp_path: Path, lens: Any, corpus: Path) -> None:
+    done = run(lens, corpus, f"file://{tmp_path}/run", limit=2, measures="mixing")
+    assert (tmp_path / "run" / "lock").exists()
+    assert done.status().done == 2

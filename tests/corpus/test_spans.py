@@ -1,0 +1,221 @@
+"""Words and entities of tokens, for every type of tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from normlens.corpus import Entity, Record, encode_record, open_data
+from normlens.errors import InputError
+
+KINDS = ("wordpiece", "byte-bpe", "byte-bpe-prefix", "unigram", "sentencepiece-bpe")
+WORDS = ("Gustav", "Kirchhoff", "visited", "New", "York", ",", "unmistakably", "pleased", ".")
+RECORD = Record(id="x:0", words=WORDS, entities=(Entity(0, 2, "PER"), Entity(3, 5, "LOC")))
+
+
+def surface(tokenizer: Any, encoded: Any, positions: list[int]) -> str:
+    """What these tokens spell, in small letters and without spaces."""
+    text = tokenizer.decode([encoded.ids[position] for position in positions])
+    return "".join(text.replace("▁", "").lower().replace("##", "").split())
+
+
+def of(values: list[int | None], wanted: int) -> list[int]:
+    return [position for position, value in enumerate(values) if value == wanted]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_each_word_spell_it(kind: str, trained: Any) -> None:
+    tokenizer = trained(kind)
+    for record in open_data("sample", limit=20):
+        encoded = encode_record(record, tokenizer, max_length=None)
+        assert encoded.word_labels == list(record.words or ())
+        for index, word in enumerate(record.words or ()):
+            spelled = surface(tokenizer, encoded, of(encoded.words, index))
+            if "[unk]" not in spelled:
+                assert spelled == word.lower()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_each_entity_spell_it(kind: str, trained: Any) -> None:
+    tokenizer = trained(kind)
+    encoded = encode_record(RECORD, tokenizer, max_length=None)
+    assert surface(tokenizer, encoded, of(encoded.entities, 0)) == "gustavkirchhoff"
+    assert surface(tokenizer, encoded, of(encoded.entities, 1)) == "newyork"
+    assert encoded.entity_labels == ["PER", "LOC"]
+    assert len(of(encoded.words, 6)) > 1  # the vocabulary is too small for "unmistakably"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_the_ones_of_the_joined_text(kind: str, trained: Any) -> None:
+    tokenizer = trained(kind)
+    encoded = encode_record(RECORD, tokenizer, max_length=None)
+    assert encoded.ids == tokenizer(" ".join(WORDS))["input_ids"]
+    assert encoded.special == [True] + [False] * (len(encoded) - 2) + [True]
+    assert encoded.words[0] is None
+    assert encoded.words[-1] is None
+    assert encoded.tokens[0] == "[CLS]"
+
+
+words = st.lists(
+    st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6).filter(
+        lambda word: word.strip() and "[" not in word
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(words=words)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_byte_level_words_are_whole_whatever_their_characters(
+    words: list[str], trained: Any
+) -> None:
+    tokenizer = trained("byte-bpe")
+    encoded = encode_record(Record(id="x:0", words=tuple(words)), tokenizer, max_length=None)
+    found = [
+        tokenizer.backend_tokenizer.decode([encoded.ids[p] for p in of(encoded.words, index)])
+        for index in range(len(words))
+    ]
+    # Only the space that joins two words is no part of either.
+    assert "".join(found) == " ".join(words)
+    for index, (word, text) in enumerate(zip(words, found, strict=True)):
+        # A token that starts in one word may reach into white space that follows.
+        assert text.removeprefix(" " if index else "").rstrip() == word.rstrip() or any(
+            character.isspace() for character in word
+        )
+
+
+@given(words=words)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_words_come_in_order(words: list[str], trained: Any) -> None:
+    for kind in KINDS:
+        record = Record(id="x:0", words=tuple(words))
+        encoded = encode_record(record, trained(kind), max_length=None)
+        seen = [word for word in encoded.words if word is not None]
+        assert seen == sorted(seen)
+        assert len(encoded.words) == len(encoded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncation_keeps_the_beginning_and_the_frame(kind: str, trained: Any) -> None:
+    tokenizer = trained(kind)
+    whole = encode_record(RECORD, tokenizer, max_length=None)
+    inside = of(whole.entities, 1)[0] + 1  # cut after the first token of "New York"
+    cut = encode_record(RECORD, tokenizer, max_length=inside + 1)
+    assert len(cut) == inside + 1
+    assert cut.tokens[-1] == "[SEP]"
+    assert cut.ids[:-1] == whole.ids[:inside]
+    assert cut.entities[:-1] == whole.entities[:inside]
+    assert cut.entities[-2] == 1
+    assert cut.entities[-1] is None
+    assert len(cut.word_labels) == 1 + max(w for w in cut.words if w is not None)
+
+
+def test_what_is_too_long_or_leaves_no_room_is_an_error(trained: Any) -> None:
+    with pytest.raises(InputError, match=r"x:0: the text has \d+ tokens .* at most 5"):
+        encode_record(RECORD, trained("unigram"), max_length=5, truncate=False)
+    with pytest.raises(InputError, match="x:0: max_length 2 leaves no room"):
+        encode_record(RECORD, trained("unigram"), max_length=2)
+    with pytest.raises(InputError, match="no tokenizer"):
+        encode_record(RECORD, None, max_length=2)
+
+
+def test_a_text_has_the_tokenizers_words(wordpiece: Any) -> None:
+    record = Record(id="x:0", text="Unmistakably good.")
+    encoded = encode_record(record, wordpiece, max_length=None)
+    assert encoded.tokens == ["[CLS]", "un", "##mist", "##aka", "##bly", "good", ".", "[SEP]"]
+    assert encoded.words == [None, 0, 0, 0, 0, 1, 2, None]
+    assert encoded.entities == [None] * 8
+    assert encoded.masked == [False] * 8
+
+
+def test_a_pair_is_cut_to_the_limit(wordpiece: Any) -> None:
+    record = Record(id="x:0", text=("one two three four five", "six seven eight nine ten"))
+    encoded = encode_record(record, wordpiece, max_length=9)
+    assert " ".join(encoded.tokens) == "[CLS] one two three [SEP] six seven eight [SEP]"
+    assert encoded.type_ids == [0] * 5 + [1] * 4
+    assert encoded.words == [None, 0, 1, 2, None, 3, 4, 5, None]
+
+
+# Vocabulary tokens ------------------------------------------------------------------------------
+
+TOKENS = ["[CLS]", "photo", "##sy", "##nt", "##hesis", "[UNK]", ".", "[SEP]"]
+TOKENS += ["it", "works", "[SEP]"]
+
+
+def test_tokens_stay_as_they_are(wordpiece: Any) -> None:
+    encoded = encode_record(Record(id="p:0", tokens=tuple(TOKENS)), wordpiece, max_length=None)
+    assert encoded.tokens == TOKENS
+    assert encoded.ids == wordpiece.convert_tokens_to_ids(TOKENS)
+    assert encoded.words == [None, 0, 0, 0, 0, 1, 2, None, 3, 4, None]
+    assert encoded.word_labels == ["photosynthesis", "[UNK]", ".", "it", "works"]
+    assert [i for i, special in enumerate(encoded.special) if special] == [0, 7, 10]
+    assert encoded.type_ids == [0] * 8 + [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (10, "[CLS] photo ##sy ##nt ##hesis [UNK] . [SEP] it [SEP]"),
+        (9, "[CLS] photo ##sy ##nt ##hesis [UNK] . [SEP]"),
+        (4, "[CLS] photo ##sy [SEP]"),
+    ],
+)
+def test_tokens_are_cut_before_a_last_separator(length: int, expected: str, wordpiece: Any) -> None:
+    encoded = encode_record(Record(id="p:0", tokens=tuple(TOKENS)), wordpiece, max_length=length)
+    assert encoded.tokens == expected.split()
+    assert len(encoded.type_ids) == len(encoded.words) == len(encoded)
+
+
+def test_tokens_without_a_frame_are_cut_at_the_limit(wordpiece: Any) -> None:
+    record = Record(id="p:0", tokens=("it", "works", "."))
+    assert encode_record(record, wordpiece, max_length=2).tokens == ["it", "works"]
+    with pytest.raises(InputError, match="p:0: the record has 3 tokens"):
+        encode_record(record, wordpiece, max_length=2, truncate=False)
+
+
+def test_a_token_of_another_vocabulary_is_an_error(wordpiece: Any) -> None:
+    with pytest.raises(InputError, match="p:7: the token 'Ġworks' is not in"):
+        encode_record(Record(id="p:7", tokens=("it", "Ġworks")), wordpiece, max_length=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_of_a_text_give_the_same_words_again(kind: str, trained: Any) -> None:
+    tokenizer = trained(kind)
+    whole = encode_record(replace(RECORD, words=WORDS[:5], entities=()), tokenizer, max_length=None)
+    again = encode_record(Record(id="x:0", tokens=tuple(whole.tokens)), tokenizer, max_length=None)
+    assert again.ids == whole.ids
+    assert again.words == whole.words
+    assert again.special == whole.special
+
+
+# Real data --------------------------------------------------------------------------------------
+
+
+def test_conll_entities_are_found_in_subwords(real_data: Any, wordpiece: Any) -> None:
+    for record in open_data(real_data("conll2003/eng.testa"), limit=200):
+        encoded = encode_record(record, wordpiece, max_length=512)
+        for index, entity in enumerate(record.entities):
+            tokens = [encoded.tokens[position] for position in of(encoded.entities, index)]
+            spelled = "".join(token.removeprefix("##") for token in tokens)
+            words = (record.words or ())[entity.start : entity.stop]
+            assert spelled == "".join(words).lower()
+
+
+def test_wikitext_pairs_fit(real_data: Any, wordpiece: Any) -> None:
+    path = real_data("wikitext2/wiki.valid.raw")
+    lengths = []
+    for record in open_data(f"wikitext:{path}", limit=50):
+        encoded = encode_record(record, wordpiece, max_length=128)
+        lengths.append(len(encoded))
+        assert sum(encoded.special) == 3
+        assert {0, 1} == set(encoded.type_ids)
+    assert max(lengths) == 128
