@@ -72,8 +72,8 @@ def test_an_encoder_decoder_is_named_with_what_to_do(model_type, settings):
     message = str(raised.value)
     assert repr(model_type) in message
     assert "encoder–decoder" in message
-    assert "encoder-only or decoder-only" in message
-    assert "normlens models" in message
+    assert "supported are: albert, bert" in message
+    assert "docs/adapters.md" in message
 
 
 def test_a_configuration_without_a_model_type_is_named_by_its_class():

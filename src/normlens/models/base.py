@@ -79,16 +79,14 @@ def supported_families() -> dict[str, type[Adapter]]:
 def adapter_class(config: Any) -> type[Adapter]:
     """The adapter class for a configuration, or an error that says what to do."""
     model_type = getattr(config, "model_type", None) or type(config).__name__
-    if getattr(config, "is_encoder_decoder", False):
+    decoder_too = getattr(config, "is_encoder_decoder", False)
+    if decoder_too or model_type not in _ADAPTERS:
+        kind = "is an encoder–decoder and" if decoder_too else "is"
         raise UnsupportedModelError(
-            f"model type {model_type!r} is an encoder–decoder, which NormLens does not analyse; "
-            "use an encoder-only or decoder-only model (`normlens models` lists them)"
-        )
-    if model_type not in _ADAPTERS:
-        raise UnsupportedModelError(
-            f"model type {model_type!r} is not supported; supported are: "
-            f"{', '.join(sorted(_ADAPTERS))}. To add it, subclass normlens.Adapter and decorate it "
-            f'with @normlens.register("{model_type}") (docs/adapters.md has an example)'
+            f"model type {model_type!r} {kind} not supported; supported are: "
+            f"{', '.join(sorted(_ADAPTERS))}. "
+            "To add a model of one stack, subclass normlens.Adapter and decorate it with "
+            f'@normlens.register("{model_type}") (docs/adapters.md has an example)'
         )
     return _ADAPTERS[model_type]
 
