@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from normlens.corpus.errors import RunError
 from normlens.corpus.options import Execution
 from normlens.corpus.shards import Finished, Shard
-from normlens.corpus.worker import Task, Worker
+from normlens.corpus.worker import Prepared, Task, Worker
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,30 +67,42 @@ def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> E
 
 
 class ThreadEngine(Engine):
-    """One model in this process.
+    """One model in this process, which runs in the caller's own thread.
 
-    While it works on one shard, another thread tokenises the next or makes tables of the last;
-    the caller's own thread reads records and writes files.
+    While it works on one shard, other threads read and tokenise the next and make tables of the
+    last.
     """
-
-    AHEAD = 2
 
     def __init__(self, task: Task, lens: Lens | None = None):
         self.worker = Worker(task, lens)
         self.identity, self.by = self.worker.identity, self.worker.by
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(self.AHEAD, thread_name_prefix="normlens-shard")
+        self._before = ThreadPoolExecutor(1, thread_name_prefix="normlens-read")
+        self._after = ThreadPoolExecutor(1, thread_name_prefix="normlens-tables")
 
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        return _windowed(self._pool, self._one, shards, self.AHEAD)
+        source = iter(shards)
 
-    def _one(self, shard: Shard) -> Finished:
-        return self.worker.compute(shard, self._stop.is_set)
+        def following() -> Prepared | None:
+            shard = next(source, None)
+            return None if shard is None else self.worker.prepare(shard)
+
+        ahead = self._before.submit(following)
+        last: Future[Finished] | None = None  # never more than one, so that memory is bounded
+        while (prepared := ahead.result()) is not None:
+            ahead = self._before.submit(following)
+            for _ in self.worker.analyse(prepared):
+                if last is not None and last.done():
+                    yield last.result()
+                    last = None
+            if last is not None:
+                yield last.result()
+            last = self._after.submit(self.worker.finish, prepared)
+        if last is not None:
+            yield last.result()
 
     def close(self) -> None:
-        self._stop.set()
-        self._pool.shutdown(cancel_futures=True)
-        self.worker.close()
+        self._before.shutdown(cancel_futures=True)
+        self._after.shutdown(cancel_futures=True)
 
 
 class ProcessEngine(Engine):

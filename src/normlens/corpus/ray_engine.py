@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -120,8 +121,10 @@ class Actor:
     def __init__(self, task: Task):
         self.worker: Worker | None = None
         self.error: NormLensError | None = None
+        # Ray calls `compute` in several threads; the model has one of its own.
+        self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="normlens-model")
         try:
-            self.worker = Worker(task)
+            self.worker = self._model_thread.submit(Worker, task).result()
         except NormLensError as error:
             self.error = error  # raised here, Ray would start the worker over and over
 
@@ -130,7 +133,10 @@ class Actor:
         return worker.identity, worker.by
 
     def compute(self, shard: Shard) -> Finished:
-        return self._ready().compute(shard)
+        worker = self._ready()
+        prepared = worker.prepare(shard)
+        self._model_thread.submit(list, worker.analyse(prepared)).result()
+        return worker.finish(prepared)
 
     def _ready(self) -> Worker:
         if self.worker is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -55,8 +54,40 @@ class _Entry:
     encoded: EncodedRecord
 
 
+class _Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A shard between its stages."""
+
+    number: int
+    entries: list[_Entry]
+    gathered: Gathered
+    clock: _Clock
+    started: float
+
+
 class Worker:
-    """A model and the measures to take with it."""
+    """A model and the measures to take with it.
+
+    A shard passes three stages: `prepare`, `analyse`, `finish`. The first and the last may run in
+    any threads. Only the one that made the worker may `analyse`: OpenMP keeps a team of threads for
+    every thread that calls torch, and two teams on the same cores slow each other down.
+    """
 
     def __init__(self, task: Task, lens: Lens | None = None):
         import torch
@@ -79,46 +110,54 @@ class Worker:
             "versions": identity.software(),
         }
         _check_masking(task.options, self.lens)
-        # The model runs in a thread of its own, so that other shards are tokenised and written
-        # meanwhile, and always in the same one, because torch keeps its threads per thread.
-        self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="normlens-model")
-        self._model_thread.submit(self._warm_up).result()
-
-    def close(self) -> None:
-        self._model_thread.shutdown(cancel_futures=True)
+        self._warm_up()
 
     # One shard ----------------------------------------------------------------------------------
 
-    def compute(self, shard: Shard, stopped: Callable[[], bool] = lambda: False) -> Finished:
-        """Every table's rows of a shard; several threads may call it at once."""
-        started = time.time() - shard.seconds
-        clock = _Clock()
+    def compute(self, shard: Shard) -> Finished:
+        """Every table's rows of a shard."""
+        prepared = self.prepare(shard)
+        for _ in self.analyse(prepared):
+            pass
+        return self.finish(prepared)
+
+    def prepare(self, shard: Shard) -> Prepared:
+        """Tokenise and mask."""
+        clock, gathered = _Clock(), Gathered(self.measures)
         clock.seconds["reading"] = shard.seconds
-        gathered = Gathered(self.measures)
+        started = time.time() - shard.seconds
         with clock.on("tokenising"):
             entries = self._encode(shard, gathered)
-        for batch in self._batches(entries):
-            if stopped():
-                raise InterruptedError("the run was stopped")
-            if os.environ.get("VARIANT") == "b":
-                with clock.on("maps"):
-                    found = self._model_thread.submit(self._analyse, batch).result()
-                with clock.on("measures"):
-                    self._measure(batch, found, gathered)
-                continue
-            job = self._model_thread.submit(self._work, batch, gathered)
-            clock.add(job.result())
+        return Prepared(shard.number, entries, gathered, clock, started)
+
+    def analyse(self, prepared: Prepared) -> Iterator[int]:
+        """Maps and measures of every sequence, a batch at each step; gives the batch's size."""
+        clock, gathered = prepared.clock, prepared.gathered
+        for batch in self._batches(prepared.entries):
+            with clock.on("maps"):
+                found = self._analyse(batch)
+            with clock.on("measures"):
+                for entry, maps in zip(batch, found, strict=True):
+                    if isinstance(maps, str):
+                        gathered.fail(entry.index, entry.encoded.id, maps)
+                    else:
+                        gathered.add(entry.index, entry.encoded, maps, self.task.options.seed)
+            yield len(batch)
+
+    def finish(self, prepared: Prepared) -> Finished:
+        """Tables, as the bytes of their files."""
+        clock, gathered = prepared.clock, prepared.gathered
         with clock.on("tables"):
             tables = gathered.tables()
             files = {name: _parquet(table) for name, table in tables.items()}
         return Finished(
-            number=shard.number,
+            number=prepared.number,
             files=files,
             rows={name: table.num_rows for name, table in tables.items()},
             sequences=gathered.sequences,
             failures=gathered.failures,
             tokens=gathered.tokens,
-            started=started,
+            started=prepared.started,
             seconds=clock.seconds,
             by=self.by | {"pid": os.getpid()},
         )
@@ -164,25 +203,6 @@ class Worker:
         """Memory of one sequence's maps, roughly: its scopes, allowed pairs and statistics."""
         item = 8 if self.task.dtype == "float64" else 4
         return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
-
-    # In the model's thread ----------------------------------------------------------------------
-
-    def _work(self, batch: list[_Entry], gathered: Gathered) -> dict[str, float]:
-        clock = _Clock()
-        with clock.on("maps"):
-            found = self._analyse(batch)
-        with clock.on("measures"):
-            self._measure(batch, found, gathered)
-        return clock.seconds
-
-    def _measure(
-        self, batch: Sequence[_Entry], found: Sequence[Maps | str], gathered: Gathered
-    ) -> None:
-        for entry, maps in zip(batch, found, strict=True):
-            if isinstance(maps, str):
-                gathered.fail(entry.index, entry.encoded.id, maps)
-            else:
-                gathered.add(entry.index, entry.encoded, maps, self.task.options.seed)
 
     def _analyse(self, batch: list[_Entry]) -> list[Maps | str]:
         """Each sequence's maps, or the reason why it has none."""
@@ -242,25 +262,12 @@ def _check_masking(options: Options, lens: Lens) -> None:
 
 
 def _parquet(table: pa.Table) -> bytes:
+    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
+    labels = [
+        field.name
+        for field in table.schema
+        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
+    ]
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
     return buffer.getvalue()
-
-
-class _Clock:
-    """Seconds per stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def on(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add({stage: time.perf_counter() - start})
-
-    def add(self, seconds: dict[str, float]) -> None:
-        for stage, spent in seconds.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent

@@ -15,7 +15,7 @@ from normlens.analysis.amplification import AXES, normalise
 from normlens.errors import InputError, valid_choice
 from normlens.maps import Maps
 from normlens.measures import reservoir
-from normlens.measures.base import Item, Needs
+from normlens.measures.base import Item, Needs, alike
 from normlens.measures.columns import (
     EXACT,
     LABEL,
@@ -173,25 +173,28 @@ class Amplification:
         named = self._scope_pairs(maps)
         counted = pairs.counted(self.exclude_same_type, self.exclude_special)
         found = {name: Blocks() for name in TABLES}
-        for place, layer in enumerate(maps.layers):
-            at = np.flatnonzero(counted & maps.allowed[place].ravel())
+        for group in alike(maps):
+            layers = np.array(maps.layers, np.int64)[group]
+            at = np.flatnonzero(counted & maps.allowed[group[0]].ravel())
             # The same pairs under all scopes, so that their scores can be compared.
-            chosen, priority = self._candidates(item, pairs, layer, at)
+            chosen, priority = self._candidates(item, pairs, layers, at)
+            place, pair = np.divmod(chosen, max(len(at), 1))
             drawn = {"index": item.index, "sequence": 0, "priority": priority}
-            drawn |= pairs.listed(at[chosen])
+            drawn |= {"layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
                 before, after = (
-                    normalise(maps[scope][place].astype(np.float64), self.axis).ravel()[at]
+                    normalise(maps[scope][group].astype(np.float64), self.axis).reshape(
+                        len(group), -1
+                    )[:, at]
                     for scope in scope_pair
                 )
                 score = after - before
-                at_layer = {"before": code, "after": code, "layer": layer}
                 for name, columns in (
-                    ("amplification_pairs", pairs.by_type(at, before, after)),
-                    ("amplification_distance", pairs.by_distance(at, score)),
-                    ("amplification_sample", {**drawn, "score": score[chosen]}),
+                    ("amplification_pairs", pairs.by_type(layers, at, before, after)),
+                    ("amplification_distance", pairs.by_distance(layers, at, score)),
+                    ("amplification_sample", {**drawn, "score": score.ravel()[chosen]}),
                 ):
-                    found[name].add(**at_layer, **columns)
+                    found[name].add(before=code, after=code, **columns)
         labels = {
             "before": [before for before, _ in named],
             "after": [after for _, after in named],
@@ -232,13 +235,14 @@ class Amplification:
         return list(dict.fromkeys(named))
 
     def _candidates(
-        self, item: Item, pairs: TokenPairs, layer: int, at: NDArray[np.intp]
+        self, item: Item, pairs: TokenPairs, layers: NDArray[np.int64], at: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
-        """Which of the pairs `at` may be in the sample of any corpus, and their priorities."""
+        """Pairs that a sample may hold, as places in (layers, at), and their priorities."""
         priority = reservoir.priorities(
-            item.seed, item.sequence, layer, pairs.target[at], pairs.source[at]
+            item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
         )
         stratum = reservoir.strata(pairs.relation[at], pairs.distance[at])
         limit = reservoir.limits(self.keep, self.keep_other)
-        chosen = reservoir.lowest(priority, stratum, limit)
-        return chosen, priority[chosen]
+        kept = [reservoir.lowest(row, stratum, limit) for row in priority]
+        chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
+        return chosen, priority.ravel()[chosen]

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from normlens.maps import Maps
 from normlens.text import Encoded
+
+AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure takes
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,14 @@ class RowMeasure:
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
         """The rows as they are."""
         return parts
+
+
+def alike(maps: Maps) -> list[NDArray[np.intp]]:
+    """Layers (their places) to measure at once: few, and with the same pairs allowed."""
+    changes = np.flatnonzero((maps.allowed[1:] != maps.allowed[:-1]).any(axis=(1, 2))) + 1
+    size = max(1, AT_ONCE // max(1, maps.allowed[0].size))
+    return [
+        group[start : start + size]
+        for group in np.split(np.arange(len(maps.layers)), changes)
+        for start in range(0, len(group), size)
+    ]

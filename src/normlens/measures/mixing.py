@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.measures.base import Item, RowMeasure
-from normlens.measures.columns import WHOSE, Blocks, build
+from normlens.measures.columns import WHOSE, build
 from normlens.measures.tokens import CATEGORIES, categories
 
 SCHEMA = pa.schema(
@@ -37,15 +37,17 @@ class Mixing(RowMeasure):
     def rows(self, item: Item) -> dict[str, pa.Table]:
         maps, n = item.maps, len(item)
         scopes = [scope for scope in maps.scopes if scope in maps.mixing]
-        token = {
-            "position": np.arange(n),
-            "token_id": np.array(item.encoded.ids),
-            "category": categories(item),
+        ratio = np.array([maps.mixing[scope] for scope in scopes]).reshape(-1, len(maps.layers), n)
+        blocks = ratio.shape[0] * ratio.shape[1]
+        columns = {
+            "index": item.index,
+            "sequence": item.sequence,
+            "layer": np.repeat(maps.layers, len(scopes) * n),
+            "scope": np.tile(np.repeat(np.arange(len(scopes)), n), len(maps.layers)),
+            "position": np.tile(np.arange(n), blocks),
+            "token_id": np.tile(item.encoded.ids, blocks),
+            "category": np.tile(categories(item), blocks),
+            "ratio": ratio.swapaxes(0, 1).ravel(),
         }
-        blocks = Blocks()
-        for place, layer in enumerate(maps.layers):
-            for code, scope in enumerate(scopes):
-                blocks.add(layer=layer, scope=code, ratio=maps.mixing[scope][place], **token)
-        whose = {"index": item.index, "sequence": item.sequence}
         labels = {"scope": scopes, "category": CATEGORIES}
-        return {"mixing": build(SCHEMA, {**blocks.columns(), **whose}, labels)}
+        return {"mixing": build(SCHEMA, columns, labels)}

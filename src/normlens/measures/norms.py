@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.measures.base import Item, Needs
+from normlens.measures.base import Item, Needs, alike
 from normlens.measures.columns import EXACT, WHOSE, Blocks, build, count, sums, sums_sql, total
 from normlens.measures.scope_pairs import feed_forward_pair
 
@@ -133,10 +133,11 @@ class Norms:
             return {}
         compared = (maps[pair[0]], maps[pair[1]], maps.statistics["ff_without_special"])
         blocks = Blocks()
-        for place, layer in enumerate(maps.layers):
-            allowed = maps.allowed[place]
-            rho = spearman_matrix(np.stack([a[place][allowed] for a in compared]))
-            blocks.add(layer=layer, rho_with=rho[0, 1], rho_without=rho[0, 2])
+        for group in alike(maps):
+            allowed = maps.allowed[group[0]]
+            rho = spearman_matrix(np.stack([a[group][:, allowed] for a in compared], axis=1))
+            layer = np.array(maps.layers)[group]
+            blocks.add(layer=layer, rho_with=rho[:, 0, 1], rho_without=rho[:, 0, 2])
         return {**blocks.columns(), **_whose(item)}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.measures.base import Item, RowMeasure
+from normlens.measures.base import Item, RowMeasure, alike
 from normlens.measures.columns import WHOSE, Blocks, build
 
 SCHEMA = pa.schema(
@@ -37,10 +37,15 @@ class Similarity(RowMeasure):
         names = np.array(maps.scopes, dtype=object)
         a, b = np.triu_indices(len(names), k=1)
         blocks = Blocks()
-        for place, layer in enumerate(maps.layers):
-            allowed = maps.allowed[place]
-            flat = np.stack([maps[scope][place][allowed] for scope in maps.scopes])  # (s, pairs)
-            rho = spearman_matrix(flat)[a, b]
-            blocks.add(layer=layer, scope_a=names[a], scope_b=names[b], rho=rho)
+        for group in alike(maps):
+            allowed = maps.allowed[group[0]]
+            flat = np.stack([maps[scope][group][:, allowed] for scope in maps.scopes], axis=1)
+            rho = spearman_matrix(flat)[:, a, b]  # (layers, pairs of scopes)
+            blocks.add(
+                layer=np.repeat(np.array(maps.layers)[group], len(a)),
+                scope_a=np.tile(names[a], len(group)),
+                scope_b=np.tile(names[b], len(group)),
+                rho=rho.ravel(),
+            )
         whose = {"index": item.index, "sequence": item.sequence}
         return {"similarity": build(SCHEMA, {**blocks.columns(), **whose})}

@@ -36,35 +36,44 @@ class TokenPairs:
         return counted
 
     def by_type(
-        self, at: NDArray[np.intp], before: NDArray[np.float64], after: NDArray[np.float64]
+        self,
+        layers: NDArray[np.int64],
+        at: NDArray[np.intp],
+        before: NDArray[np.float64],
+        after: NDArray[np.float64],
     ) -> Columns:
-        """Sums over the pairs `at` with the same two subword types, in the order of their ids."""
+        """Sums over the pairs `at` with the same two subword types, by layer and by ids.
+
+        `before` and `after` hold each layer's values of the pairs, (layers, pairs).
+        """
         size = len(self.type_ids)
-        group = self.types[at]
-        counts = np.bincount(group, minlength=size * size)
-        found = np.flatnonzero(counts)
-        source, target = found // size, found % size
+        layer, kind, (counts, before, after) = _sums(self.types[at], before, after)
+        source, target = np.divmod(kind, size)
         return {
+            "layer": layers[layer],
             "source_id": self.type_ids[source],
             "target_id": self.type_ids[target],
             "source_token": source,
             "target_token": target,
-            "count": counts[found],
-            "sum_before": np.bincount(group, before, minlength=size * size)[found],
-            "sum_after": np.bincount(group, after, minlength=size * size)[found],
+            "count": counts,
+            "sum_before": before,
+            "sum_after": after,
         }
 
-    def by_distance(self, at: NDArray[np.intp], score: NDArray[np.float64]) -> Columns:
-        """Sums over the pairs `at` with the same relation and distance |i − j|."""
+    def by_distance(
+        self, layers: NDArray[np.int64], at: NDArray[np.intp], score: NDArray[np.float64]
+    ) -> Columns:
+        """Sums over the pairs `at` with the same relation and distance |i − j|, by layer."""
         group = self.relation[at].astype(np.int64) * self.n + self.distance[at]
-        counts = np.bincount(group)
-        found = np.flatnonzero(counts)
+        layer, kind, (counts, score, squares) = _sums(group, score, score * score)
+        relation, distance = np.divmod(kind, self.n)
         return {
-            "relation": found // self.n,
-            "distance": found % self.n,
-            "count": counts[found],
-            "sum": np.bincount(group, score)[found],
-            "sum_squares": np.bincount(group, score * score)[found],
+            "layer": layers[layer],
+            "relation": relation,
+            "distance": distance,
+            "count": counts,
+            "sum": score,
+            "sum_squares": squares,
         }
 
     def listed(self, at: NDArray[np.intp]) -> Columns:
@@ -75,3 +84,16 @@ class TokenPairs:
             "target": self.target[at],
             "source": self.source[at],
         }
+
+
+def _sums(
+    group: NDArray[np.int64], *values: NDArray[np.float64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], list[NDArray]]:
+    """Count and sums of each layer's groups that occur: (pairs,) and (layers, pairs) → flat."""
+    size, layers = int(group.max(initial=0)) + 1, len(values[0])
+    flat = (group + size * np.arange(layers)[:, None]).ravel()
+    counts = np.bincount(flat)
+    found = np.flatnonzero(counts)
+    totals = [np.bincount(flat, value.ravel())[found] for value in values]
+    layer, kind = np.divmod(found, size)
+    return layer, kind, [counts[found], *totals]
