@@ -13,6 +13,8 @@ from normlens._version import __version__
 from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
+    from normlens.corpus.results import Run
+    from normlens.corpus.runs import resume, run
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
@@ -27,6 +29,9 @@ _HOMES = {
     "load": "normlens.loading",
     "open": "normlens.store",
     "register": "normlens.models",
+    "resume": "normlens.corpus.runs",
+    "run": "normlens.corpus.runs",
+    "Run": "normlens.corpus.results",
 }
 
 __all__ = [
@@ -34,10 +39,13 @@ __all__ = [
     "Lens",
     "Maps",
     "NormLensError",
+    "Run",
     "__version__",
     "load",
     "open",
     "register",
+    "resume",
+    "run",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import normlens
 from normlens.corpus import Run, open_data, resume, run
+from normlens.corpus.options import parse_settings
 from normlens.errors import InputError, NormLensError
 
 N = 23
@@ -230,3 +232,52 @@ def test_file_urls_are_local_folders(tmp_path: Path, lens: Any, corpus: Path) ->
     done = run(lens, corpus, f"file://{tmp_path}/run", limit=2, measures="mixing")
     assert (tmp_path / "run" / "lock").exists()
     assert done.status().done == 2
+
+
+def test_measures_take_settings_and_a_users_own_relations(
+    tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_relations.py").write_text(
+        "import numpy as np\n\ndef two_apart(item):\n"
+        "    return np.abs(np.subtract.outer(range(len(item)), range(len(item)))) == 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "amplification": {
+            "pairs": "ATTN-N:ATTNRES-N",
+            "axis": "target",
+            "relations": ["my_relations:two_apart"],
+        }
+    }
+    out = tmp_path / "run"
+    done = normlens.run(
+        lens, corpus, out, measures="amplification", settings=settings, shard_size=5, limit=12
+    )
+    found = done.table("amplification_distance")
+    assert set(found["before"]) == {"ATTN-N"}
+    assert set(found["after"]) == {"ATTNRES-N"}
+    assert set(found.loc[found["relation"] == "two_apart", "distance"]) == {2}
+    assert "two_apart" in set(found["relation"])
+    assert 2 not in set(found.loc[found["relation"] == "other", "distance"])
+    sampled = done.sql("SELECT DISTINCT relation, distance FROM amplification_sample")
+    assert set(sampled.loc[sampled["distance"] == 2, "relation"]) == {"two_apart"}
+
+    shutil.rmtree(out / "shards" / "amplification_pairs")
+    examples.assert_same_frames(
+        normlens.resume(out, model=lens).table("amplification_distance"), found
+    )
+    changed = {"amplification": {"axis": "source"}}
+    with pytest.raises(InputError, match="settings"):
+        normlens.resume(out, model=lens, settings=changed)
+    with pytest.raises(InputError, match="'norms', which is not among the measures"):
+        normlens.run(lens, corpus, tmp_path / "no", measures="mixing", settings={"norms": {}})
+
+
+def test_settings_on_the_command_line() -> None:
+    given = ["amplification.axis=target", "amplification.keep=7", 'a.b=["x"]']
+    assert parse_settings(given) == {
+        "amplification": {"axis": "target", "keep": 7},
+        "a": {"b": ["x"]},
+    }
+    with pytest.raises(InputError, match=r"MEASURE\.OPTION=VALUE"):
+        parse_settings(["axis=target"])

@@ -168,7 +168,7 @@ def test_long_sequences_are_cut_to_the_samples_size(tmp_path):
     one = item(0, n=90, layers=1)
     options = dict(keep=10, keep_other=4)
     rows = measures.get("amplification", **options).rows(one)["amplification_sample"]
-    assert len(rows) <= 2 * (10 + 10 + 4 + 4 * (len(reservoir.EDGES) + 1))
+    assert len(rows) <= 2 * (10 + 10 + 10 + 4 + 4 * (len(reservoir.EDGES) + 1))
     whole = {**options, "keep": 10**6, "keep_other": 10**6}
     everything = measures.get("amplification", **whole).rows(one)["amplification_sample"]
     measure = measures.get("amplification", **options)

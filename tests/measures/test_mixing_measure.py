@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from measure_examples import Record, item, real_item
 
 from normlens import measures
+from normlens.errors import InputError
 from normlens.measures.tokens import CATEGORIES, RELATIONS, categories, relations
 
 mixing = measures.get("mixing")
@@ -61,7 +63,7 @@ def test_a_masked_token_is_a_mask_whatever_it_is_called():
 def test_relations():
     one = item(0)
     record = Record(
-        ids=[1, 5, 5, 6, 7, 8, 3, 2],
+        ids=[1, 5, 5, 6, 7, 7, 3, 2],
         tokens=["[CLS]", "a", "b", "c", "d", "e", "[MASK]", "[SEP]"],
         special=[True, *[False] * 6, True],
         words=[None, 0, 0, 1, 2, 3, 3, None],
@@ -77,10 +79,25 @@ def test_relations():
     assert relation(1, 2) == "same_word"
     assert relation(1, 3) == relation(2, 3) == "same_entity"
     assert relation(3, 4) == relation(1, 5) == "other"
+    assert relation(4, 5) == "same_type"
     assert {relation(i, j) for i in (0, 6, 7) for j in range(8)} == {"special"}
+
+
+def test_a_users_relations_come_first():
+    one = item(0)
+    own = {
+        "after": lambda given: np.tri(len(given), k=-1, dtype=bool),
+        "next": lambda given: np.eye(len(given), k=-1, dtype=bool),
+    }
+    found = relations(one, own)
+    assert (found[np.tri(len(one), k=-1, dtype=bool)] == len(RELATIONS)).all()
+    upper = ~np.tri(len(one), k=-1, dtype=bool)
+    np.testing.assert_array_equal(found[upper], relations(one)[upper])
+    with pytest.raises(InputError, match="'bad' gave float64 of shape"):
+        relations(one, {"bad": lambda given: np.zeros((2, 3))})
 
 
 def test_without_words_or_entities_all_ordinary_pairs_are_other():
     one = item(0)
-    record = Record(ids=[4, 5, 4], tokens=["a", "b", "a"], special=[False] * 3)
+    record = Record(ids=[4, 5, 6], tokens=["a", "b", "a"], special=[False] * 3)
     assert (relations(replace(one, encoded=record)) == RELATIONS.index("other")).all()

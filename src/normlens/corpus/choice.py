@@ -6,12 +6,13 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.options import parse_measures
+from normlens.errors import InputError
 
 if TYPE_CHECKING:
     from normlens.measures import Measure
@@ -28,18 +29,38 @@ class Choice:
     portable: tuple[str | Measure, ...]
 
     @classmethod
-    def of(cls, wanted: str | Sequence[str | Measure] | None) -> Choice:
+    def of(
+        cls,
+        wanted: str | Sequence[str | Measure] | None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Choice:
+        """Measures by name, with their `settings`, or ready ones."""
+        from normlens import measures
+
         listed = parse_measures(wanted) if wanted is None or isinstance(wanted, str) else wanted
-        measures = made(listed)
         names = [m if isinstance(m, str) else m.name for m in listed]
-        return cls(tuple(names), measures, tuple(listed))
+        left = dict(settings or {})
+        portable: list[str | Measure] = []
+        for measure in listed:
+            own = left.pop(measure, None) if isinstance(measure, str) else None
+            portable.append(measure if own is None else measures.get(str(measure), **own))
+        if left:
+            raise InputError(
+                f"there are settings for {next(iter(left))!r}, which is not among the measures "
+                f"{', '.join(names)}"
+            )
+        return cls(tuple(names), made(portable), tuple(portable))
 
     def described(self) -> dict[str, Any]:
         """What the measures' numbers depend on beside the version of NormLens."""
-        found = {
+        found: dict[str, dict[str, Any]] = {
             name: {"options": measure.options, "source": _source_hash(name)}
             for name, measure in zip(self.names, self.measures, strict=True)
         }
+        for described in found.values():
+            relations = described["options"].get("relations", ())
+            if relations:
+                described["relations"] = {name: _source_hash(name) for name in relations}
         return json.loads(json.dumps(found, default=str))
 
     def tables(self) -> dict[str, dict[str, Any]]:

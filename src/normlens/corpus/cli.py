@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.corpus.options import MEASURES, parse_batch_size, parse_measures
+from normlens.corpus.options import MEASURES, parse_batch_size, parse_measures, parse_settings
 from normlens.errors import InputError
 
 # torch and DuckDB take time to import, so only the commands that need them do it.
@@ -54,6 +54,14 @@ def run_command(
         typer.Option(
             metavar="LIST",
             help=f"Measures, or your own as module:name. Default: {','.join(MEASURES)}.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="MEASURE.OPTION=VALUE",
+            help="An option of a measure, e.g. amplification.axis=target; may be repeated.",
         ),
     ] = None,
     mask: Annotated[
@@ -128,6 +136,7 @@ def run_command(
     from normlens.corpus import progress, runs
 
     given: dict[str, Any] = {
+        "settings": parse_settings(settings) if settings else None,
         "mask": mask,
         "limit": limit,
         "max_length": max_length,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ class Options:
     model: str
     data: str
     measures: tuple[str, ...] = MEASURES
+    #: options of measures, by their names: {"amplification": {"axis": "target"}}
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     mask: float | None = None
     limit: int | None = None
     max_length: int | None = 128
@@ -102,6 +105,21 @@ def parse_measures(value: str | Sequence[str] | None) -> tuple[str, ...]:
         return MEASURES
     names = value.split(",") if isinstance(value, str) else value
     return tuple(name.strip() for name in names if name.strip())
+
+
+def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options of measures from ``amplification.axis=target``; values are JSON or plain text."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        left, equals, value = text.partition("=")
+        measure, dot, name = left.rpartition(".")
+        if not (equals and dot and measure and name.isidentifier()):
+            raise InputError(f"--set takes MEASURE.OPTION=VALUE, not {text!r}")
+        try:
+            found.setdefault(measure, {})[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found.setdefault(measure, {})[name] = value
+    return found
 
 
 def fixed_path(spec: str | os.PathLike[str]) -> str:

@@ -37,6 +37,7 @@ def run(
     out: str | os.PathLike[str],
     *,
     measures: str | Sequence[str | Measure] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     mask: float | None = None,
     limit: int | None = None,
     max_length: int | None = 128,
@@ -52,16 +53,18 @@ def run(
 ) -> Run:
     """Measure every sequence of `data` with `model` and keep the tables in the folder `out`.
 
-    `out` is a new folder or a URL that fsspec knows. `mask` replaces that share of the tokens by
-    mask tokens. A sequence that cannot be analysed is a row of the table `failures`. The rest says
-    how the work is done: `device`, `dtype`, `engine` ("local" or "ray"), `workers`, `batch_size`,
+    `out` is a new folder or a URL that fsspec knows. `settings` are options of measures, such as
+    ``{"amplification": {"axis": "target"}}``. `mask` replaces that share of the tokens by mask
+    tokens. A sequence that cannot be analysed is a row of the table `failures`. The rest says how
+    the work is done: `device`, `dtype`, `engine` ("local" or "ray"), `workers`, `batch_size`,
     `address`, `gpus_per_worker`, `trust_remote_code`.
     """
-    chosen = Choice.of(measures)
+    chosen = Choice.of(measures, settings)
     options = Options(
         model=_model_name(model),
         data=data.name if isinstance(data, Data) else fixed_path(data),
         measures=chosen.names,
+        settings={name: dict(own) for name, own in (settings or {}).items()},
         mask=mask,
         limit=limit,
         max_length=max_length,
@@ -130,7 +133,8 @@ def resume(
         given["model"] = _model_name(model)
     if data is not None:
         given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
-    chosen = Choice.of(manifest.options.measures if measures is None else measures)
+    settings = given.get("settings", manifest.options.settings)
+    chosen = Choice.of(manifest.options.measures if measures is None else measures, settings)
     given["measures"] = list(chosen.names)
     unknown = [name for name in given if name not in manifest.options.as_json()]
     if unknown:

@@ -27,9 +27,10 @@ from normlens.measures.columns import (
     sums_sql,
     total,
 )
+from normlens.measures.imports import imported
 from normlens.measures.scope_pairs import ScopePair, default_pairs
 from normlens.measures.token_pairs import TokenPairs
-from normlens.measures.tokens import RELATIONS
+from normlens.measures.tokens import RELATIONS, Relation
 
 _SCOPES = (
     pa.field("before", LABEL),
@@ -91,8 +92,9 @@ class Amplification:
     those around the feed-forward block and around it with its residual and norms); `axis` is what
     sums to 1 (diagonal included): "source", "target" or "none". Pairs of one subword type and pairs
     with a special token count unless excluded. ``sum / count`` in amplification_pairs is
-    amp(w_j, w_i); the sample keeps `keep` pairs per layer of one word and of one entity, and
-    `keep_other` others per distance.
+    amp(w_j, w_i); the sample keeps `keep` pairs per layer of each relation (one word, one entity,
+    one subword type) and `keep_other` others per distance. `relations` are a user's own, written
+    ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
     """
 
     pairs: tuple[ScopePair, ...] | None = None
@@ -101,6 +103,7 @@ class Amplification:
     exclude_special: bool = False
     keep: int = 20_000
     keep_other: int = 2_000
+    relations: tuple[str, ...] = ()
 
     name = "amplification"
     tables = TABLES
@@ -111,6 +114,12 @@ class Amplification:
             raise InputError(
                 f"a sample keeps at least 1 pair, not {min(self.keep, self.keep_other)}"
             )
+        if isinstance(self.pairs, str):  # "LN1:FF,RES1:LN2", as on a command line
+            listed = tuple(tuple(pair.split(":")) for pair in self.pairs.split(","))
+            object.__setattr__(self, "pairs", listed)
+        given = self.relations.split(",") if isinstance(self.relations, str) else self.relations
+        object.__setattr__(self, "relations", tuple(given))
+        _check_names(self.relations)
         if self.pairs is not None:
             if not self.pairs or any(len(pair) != 2 for pair in self.pairs):
                 raise InputError(
@@ -129,7 +138,11 @@ class Amplification:
     @property
     def options(self) -> dict[str, Any]:
         pairs = None if self.pairs is None else [list(pair) for pair in self.pairs]
-        return {**asdict(self), "pairs": pairs}
+        return {**asdict(self), "pairs": pairs, "relations": list(self.relations)}
+
+    @property
+    def _own(self) -> dict[str, Relation]:
+        return {_called(name): imported(name, "relation") for name in self.relations}
 
     @property
     def order(self) -> Mapping[str, tuple[str, ...]]:
@@ -162,14 +175,15 @@ class Amplification:
                 f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("
                 f"PARTITION BY before, after, layer, relation, {reservoir.strata_sql()} "
                 'ORDER BY priority, "index", target, source) '
-                f"<= CASE WHEN relation IN ('same_word', 'same_entity') THEN {self.keep} "
-                f"ELSE {self.keep_other} END ORDER BY {order}"
+                f"<= CASE WHEN relation IN {reservoir.UNRELATED} THEN {self.keep_other} "
+                f"ELSE {self.keep} END ORDER BY {order}"
             ),
         }
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """One sequence's sums per pair of subwords and per distance, and its candidates."""
-        maps, pairs = item.maps, TokenPairs(item)
+        own = self._own
+        maps, pairs = item.maps, TokenPairs(item, own)
         named = self._scope_pairs(maps)
         counted = pairs.counted(self.exclude_same_type, self.exclude_special)
         found = {name: Blocks() for name in TABLES}
@@ -200,7 +214,7 @@ class Amplification:
             "after": [after for _, after in named],
             "source_token": pairs.type_tokens,
             "target_token": pairs.type_tokens,
-            "relation": RELATIONS,
+            "relation": (*RELATIONS, *own),
             "sequence": [item.sequence],
         }
         return {name: build(TABLES[name], b.columns(), labels) for name, b in found.items()}
@@ -211,19 +225,24 @@ class Amplification:
             return sums(parts, _KEYS[table], _SUMS[table], self.order[table])
         before, after = codes(parts["before"])[0], codes(parts["after"])[0]
         relation, names = codes(parts["relation"])
-        relation = np.array([RELATIONS.index(name) for name in names], np.int64)[relation]
+        known = self._relations
+        relation = np.array([known.index(name) for name in names], np.int64)[relation]
         layer, index, target, source, priority, distance = (
             parts[name].to_numpy()
             for name in ("layer", "index", "target", "source", "priority", "distance")
         )
-        limit = reservoir.limits(self.keep, self.keep_other)
-        stratum = reservoir.strata(relation, distance)
+        limit = reservoir.limits(self.keep, self.keep_other, known)
+        stratum = reservoir.strata(relation, distance, known)
         group = np.ravel_multi_index(
             (before, after, layer, stratum),
             [int(axis.max(initial=0)) + 1 for axis in (before, after, layer, stratum)],
         )
         kept = reservoir.lowest_in_groups(group, limit[stratum], priority, index, target, source)
         return parts.take(kept).unify_dictionaries()
+
+    @property
+    def _relations(self) -> tuple[str, ...]:
+        return (*RELATIONS, *map(_called, self.relations))
 
     def _scope_pairs(self, maps: Maps) -> list[ScopePair]:
         if self.pairs is None:
@@ -241,8 +260,21 @@ class Amplification:
         priority = reservoir.priorities(
             item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
         )
-        stratum = reservoir.strata(pairs.relation[at], pairs.distance[at])
-        limit = reservoir.limits(self.keep, self.keep_other)
+        stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], self._relations)
+        limit = reservoir.limits(self.keep, self.keep_other, self._relations)
         kept = [reservoir.lowest(row, stratum, limit) for row in priority]
         chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
         return chosen, priority.ravel()[chosen]
+
+
+def _called(name: str) -> str:
+    """What the tables call a relation ``my_module:my_relation``."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def _check_names(relations: tuple[str, ...]) -> None:
+    called = [*RELATIONS, *map(_called, relations)]
+    for name, full in zip(called[len(RELATIONS) :], relations, strict=True):
+        if called.count(name) > 1:
+            raise InputError(f"another relation is called {name!r} already; rename {full!r}")
+        imported(full, "relation")

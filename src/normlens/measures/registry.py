@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from normlens.errors import InputError
 from normlens.measures.amplification import Amplification
 from normlens.measures.base import Measure
+from normlens.measures.imports import imported
 from normlens.measures.mixing import Mixing
 from normlens.measures.norms import Norms
 from normlens.measures.similarity import Similarity
@@ -33,7 +30,7 @@ def get(name: str, **options: Any) -> Measure:
     """A measure by its name, or by module and name (``my_module:my_measure``)."""
     wanted = str(name).strip()
     if ":" in wanted:
-        return _made(_imported(wanted), wanted, options)
+        return _made(imported(wanted, "measure", _is_measure), wanted, options)
     if wanted not in BUILT_IN:
         raise InputError(
             f"unknown measure {wanted!r}; choose one of: {', '.join(BUILT_IN)}, or your own as "
@@ -86,49 +83,5 @@ def _made(target: Any, name: str, options: dict[str, Any]) -> Measure:
     return made
 
 
-def _imported(name: str) -> Any:
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise InputError(f"{name!r} names no measure; write my_module:my_measure")
-    if module_name.endswith(".py") or "/" in module_name:
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise InputError(f"{name!r} names a file; write the module: {dotted}:{attribute}")
-    try:
-        with _current_folder():
-            module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise InputError(
-                f"there is no module {module_name!r} for the measure {name!r}; run in the folder "
-                "that holds it, or put that folder on PYTHONPATH"
-            ) from error
-        raise InputError(f"cannot import {module_name!r}: {error}") from error
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"cannot import {module_name!r}: {type(error).__name__}: {reason}"
-        ) from error
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            own = [key for key, value in vars(module).items() if isinstance(value, Measure)]
-            raise InputError(
-                f"the module {module_name!r} has no {attribute!r}; its measures are: "
-                f"{', '.join(own) or 'none'}"
-            )
-        found = getattr(found, part)
-    return found
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    """Modules beside the user count too, as they do for ``python -m``; installed ones go first."""
-    folder = os.getcwd()
-    if folder in sys.path:
-        yield
-        return
-    sys.path.append(folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
+def _is_measure(value: Any) -> bool:
+    return isinstance(value, Measure)

@@ -7,6 +7,7 @@ lowest priority: of two samples together the k lowest are the sample of both.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from normlens.measures.tokens import RELATIONS
 #: Upper ends of the distances that 'other' pairs are sampled from, each apart; the last is open.
 #: Words and entities are short, so that near distances must be at hand one by one.
 EDGES = (*range(1, 17), 32, 64)
+
+UNRELATED = ("other", "special")
 
 
 def priorities(
@@ -40,11 +43,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return x ^ (x >> np.uint64(31))
 
 
-def strata(relation: NDArray, distance: NDArray) -> NDArray[np.int64]:
-    """A pair's stratum: its relation (a place in `RELATIONS`), and for 'other' its distance."""
-    other = RELATIONS.index("other")
-    near = len(RELATIONS) + np.searchsorted(EDGES, distance)
-    return np.where(relation == other, near, relation).astype(np.int64)
+def strata(
+    relation: NDArray, distance: NDArray, names: Sequence[str] = RELATIONS
+) -> NDArray[np.int64]:
+    """A pair's stratum: its relation (a place in `names`), and for 'other' its distance."""
+    near = len(names) + np.searchsorted(EDGES, distance)
+    return np.where(relation == names.index("other"), near, relation).astype(np.int64)
 
 
 def strata_sql() -> str:
@@ -53,9 +57,9 @@ def strata_sql() -> str:
     return f"CASE WHEN relation <> 'other' THEN 0 {cases} ELSE {EDGES[-1] + 1} END"
 
 
-def limits(keep: int, keep_other: int) -> NDArray[np.int64]:
-    """How many pairs each stratum keeps: `keep` of a word or an entity, `keep_other` of others."""
-    sizes = [keep if name.startswith("same") else keep_other for name in RELATIONS]
+def limits(keep: int, keep_other: int, names: Sequence[str] = RELATIONS) -> NDArray[np.int64]:
+    """How many pairs each stratum keeps: `keep` where they are related, else `keep_other`."""
+    sizes = [keep_other if name in UNRELATED else keep for name in names]
     return np.array(sizes + [keep_other] * (len(EDGES) + 1), dtype=np.int64)
 
 

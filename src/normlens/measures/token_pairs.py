@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.measures.base import Item
-from normlens.measures.tokens import RELATIONS, relations
+from normlens.measures.tokens import RELATIONS, Relation, relations
 
 Columns = dict[str, NDArray]
 
@@ -14,11 +16,11 @@ Columns = dict[str, NDArray]
 class TokenPairs:
     """Every (target i, source j) of a sequence; arrays are flat, (n · n,), targets first."""
 
-    def __init__(self, item: Item):
+    def __init__(self, item: Item, own: Mapping[str, Relation] | None = None):
         self.n = len(item)
         self.target, self.source = (axis.ravel() for axis in np.indices((self.n, self.n)))
         self.distance = np.abs(self.target - self.source)
-        self.relation = relations(item).ravel()
+        self.relation = relations(item, own).ravel()
         self.type_ids, first, kind = np.unique(
             item.encoded.ids, return_index=True, return_inverse=True
         )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.measures.base import Item
 
+#: of a sequence's tokens, (n, n) booleans: is target i related to source j?
+Relation = Callable[[Item], Any]
+
 CATEGORIES = ("ordinary", "mask", "cls", "sep", "other-special")
-RELATIONS = ("same_word", "same_entity", "other", "special")
+RELATIONS = ("same_word", "same_entity", "same_type", "other", "special")
 
 _NAMES = {
     "mask": {"[MASK]", "<mask>"},
@@ -45,22 +50,32 @@ def _category(token: str, special: bool, masked: bool, position: int) -> str:
     return named or ("other-special" if special else "ordinary")
 
 
-def relations(item: Item) -> NDArray[np.int8]:
-    """How target i and source j belong together, (n, n): places in `RELATIONS`.
+def relations(item: Item, own: Mapping[str, Relation] | None = None) -> NDArray[np.int16]:
+    """How target i and source j belong together, (n, n): places in `RELATIONS`, then in `own`.
 
-    same_word: two tokens of one word; same_entity: of one entity but not of one word; special: one
-    of them at least is no ordinary token (special or masked); other: all other pairs of ordinary
-    tokens. Kobayashi et al. 2024, section 5.
+    same_word: two tokens of one word; same_entity: of one entity but not of one word; same_type:
+    the same subword elsewhere; special: one of them at least is no ordinary token (special or
+    masked); other: all other pairs of ordinary tokens. Kobayashi et al. 2024, section 5. A pair is
+    of one relation only; a user's `own` come before all others, the first of them first.
     """
     n = len(item)
     ordinary = categories(item) == CATEGORIES.index("ordinary")
-    found = np.full((n, n), RELATIONS.index("other"), dtype=np.int8)
+    found = np.full((n, n), RELATIONS.index("other"), dtype=np.int16)
     for name, groups in (
+        ("same_type", item.encoded.ids),
         ("same_entity", getattr(item.encoded, "entities", None)),
         ("same_word", item.encoded.words),
     ):
         found[_together(groups, n)] = RELATIONS.index(name)
     found[~(ordinary[:, None] & ordinary)] = RELATIONS.index("special")
+    for place, (name, function) in reversed(list(enumerate((own or {}).items(), len(RELATIONS)))):
+        related = np.asarray(function(item))
+        if related.shape != (n, n) or related.dtype != bool:
+            raise InputError(
+                f"the relation {name!r} gave {related.dtype} of shape {related.shape} for {n} "
+                f"tokens; it must give booleans of shape ({n}, {n}), targets first"
+            )
+        found[related] = place
     return found
 
 

@@ -1,0 +1,61 @@
+"""A user's own functions, by the names of their modules."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from normlens.errors import InputError
+
+
+def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> Any:
+    """What ``my_module:my_name`` names; `kind` is what messages call it, `fits` what they offer."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise InputError(f"{name!r} names no {kind}; write my_module:my_{kind}")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(f"{name!r} names a file; write the module: {dotted}:{attribute}")
+    try:
+        with _current_folder():
+            module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"there is no module {module_name!r} for the {kind} {name!r}; run in the folder "
+                "that holds it, or put that folder on PYTHONPATH"
+            ) from error
+        raise InputError(f"cannot import {module_name!r}: {error}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"cannot import {module_name!r}: {type(error).__name__}: {reason}"
+        ) from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            own = [key for key, value in vars(module).items() if fits(value)]
+            raise InputError(
+                f"the module {module_name!r} has no {attribute!r}; its {kind}s are: "
+                f"{', '.join(own) or 'none'}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Modules beside the user count too, as they do for ``python -m``; installed ones go first."""
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
