@@ -102,7 +102,8 @@ def _name(source: Any) -> str:
 
 
 def _is_embedded(name: str) -> bool:
-    return name in EMBEDDED and not Path(name).is_dir()  # a folder of that name comes first
+    # A model in a folder of that name comes first.
+    return name in EMBEDDED and not (Path(name) / "config.json").is_file()
 
 
 def _from_object(

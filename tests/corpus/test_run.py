@@ -263,11 +263,10 @@ def test_measures_take_settings_and_a_users_own_relations(
     assert set(sampled.loc[sampled["distance"] == 2, "relation"]) == {"two_apart"}
 
     shutil.rmtree(out / "shards" / "amplification_pairs")
-    examples.assert_same_frames(
-        normlens.resume(out, model=lens).table("amplification_distance"), found
-    )
+    again = normlens.resume(out, model=lens).table("amplification_distance")
+    examples.assert_same_frames(again, found, "amplification_distance")
     changed = {"amplification": {"axis": "source"}}
-    with pytest.raises(InputError, match="settings"):
+    with pytest.raises(NormLensError, match="settings"):
         normlens.resume(out, model=lens, settings=changed)
     with pytest.raises(InputError, match="'norms', which is not among the measures"):
         normlens.run(lens, corpus, tmp_path / "no", measures="mixing", settings={"norms": {}})
@@ -281,3 +280,12 @@ def test_settings_on_the_command_line() -> None:
     }
     with pytest.raises(InputError, match=r"MEASURE\.OPTION=VALUE"):
         parse_settings(["axis=target"])
+
+
+def test_a_folder_without_a_model_does_not_hide_an_embedded_one(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minilm").mkdir()
+    done = run("minilm", corpus, "minilm/run", measures="mixing", limit=1)
+    assert done.manifest.options.model == "minilm"

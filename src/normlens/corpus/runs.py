@@ -199,7 +199,12 @@ def _work(
 
 
 def _model_name(model: Any) -> str:
-    return fixed_path(model) if isinstance(model, (str, os.PathLike)) else model.name
+    if not isinstance(model, (str, os.PathLike)):
+        return model.name
+    name = os.fspath(model)
+    # A folder without a model may happen to be called like one that is not a folder.
+    no_model = os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json"))
+    return name if no_model else fixed_path(name)
 
 
 def _open_data(options: Options) -> Data:
