@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ SENTENCES = (
     "Barack Obama was born in Honolulu.",
     "A tiny house stands beside the highway.",
 )
+PAPERS = "papers"  # the folder of the papers' experiments
+SEQUENCES = 120  # of the embedded sample
+_NEEDED = ("duckdb", "jinja2")
 _TABLE_LAYERS = 6  # a deep model's layers are thinned to about so many
 
 
@@ -51,9 +56,12 @@ def run_demo(
         echo(f"\nThe same for a causal decoder: {decoder.install_hint}, then run the demo again.")
     if _without_pictures():
         echo("\nPictures need matplotlib: pip install 'normlens[viz]', then run the demo again.")
+    report = _papers(encoder.name, folder, echo)
     echo(f"\nWritten to {folder}{os.sep}")
     for path, what in written:
         echo(f"  {path.name:<32} {what}")
+    if report is not None:
+        echo(f"  {report.relative_to(folder).as_posix():<32} the papers' tables and figures")
     example = folder / written[0][0].name
     echo(
         "\nTo try next:\n"
@@ -61,6 +69,8 @@ def run_demo(
         "  normlens --help\n"
         f'  python -c "import normlens; print(normlens.open({example.as_posix()!r}))"'
     )
+    if report is not None:
+        echo(f"\nThe report: {report.resolve().as_uri()}")
     return folder
 
 
@@ -87,6 +97,35 @@ def _without_pictures() -> bool:
     except MissingDependencyError:
         return True
     return False
+
+
+# The papers' experiments --------------------------------------------------------------------------
+
+
+def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | None:
+    """`reproduce ff` and `reproduce mixing` on the embedded sample; the report's path."""
+    from normlens.corpus.progress import Lines
+    from normlens.experiments.reproduce import SETTINGS, reproduce
+
+    missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
+    if missing or _without_pictures():
+        echo("\nThe papers' tables and figures need more: pip install 'normlens[reproduce]'.")
+        return None
+    own = folder / PAPERS
+    if (own / SETTINGS).is_file():
+        shutil.rmtree(own)  # of a demo before this one
+    echo(
+        f"\nThe papers' experiments on {SEQUENCES} sequences of the embedded sample "
+        "(this takes a minute or two) …"
+    )
+    return reproduce(
+        ("ff", "mixing"),
+        name,
+        "sample",
+        own,
+        limit=SEQUENCES,
+        progress=Lines(sys.stderr),
+    )
 
 
 # One model ---------------------------------------------------------------------------------------

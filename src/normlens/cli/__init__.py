@@ -21,6 +21,7 @@ from normlens.cli.map import map_command
 from normlens.cli.models import models_command
 from normlens.corpus.cli import app as corpus_app
 from normlens.errors import NormLensError
+from normlens.experiments.cli import app as experiments_app
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -46,6 +47,7 @@ app.command("estimate", epilog="Example: normlens estimate --model minilm --toke
 )
 app.command("demo", epilog="Example: normlens demo --out my-demo")(demo_command)
 app.add_typer(corpus_app)  # run, status and query
+app.add_typer(experiments_app)  # reproduce, report and compare
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -61,7 +61,7 @@ def run(
     """
     chosen = Choice.of(measures, settings)
     options = Options(
-        model=_model_name(model),
+        model=model_name(model),
         data=data.name if isinstance(data, Data) else fixed_path(data),
         measures=chosen.names,
         settings={name: dict(own) for name, own in (settings or {}).items()},
@@ -130,7 +130,7 @@ def resume(
     progress = progress or Progress()
     how = {name: given.pop(name) for name in _EXECUTION if name in given}
     if model is not None:
-        given["model"] = _model_name(model)
+        given["model"] = model_name(model)
     if data is not None:
         given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
     settings = given.get("settings", manifest.options.settings)
@@ -198,7 +198,8 @@ def _work(
 # What a run is made of ----------------------------------------------------------------------------
 
 
-def _model_name(model: Any) -> str:
+def model_name(model: Any) -> str:
+    """What a run calls a model: a folder absolutely, everything else as it is given."""
     if not isinstance(model, (str, os.PathLike)):
         return model.name
     name = os.fspath(model)

@@ -1,0 +1,214 @@
+"""Bootstrap intervals of means, the unpaired test of two means, and what stands beside its p."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+#: Weights (resamples, values) that are held at a time.
+CHUNK = 1 << 21
+#: Values that are drawn at a time: as many as a processor's cache holds.
+DRAWN = 1 << 15
+
+
+class Means(NamedTuple):
+    """Means and the ends of their percentile intervals, one of each per column."""
+
+    mean: Array
+    low: Array
+    high: Array
+
+
+class MeanComparison(NamedTuple):
+    """Two groups' means and their difference (first − second), column by column."""
+
+    first: Means
+    second: Means
+    difference: Means
+    effect: Array  # Hedges' g
+    p: Array
+
+
+def mean_interval(
+    values: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float, float]:
+    """The mean of values (n,) and the ends of its percentile bootstrap interval.
+
+    Efron and Tibshirani 1993, chapter 13. The ends are NaN for fewer than two values.
+    """
+    column = np.asarray(values, dtype=np.float64).reshape(-1, 1)
+    mean, low, high = mean_intervals(column, resamples, seed, level)
+    return float(mean[0]), float(low[0]), float(high[0])
+
+
+def mean_intervals(
+    values: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> Means:
+    """The same of every column at once, (n, k) → (k,) × 3: whole rows are drawn.
+
+    NaN cells are left out column by column: a resample's mean is that of the cells it has.
+    """
+    cells = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(cells)
+    number = known.sum(axis=0)
+    totals = np.where(known, cells, 0).sum(axis=0)
+    mean = _divided(totals, number)
+    # Sums of what is left of the mean lose no digits where the values are large and alike.
+    centred = np.where(known, cells - mean, 0)
+    drawn = np.empty((resamples, cells.shape[1]))
+    for rows, weights in _weights(len(cells), resamples, np.random.default_rng(seed)):
+        counts: Array | int = len(cells) if known.all() else weights @ known.astype(np.float64)
+        drawn[rows] = _divided(weights @ centred, counts)
+    return _interval(mean, mean + drawn, np.where(number > 1, level, np.nan))
+
+
+def compare_means(
+    first: ArrayLike,
+    second: ArrayLike,
+    resamples: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> MeanComparison:
+    """The unpaired bootstrap test of two means, two-sided; (n, k), (m, k) → (k,) each.
+
+    Both groups are shifted to one mean and resampled apart; p is the share of resamples whose
+    statistic is at least as far from 0 as the data's own, which counts as one of them:
+    ``(1 + #{|t*| ≥ |t|}) / (1 + resamples)``. The statistic is
+    ``t = (ā − b̄) / sqrt(s_a²/n + s_b²/m)``. Efron and Tibshirani 1993, algorithm 16.2. Groups are
+    complete (no NaN), and their columns are drawn together; results are NaN, apart from the means,
+    if a group has fewer than two values. A single column may be given as (n,) and (m,).
+    """
+    groups = [_columns(first), _columns(second)]
+    chance = np.random.default_rng(seed)
+    means, drawn, errors, own_errors = [], [], [], []
+    for values in groups:
+        mean, moved, variance = _resampled_moments(values, resamples, chance)
+        means.append(mean)
+        drawn.append(moved)
+        errors.append(_divided(variance, len(values)))
+        own_errors.append(_divided(_variance(values), len(values)))
+    enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
+    # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
+    moved = drawn[0] - drawn[1]
+    difference = means[0] - means[1]
+    statistic = _studentised(difference, sum(own_errors))
+    extreme = np.abs(_studentised(moved, sum(errors))) >= np.abs(statistic)
+    p = (1 + extreme.sum(axis=0)) / (1 + resamples)
+    return MeanComparison(
+        first=_interval(means[0], means[0] + drawn[0], enough),
+        second=_interval(means[1], means[1] + drawn[1], enough),
+        difference=_interval(difference, difference + moved, enough),
+        effect=hedges_g(*groups),
+        p=np.where(np.isnan(enough), np.nan, p),
+    )
+
+
+def hedges_g(first: ArrayLike, second: ArrayLike) -> Array:
+    """Difference of two means in pooled standard deviations, without small-sample bias; (k,).
+
+    ``g = (1 − 3 / (4(n + m) − 9)) · (ā − b̄) / s`` with
+    ``s² = ((n − 1) s_a² + (m − 1) s_b²) / (n + m − 2)``. Hedges 1981. NaN if a group has fewer than
+    two values, or if neither varies.
+    """
+    a, b = _columns(first), _columns(second)
+    n, m = len(a), len(b)
+    if min(n, m) < 2:
+        return np.full(a.shape[1], np.nan)
+    pooled = ((n - 1) * _variance(a) + (m - 1) * _variance(b)) / (n + m - 2)
+    difference = a.mean(axis=0) - b.mean(axis=0)
+    return (1 - 3 / (4 * (n + m) - 9)) * _divided(difference, np.sqrt(pooled))
+
+
+def benjamini_hochberg(p: ArrayLike) -> Array:
+    """p values adjusted for the false discovery rate; NaN stay NaN and do not count.
+
+    ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
+    """
+    values = np.asarray(p, dtype=np.float64)
+    known = np.flatnonzero(~np.isnan(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    scaled = values[order] * len(order) / np.arange(1, len(order) + 1)
+    adjusted = np.full(values.shape, np.nan)
+    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1)
+    return adjusted
+
+
+def _columns(values: ArrayLike) -> Array:
+    found = np.asarray(values, dtype=np.float64)
+    return found[:, None] if found.ndim == 1 else found
+
+
+def _weights(
+    size: int, resamples: int, chance: np.random.Generator
+) -> Iterator[tuple[slice, Array]]:
+    """How often each of `size` values is drawn in each resample, (some resamples, size) at a time.
+
+    Resample by resample from one stream, so that the size of a chunk changes nothing.
+    """
+    if size == 0:
+        return
+    step = max(1, CHUNK // size)
+    for begin in range(0, resamples, step):
+        rows = slice(begin, min(begin + step, resamples))
+        yield rows, _counted(size, rows.stop - rows.start, chance)
+
+
+def _counted(size: int, resamples: int, chance: np.random.Generator) -> Array:
+    weights = np.empty((resamples, size))
+    step = max(1, DRAWN // size)
+    for begin in range(0, resamples, step):
+        part = weights[begin : begin + step]
+        drawn = chance.integers(0, size, part.shape, dtype=np.uint32)
+        places = drawn + size * np.arange(len(part))[:, None]
+        part[:] = np.bincount(places.ravel(), minlength=part.size).reshape(part.shape)
+    return weights
+
+
+def _resampled_moments(
+    values: Array, resamples: int, chance: np.random.Generator
+) -> tuple[Array, Array, Array]:
+    """Means (k,); of each resample its mean, less the group's, and its variance, (resamples, k)."""
+    size, columns = values.shape
+    mean = values.mean(axis=0) if size else np.full(columns, np.nan)
+    centred = values - mean
+    drawn = np.full((2, resamples, columns), np.nan)
+    both = np.hstack([centred, centred * centred])
+    for rows, weights in _weights(size, resamples, chance):
+        sums = weights @ both / size
+        drawn[0, rows], drawn[1, rows] = sums[:, :columns], sums[:, columns:]
+    moved, squares = drawn
+    return mean, moved, np.maximum(_divided((squares - moved * moved) * size, size - 1), 0)
+
+
+def _variance(values: Array) -> Array:
+    """With n − 1 in the denominator; NaN for fewer than two values."""
+    if len(values) < 2:
+        return np.full(values.shape[1], np.nan)
+    return values.var(axis=0, ddof=1)
+
+
+def _studentised(difference: Array, squared_error: Array | int) -> Array:
+    """``difference / error``; infinite where only the error is 0, and 0 where both are."""
+    infinite = np.where(difference == 0, 0.0, np.copysign(np.inf, difference))
+    return np.divide(difference, np.sqrt(squared_error), out=infinite, where=squared_error != 0)
+
+
+def _interval(mean: Array, drawn: Array, level: Array) -> Means:
+    """Percentile intervals of what was drawn, (resamples, k); NaN where the level is."""
+    ends = np.full((2, len(mean)), np.nan)
+    for column in np.flatnonzero(~np.isnan(level)):
+        some = drawn[:, column]
+        tail = (1 - level[column]) / 2
+        ends[:, column] = np.quantile(some[~np.isnan(some)], [tail, 1 - tail])
+    return Means(mean, *ends)
+
+
+def _divided(a: Array, b: ArrayLike) -> Array:
+    """``a / b``, NaN where b is not above 0."""
+    below = np.broadcast_to(np.asarray(b, dtype=np.float64), a.shape)
+    return np.divide(a, below, out=np.full(a.shape, np.nan), where=below > 0)

@@ -1,0 +1,74 @@
+"""What the experiments' figures have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normlens.figures.canvas import FAINT, FRAME, INK, require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people with colour-blindness tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+GREY = "#8c8c8c"
+TEXT, SMALL = 8.0, 7.0  # points
+
+__all__ = [
+    "COLOURS",
+    "FAINT",
+    "GREY",
+    "INK",
+    "MARKERS",
+    "SMALL",
+    "TEXT",
+    "layer_ticks",
+    "legend",
+    "panels",
+    "style",
+]
+
+
+def panels(
+    columns: int = 1, rows: int = 1, width: float = 3.4, height: float = 2.5, **options: Any
+) -> tuple[Figure, list[Any]]:
+    """A figure with a grid of panels, each so many inches wide and high, row by row."""
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(columns * width, rows * height), facecolor="white", layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, list(axes.ravel())
+
+
+def style(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: bool = True) -> None:
+    """Labels, thin lines and quiet ticks."""
+    axes.set_xlabel(x, fontsize=TEXT, color=INK)
+    axes.set_ylabel(y, fontsize=TEXT, color=INK)
+    if title:
+        axes.set_title(title, fontsize=TEXT, color=INK, loc="left")
+    axes.tick_params(labelsize=SMALL, colors=INK, width=0.6, length=2.5)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FRAME)
+        spine.set_linewidth(0.6)
+    if grid:
+        axes.grid(axis="y", linewidth=0.4, color="#dddddd")
+        axes.set_axisbelow(True)
+
+
+def layer_ticks(axes: Any, layers: int) -> None:
+    """Whole numbers from 1 on the horizontal axis, no more than fit."""
+    step = max(1, -(-layers // 12))
+    axes.set_xticks(range(1, layers + 1, step))
+    axes.set_xlim(0.6, layers + 0.4)
+
+
+def legend(axes: Any, **options: Any) -> None:
+    """A frameless legend in small type."""
+    axes.legend(fontsize=SMALL, frameon=False, handlelength=1.8, **options)

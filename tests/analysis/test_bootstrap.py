@@ -1,0 +1,221 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from normlens.analysis import bootstrap
+from normlens.analysis.bootstrap import (
+    benjamini_hochberg,
+    compare_means,
+    hedges_g,
+    mean_interval,
+    mean_intervals,
+)
+
+
+def draws(size: int, resamples: int, chance: np.random.Generator) -> list[np.ndarray]:
+    """Which values each resample holds, one by one."""
+    return [chance.integers(0, size, size, dtype=np.uint32) for _ in range(resamples)]
+
+
+def test_interval_agrees_with_an_obvious_loop() -> None:
+    values = np.random.default_rng(1).lognormal(size=37)
+    means = [values[places].mean() for places in draws(37, 500, np.random.default_rng(4))]
+    mean, low, high = mean_interval(values, resamples=500, seed=4, level=0.9)
+    assert mean == pytest.approx(values.mean())
+    assert (low, high) == pytest.approx(tuple(np.quantile(means, [0.05, 0.95])))
+
+
+def test_columns_leave_out_their_own_nan() -> None:
+    values = np.random.default_rng(1).normal(5, 1, (30, 3))
+    values[::3, 1] = np.nan
+    values[1, 2] = np.nan
+    expected = []
+    for places in draws(30, 400, np.random.default_rng(0)):
+        expected.append(np.nanmean(values[places], axis=0))
+    mean, low, high = mean_intervals(values, resamples=400)
+    np.testing.assert_allclose(mean, np.nanmean(values, axis=0))
+    np.testing.assert_allclose([low, high], np.quantile(expected, [0.025, 0.975], axis=0))
+
+
+def test_a_resample_without_any_cell_does_not_count() -> None:
+    values = np.full((6, 1), np.nan)
+    values[:2, 0] = 1.0, 3.0
+    mean, low, high = mean_intervals(values, resamples=2_000)
+    assert (mean[0], low[0], high[0]) == (2.0, 1.0, 3.0)
+
+
+def test_interval_covers_the_mean_as_often_as_it_says() -> None:
+    samples = np.random.default_rng(2).normal(size=(60, 400))  # 400 experiments of 60 values
+    _, low, high = mean_intervals(samples, resamples=1_000)
+    covered = int(((low <= 0) & (high >= 0)).sum())
+    assert stats.binomtest(covered, 400, 0.95).pvalue > 0.001
+
+
+def test_large_values_lose_no_digits() -> None:
+    values = np.random.default_rng(3).normal(size=50)
+    low, high = (mean_interval(values + shift, 500)[1:] for shift in (0.0, 1e9))
+    np.testing.assert_allclose(np.array(high) - 1e9, low, atol=1e-6)
+
+
+def slow_comparison(a: np.ndarray, b: np.ndarray, resamples: int, seed: int) -> tuple:
+    """Efron and Tibshirani's algorithm 16.2, step by step."""
+
+    def statistic(x: np.ndarray, y: np.ndarray) -> float:
+        error = np.sqrt(x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y))
+        return (x.mean() - y.mean()) / error
+
+    chance = np.random.default_rng(seed)
+    first, second = draws(len(a), resamples, chance), draws(len(b), resamples, chance)
+    pooled = np.concatenate([a, b]).mean()
+    shifted = a - a.mean() + pooled, b - b.mean() + pooled
+    extreme, differences = 0, []
+    for x, y in zip(first, second, strict=True):
+        extreme += abs(statistic(shifted[0][x], shifted[1][y])) >= abs(statistic(a, b))
+        differences.append(a[x].mean() - b[y].mean())
+    return (1 + extreme) / (1 + resamples), *np.quantile(differences, [0.025, 0.975])
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.4])
+def test_comparison_agrees_with_an_obvious_loop(shift: float) -> None:
+    chance = np.random.default_rng(7)
+    a, b = chance.lognormal(size=40) + shift, chance.lognormal(size=25)
+    found = compare_means(a, b, resamples=400, seed=5)
+    p, low, high = slow_comparison(a, b, 400, 5)
+    assert 0.01 < p < 1  # somewhere between, where errors would show
+    assert found.p[0] == pytest.approx(p)
+    assert found.difference.mean[0] == pytest.approx(a.mean() - b.mean())
+    assert (found.difference.low[0], found.difference.high[0]) == pytest.approx((low, high))
+    assert found.first.mean[0] == pytest.approx(a.mean())
+    assert found.first.low[0] < a.mean() < found.first.high[0]
+    assert found.second.low[0] < b.mean() < found.second.high[0]
+    assert found.effect[0] == pytest.approx(hedges_g(a, b)[0])
+
+
+def test_columns_are_tested_as_if_each_were_alone() -> None:
+    chance = np.random.default_rng(0)
+    a, b = chance.normal(size=(30, 4)), chance.normal(0.3, 1, (20, 4))
+    together = compare_means(a, b, resamples=300, seed=2)
+    for column in range(4):
+        alone = compare_means(a[:, column], b[:, column], resamples=300, seed=2)
+        assert together.p[column] == alone.p[0]
+        assert together.difference.low[column] == pytest.approx(alone.difference.low[0])
+
+
+@pytest.mark.parametrize(
+    ("draw", "sizes"),
+    [("normal", (20, 20)), ("normal", (100, 100)), ("lognormal", (20, 60)), ("normal", (15, 90))],
+)
+def test_shuffled_labels_are_significant_in_about_5_percent(draw: str, sizes: tuple) -> None:
+    """Each of 400 experiments with weights of its own, in the exact 99.9 % binomial band."""
+    chance = np.random.default_rng(11)
+    false = 0
+    for seed in range(400):
+        values = chance.permutation(getattr(chance, draw)(size=sum(sizes)))
+        found = compare_means(values[: sizes[0]], values[sizes[0] :], resamples=199, seed=seed)
+        false += int(found.p[0] <= 0.05)
+    low, high = stats.binom.interval(0.999, 400, 0.05)
+    assert low <= false <= high
+
+
+def test_p_is_uniform_where_there_is_no_difference() -> None:
+    chance = np.random.default_rng(5)
+    p = [
+        compare_means(chance.normal(size=50), chance.normal(size=50), 199, seed).p[0]
+        for seed in range(300)
+    ]
+    assert stats.kstest(p, "uniform").pvalue > 0.001
+
+
+def test_planted_effect_is_found() -> None:
+    """Half a deviation with 64 values in each group: a t test's power is 0.80."""
+    chance = np.random.default_rng(12)
+    found = sum(
+        compare_means(chance.normal(0.5, 1, 64), chance.normal(size=64), 199, seed).p[0] <= 0.05
+        for seed in range(300)
+    )
+    low, high = stats.binom.interval(0.999, 300, 0.80)
+    assert low <= found <= high
+
+
+def test_p_is_never_zero_and_its_least_value_is_one_of_all() -> None:
+    found = compare_means(np.arange(20.0), np.arange(20.0) + 100, resamples=99)
+    assert found.p[0] == pytest.approx(0.01)
+    assert found.difference.high[0] < 0
+
+
+def test_same_seed_same_numbers_and_another_seed_others() -> None:
+    chance = np.random.default_rng(0)
+    a, b = chance.normal(size=30), chance.normal(size=30)
+    one, same, other = (compare_means(a, b, 200, seed) for seed in (1, 1, 2))
+    assert (one.p, one.difference.low) == (same.p, same.difference.low)
+    assert one.difference.low != other.difference.low
+    assert mean_interval(a, 200, 1) == mean_interval(a, 200, 1) != mean_interval(a, 200, 2)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = np.random.default_rng(0)
+    a, b = chance.normal(size=(31, 3)), chance.normal(size=(17, 3))
+    whole, interval = compare_means(a, b, 101), mean_intervals(a, 101)
+    monkeypatch.setattr(bootstrap, "CHUNK", 70)
+    monkeypatch.setattr(bootstrap, "DRAWN", 40)
+    parts, part_interval = compare_means(a, b, 101), mean_intervals(a, 101)
+    np.testing.assert_array_equal(whole.p, parts.p)
+    np.testing.assert_allclose(whole.difference, parts.difference)
+    np.testing.assert_allclose(interval, part_interval)
+
+
+def test_weights_are_held_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "CHUNK", 1_000)
+    chunks = list(bootstrap._weights(300, 25, np.random.default_rng(0)))
+    assert max(weights.size for _, weights in chunks) <= 1_000
+    assert sum(len(weights) for _, weights in chunks) == 25
+    assert all((weights.sum(axis=1) == 300).all() for _, weights in chunks)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (1, 5), (5, 1), (0, 0), (1, 1)])
+def test_tiny_groups_have_no_p(sizes: tuple[int, int]) -> None:
+    a, b = (np.arange(float(size)) for size in sizes)
+    found = compare_means(a, b, resamples=100)
+    assert np.isnan([found.p, found.effect, *found.difference[1:], *found.first[1:]]).all()
+    assert np.isnan(found.first.mean[0]) == (sizes[0] == 0)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_tiny_samples_have_no_interval(size: int) -> None:
+    mean, low, high = mean_interval(np.full(size, 3.0), resamples=100)
+    assert np.isnan([low, high]).all()
+    assert np.isnan(mean) if size == 0 else mean == 3.0
+    columns = np.array([[np.nan, 1.0], [np.nan, np.nan]])
+    means, lows, highs = mean_intervals(columns, resamples=100)
+    assert np.isnan(means[0])
+    assert means[1] == 1.0
+    assert np.isnan([lows, highs]).all()
+
+
+def test_groups_that_do_not_vary() -> None:
+    same = compare_means(np.ones(5), np.ones(4), resamples=99)
+    apart = compare_means(np.ones(5), np.zeros(4), resamples=99)
+    assert (same.p[0], apart.p[0]) == (1.0, pytest.approx(0.01))
+    assert np.isnan([same.effect[0], apart.effect[0]]).all()
+
+
+def test_hedges_g_by_hand() -> None:
+    # Means 3 and 1, variances 1 and 1: d = 2, and 1 − 3 / (4 · 6 − 9) = 0.8.
+    assert hedges_g([2.0, 3.0, 4.0], [0.0, 1.0, 2.0])[0] == pytest.approx(1.6)
+    assert hedges_g([0.0, 1.0, 2.0], [2.0, 3.0, 4.0])[0] == pytest.approx(-1.6)
+
+
+def test_benjamini_hochberg_by_hand() -> None:
+    # 0.01·4/1 = 0.04; 0.02·4/2 = 0.04; 0.04·4/3 ≈ 0.0533; 0.05·4/4 = 0.05, which the third takes.
+    p = [0.04, 0.01, 0.05, 0.02]
+    np.testing.assert_allclose(benjamini_hochberg(p), [0.05, 0.04, 0.05, 0.04])
+
+
+def test_benjamini_hochberg_agrees_with_scipy_and_passes_nan_on() -> None:
+    p = np.random.default_rng(0).uniform(size=40) ** 2
+    np.testing.assert_allclose(benjamini_hochberg(p), stats.false_discovery_control(p))
+    holed = np.insert(p, [0, 20], np.nan)
+    adjusted = benjamini_hochberg(holed)
+    assert np.isnan(adjusted[np.isnan(holed)]).all()
+    np.testing.assert_allclose(adjusted[~np.isnan(holed)], stats.false_discovery_control(p))
+    assert benjamini_hochberg([]).shape == (0,)
