@@ -208,4 +208,5 @@ def compare_command(
     """Several models side by side: their numbers, and their layers over each other."""
     from normlens.report.compare import write_comparison
 
-    print(write_comparison(folders, out))
+    write_comparison(folders, out)
+    print(out / "comparison.html")

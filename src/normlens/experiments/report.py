@@ -130,7 +130,7 @@ def _header(settings: Settings, runs: dict[str, dict[str, Run]]) -> Header:
         and value not in (None, (), False)
     }
     return Header(
-        model=Model.of(manifest.model),
+        model=Model.of({**manifest.model, "name": _shown(manifest.model["name"])}),
         runs=[_measured(short, run) for short, run in every],
         settings=shown,
         versions=dict(manifest.versions),
@@ -153,3 +153,8 @@ def _measured(short: str, run: Run) -> Measured:
         date=manifest.created,
         folder=f"{RUNS}/{Path(str(run.folder)).name}",
     )
+
+
+def _shown(name: str) -> str:
+    """A model's name; of a folder, its own without the path."""
+    return Path(name).name if Path(name).is_absolute() else name
