@@ -31,7 +31,7 @@ SENTENCES = (
     "A tiny house stands beside the highway.",
 )
 PAPERS = "papers"  # the folder of the papers' experiments
-SEQUENCES = 120  # of the embedded sample
+SEQUENCES = 80  # of the embedded sample
 _NEEDED = ("duckdb", "jinja2")
 _TABLE_LAYERS = 6  # a deep model's layers are thinned to about so many
 
