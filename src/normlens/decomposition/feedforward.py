@@ -61,6 +61,8 @@ class FeedForwardJob:
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output that one more map, `ORDINARY`, keeps
     ordinary: Tensor | None = None
+    #: Σ_{j≠i} of the parts at the block's input (b, i, d), where it is known already
+    mixed: Tensor | None = None
 
     @property
     def scopes(self) -> list[str]:
