@@ -16,6 +16,7 @@ follow it. Layers have random weights; all times are medians between CUDA events
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import time
@@ -32,6 +33,7 @@ from normlens.decomposition import decompose_layer, layer, plan
 from normlens.decomposition.engine import DEFAULT_PRECISION, run_feed_forward
 from normlens.decomposition.feedforward import FeedForwardJob, feed_forward_norms
 from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.projections import ProjectionCache
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
@@ -118,6 +120,8 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
         pass
     finally:
         layer.run_feed_forward = before
+    # As a lens does, which keeps products of weights from text to text.
+    caught[0].remembered = ProjectionCache(1 << 31).of(0, None)
     return caught[0]
 
 
@@ -148,6 +152,14 @@ def milliseconds(run: Callable[[], object], seconds: float = 0.4) -> float:
         last.synchronize()
         times.append(first.elapsed_time(last))
     return statistics.median(times)
+
+
+def replayed(run: Callable[[], object]) -> float:
+    """Milliseconds of the same launches from a CUDA graph, without the gaps between them."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return milliseconds(graph.replay)
 
 
 def peak(run: Callable[[], object]) -> float:
@@ -212,6 +224,7 @@ class Row:
     shape: Shape
     way: str
     milliseconds: float
+    from_python: float
     ceiling: float | None
     memory: float
     error: float | None
@@ -226,13 +239,14 @@ class Row:
         limit = "" if self.ceiling is None else f"{self.ceiling:.0f}"
         return (
             f"| {self.shape.name} | {self.shape.n} | {self.way} | {self.milliseconds:.2f} "
-            f"| {self.rate:.0f} | {limit} | {share} | {self.memory:.0f} | {error} |"
+            f"| {self.from_python:.2f} | {self.rate:.0f} | {limit} | {share} "
+            f"| {self.memory:.0f} | {error} |"
         )
 
 
 HEADER = (
-    "| shape | n | way | ms | TFLOP/s | ceiling | share | peak MiB | error |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| shape | n | way | ms | from Python | TFLOP/s | ceiling | share | peak MiB | error |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -255,7 +269,8 @@ def measure(shape: Shape) -> Iterator[Row]:
         error = None if exact is None else worst_error(fused(), exact)
         limit = ceilings[precision.operand] / (3 if precision.split else 1)
         way = f"fused, {precision.name}"
-        yield Row(shape, way, milliseconds(fused), limit, peak(fused), error)
+        memory, eager = peak(fused), milliseconds(fused)
+        yield Row(shape, way, replayed(fused), eager, limit, memory, error)
 
     def unfused() -> Any:
         with large_tiles():
@@ -264,13 +279,47 @@ def measure(shape: Shape) -> Iterator[Row]:
     if shape.batch == 1:
         error = worst_error(unfused(), exact or {})
         limit = ceilings[torch.float32]
-        yield Row(
-            shape, "unfused, float32", milliseconds(unfused), limit, peak(unfused), error
-        )
+        eager = milliseconds(unfused)
+        yield Row(shape, "unfused, float32", eager, eager, limit, peak(unfused), error)
     bytes_needed = 4 * shape.n**2 * shape.heads * shape.d
     if shape.batch == 1 and bytes_needed < 0.4 * torch.cuda.mem_get_info()[0]:
         run = published(shape)
-        yield Row(shape, "published, float32", milliseconds(run), None, peak(run), None)
+        eager = milliseconds(run)
+        yield Row(shape, "published, float32", eager, eager, None, peak(run), None)
+
+
+def spearman_errors(model: str) -> list[str]:
+    """How far each precision moves the correlations of a real model's maps from float64's."""
+    import numpy as np
+
+    import normlens
+    from normlens.corpus.sample import FOLDER
+    from normlens.measures.similarity import correlate
+
+    lines = [line for path in sorted(FOLDER.glob("*.jsonl")) for line in path.open()]
+    texts = [" ".join(json.loads(line)["words"]) for line in lines]
+    exact = normlens.load(model, device="cuda", dtype="float64").maps(texts)
+    expected = [correlate(maps).rho for maps in exact]
+    lens = normlens.load(model, device="cuda", dtype="float32")
+    lines = [
+        f"Correlations of real maps, {lens.n_layers} layers of {Path(model).name}, {len(texts)} "
+        "texts, all pairs of scopes, against those of float64 maps:",
+        "",
+        "| precision | worst entry | worst ρ of one layer and text | worst mean ρ |",
+        "|---|---|---|---|",
+    ]
+    for precision in PRECISIONS:
+        found = lens.maps(texts, precision=precision)
+        moved = [correlate(maps).rho - rho for maps, rho in zip(found, expected, strict=True)]
+        entry = max(
+            float((np.abs(maps[scope] - true[scope]) / true[scope])[true[scope] > 0].max())
+            for maps, true in zip(found, exact, strict=True)
+            for scope in true.scopes
+        )
+        worst = max(float(np.nanmax(np.abs(difference))) for difference in moved)
+        mean = float(np.nanmax(np.abs(np.nanmean(np.stack(moved), axis=0))))
+        lines.append(f"| {precision} | {entry:.0e} | {worst:.0e} | {mean:.0e} |")
+    return [*lines, ""]
 
 
 def limits(shape: Shape, rate: float, bandwidth: float) -> str:
@@ -364,14 +413,15 @@ def profiled(run: Callable[[list[Any]], object], encoded: list[Any]) -> list[tup
     return sorted(((name, t / total) for name, t in spent.items()), key=lambda pair: -pair[1])
 
 
-def report(shapes: list[Shape], sequences: int) -> str:
+def report(shapes: list[Shape], sequences: int, model: str | None = None) -> str:
     import triton
 
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; "
-        "one layer's feed-forward stage, medians between CUDA events in one run; the ceiling is "
+        "one layer's feed-forward stage, medians between CUDA events in one run: `ms` with the "
+        "launches replayed from a graph, `from Python` as the library makes them; the ceiling is "
         "cuBLAS in the operands' type, for `float32` a third of it (three products for one) or, "
-        "unfused, cuBLAS float32; the error is the worst relative one of any entry against float64.",
+        "unfused, cuBLAS float32; the error is the worst relative one of any entry.",
         "",
         HEADER,
     ]
@@ -384,20 +434,22 @@ def report(shapes: list[Shape], sequences: int) -> str:
         notes.append(limits(shape, ceiling(shape, torch.bfloat16), bandwidth))
         torch.cuda.empty_cache()
     lines += ["", "The two limits in bfloat16:", "", *(f"- {note}" for note in notes), ""]
-    return "\n".join(lines + experiment(sequences))
+    real = spearman_errors(model) if model else []
+    return "\n".join(lines + real + experiment(sequences))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--docs", action="store_true", help="update docs/performance.md")
     parser.add_argument("--quick", action="store_true", help="one size and few sequences")
+    parser.add_argument("--model", help="a real model, by name or folder, to compare ρ with")
     parser.add_argument("--out", type=Path, help="also write the tables to this file")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     torch.set_grad_enabled(False)
     shapes = BERT[:1] if options.quick else [*BERT, *BATCH, *LLAMA]
-    text = report(shapes, 128 if options.quick else 992)
+    text = report(shapes, 128 if options.quick else 992, options.model)
     print(text)
     if options.out:
         options.out.write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class Collected:
         self.reaches: list[Reach] = []
         self.precision: str | None = None
         self._errors: list[tuple[int, str, Tensor]] = []
+        self._kernel_errors: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
         self._held = 0
         self._done: dict[Key, list[NDArray]] = {}  # pieces, each (b, layer, …)
@@ -55,6 +57,8 @@ class Collected:
         self.reaches.append(layer.reach)
         self.precision = result.precision or self.precision
         self._errors += [(index, scope, error) for scope, error in result.completeness.items()]
+        if result.kernel_error is not None:
+            self._kernel_errors.append((index, "", result.kernel_error))
         groups = {
             "arrays": result.norms if self.wanted["arrays"] else {},
             "mixing": result.mixing,
@@ -72,11 +76,11 @@ class Collected:
 
     def errors(self) -> list[tuple[int, str, float]]:
         """Every completeness error, with its layer and scope, in the order of the layers."""
-        if not self._errors:
-            return []
-        numbers = torch.stack([error for _, _, error in self._errors]).tolist()
-        found = zip(self._errors, numbers, strict=True)
-        return [(layer, scope, number) for (layer, scope, _), number in found]
+        return _numbers(self._errors)
+
+    def kernel_errors(self) -> list[tuple[int, float]]:
+        """How far a kernel's parts miss their sum, layer by layer."""
+        return [(layer, number) for layer, _, number in _numbers(self._kernel_errors)]
 
     def sequences(self) -> list[dict[str, dict[str, NDArray]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
@@ -86,7 +90,7 @@ class Collected:
             whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
             axes = _TOKEN_AXES.get(group, _STATISTICS_AXES.get(name, 0))
             for index, n in enumerate(self.lengths):
-                place = (index, ..., *([slice(n)] * axes))
+                place: tuple[Any, ...] = (index, ..., *([slice(n)] * axes))
                 # a view would keep the whole batch alive
                 array = np.ascontiguousarray(whole[place])
                 own = array if len(self.lengths) == 1 or array.base is None else array.copy()
@@ -142,6 +146,15 @@ class Collected:
                 "ff_without_special": found.ordinary,
             }
         return values
+
+
+def _numbers(found: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float]]:
+    """The same with numbers for tensors, brought from their device in one go."""
+    if not found:
+        return []
+    numbers = torch.stack([tensor for _, _, tensor in found]).tolist()
+    named = zip(found, numbers, strict=True)
+    return [(layer, scope, number) for (layer, scope, _), number in named]
 
 
 @lru_cache(maxsize=256)

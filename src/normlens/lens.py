@@ -42,6 +42,9 @@ TOLERANCE = {
     torch.bfloat16: 1e-1,
 }
 
+#: Largest error of the sum of a kernel's parts, which are rounded to bfloat16 at the worst.
+KERNEL_TOLERANCE = 5e-3
+
 
 class Lens:
     """A model seen through its attribution maps. Made by `normlens.load`."""
@@ -322,6 +325,7 @@ class Lens:
         trace(self.adapter, self._inputs(batch), request.layers, consume)
         errors = collected.errors()
         self._check_completeness(errors)
+        self._check_kernel(collected.kernel_errors())
         worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
         return [
             self._maps(sequence, found, collected, worst, request)
@@ -350,6 +354,15 @@ class Lens:
                     f"{component} (scope {scope}): relative error {error:.1e}, tolerance "
                     f"{tolerance:.0e} for {str(self.dtype).removeprefix('torch.')}; "
                     "the model may differ from its family, or its values overflow"
+                )
+
+    def _check_kernel(self, errors: Sequence[tuple[int, float]]) -> None:
+        for index, error in errors:
+            if not error <= KERNEL_TOLERANCE:
+                raise CompletenessError(
+                    f"the parts behind the feed-forward block of layer {index + 1} do not add up: "
+                    f"relative error {error:.1e}, tolerance {KERNEL_TOLERANCE:.0e}; "
+                    "its weights may have been edited through `.data`"
                 )
 
     def _maps(

@@ -71,6 +71,7 @@ class LayerMaps:
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
     completeness: dict[str, Tensor] = field(default_factory=dict)  # scope → worst relative error
     precision: str | None = None  # of the feed-forward products; None: there were none
+    kernel_error: Tensor | None = None  # of parts whose sum was not formed from them
     statistics: FeedForwardStatistics | None = None
 
 
@@ -274,6 +275,7 @@ class _Walk:
         tiles, self.result.precision = run_feed_forward(
             job, self.lengths, settings.precision, settings.memory_limit
         )
+        self.result.kernel_error = tiles.error
         return Vectors(tiles.mixed, diagonal @ ff.down.weight, ff.down(at.bias)), tiles.norms
 
     def _record(self, index: int, vectors: Vectors, pairs: Factors | Tensor) -> None:

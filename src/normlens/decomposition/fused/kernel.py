@@ -45,29 +45,87 @@ def _dot(x, y, total, PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _mix(
+def _mix(a_high, a_low, rows_high, rows_low, local, k, SPLIT: tl.constexpr, PLAIN: tl.constexpr):
+    """``Σ_h Â_ijh Q_jh`` for a block of neurons, (i, m)."""
+    H_BLOCK: tl.constexpr = rows_high.block_shape[1]
+    NEURONS: tl.constexpr = rows_high.block_shape[2]
+    q = rows_high.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
+    mixed = tl.zeros((a_high.shape[0], NEURONS), tl.float32)
+    if SPLIT:
+        q_low = rows_low.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
+        mixed = _dot(a_low, q, mixed, PLAIN)
+        mixed = _dot(a_high, q_low, mixed, PLAIN)
+    return _dot(a_high, q, mixed, PLAIN)
+
+
+@triton.jit
+def _hidden(
     a_high,
     a_low,
     rows_high,
     rows_low,
+    gated_high,
+    gated_low,
+    slopes,
+    gated_slopes,
     local,
+    row,
     k,
-    H_BLOCK: tl.constexpr,
-    NEURONS: tl.constexpr,
+    GATED: tl.constexpr,
     SPLIT: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """``Σ_h Â_ijh Q_jh`` for a block of neurons, (i, m)."""
-    nothing = tl.zeros((a_high.shape[0], NEURONS), tl.float32)
-    q = rows_high.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
-    if SPLIT:
-        q_low = rows_low.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
-        mixed = _dot(a_low, q, nothing, PLAIN)
-        mixed = _dot(a_high, q_low, mixed, PLAIN)
-        mixed = _dot(a_high, q, mixed, PLAIN)
-    else:
-        mixed = _dot(a_high, q, nothing, PLAIN)
-    return mixed
+    """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` for a block of neurons, (i, m)."""
+    hidden = _mix(a_high, a_low, rows_high, rows_low, local, k, SPLIT, PLAIN)
+    hidden *= slopes.load([row, k]).to(tl.float32)
+    if GATED:
+        more = _mix(a_high, a_low, gated_high, gated_low, local, k, SPLIT, PLAIN)
+        hidden += more * gated_slopes.load([row, k]).to(tl.float32)
+    return hidden
+
+
+@triton.jit
+def _weights(weights, token, i, n, length, H: tl.constexpr, H_BLOCK: tl.constexpr):
+    """Â_ij for a block of targets (i, h), and the largest weight of each (i,)."""
+    h = tl.arange(0, H_BLOCK)
+    a = tl.load(
+        weights + (token * n + i)[:, None] * H + h[None, :],
+        mask=(i < length)[:, None] & (h < H)[None, :],
+        other=0.0,
+    )
+    largest = tl.max(tl.abs(a), 1)
+    inverse = tl.where(largest > FAINTEST, 1 / tl.maximum(largest, FAINTEST), 0.0)
+    return a * inverse[:, None], largest
+
+
+@triton.jit
+def _is_void(j, start, length, back, ahead, TARGETS: tl.constexpr):
+    """Whether source j reaches none of the targets from `start` on."""
+    last = tl.minimum(start + TARGETS, length) - 1
+    seen = (j <= last + ahead) & (j >= start - back)
+    return (j >= length) | (start >= length) | (seen == 0)
+
+
+@triton.jit
+def _multiply(
+    total,
+    left,
+    right,
+    local,
+    start,
+    d_start,
+    chunk,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """``total + hidden W_down`` over a chunk of the neurons."""
+    TARGETS: tl.constexpr = left.block_shape[1]
+    NEURONS: tl.constexpr = left.block_shape[2]
+    for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
+        x = left.load([local, start, k]).reshape(TARGETS, NEURONS)
+        total = _dot(x, right.load([k, d_start]), total, PLAIN)
+    return total
 
 
 @triton.jit
@@ -78,19 +136,21 @@ def _keep(sums, slot, stride, place, values, real, inside):
 
 @triton.jit
 def feed_forward_sums(
-    sums,  # (d blocks, slots, b, j, i) float32; slot 0 is the pair's largest weight, 1 is Σ v²
+    sums,  # (d blocks, slots, b, j, i) float32; 0: the pair's largest weight, 1: Σ v², 2: Σ v
     weights,  # A (b, j, i, h) float32
-    rows_high,  # Q (j, h, m) of the first projection, from source `first` of the batch on
+    rows_high,  # Q (j, h, m) of the first projection; source `first` is at its place `offset`
     rows_low,
     gated_high,  # the same of the second projection
     gated_low,
     slopes,  # r (b·i, m)
     gated_slopes,
+    hidden_high,  # (j, i, m) what `store_hidden` made of all these, if `STORED`
+    hidden_low,
     down_high,  # W_down (m, d)
     down_low,
     target_units,  # (b, i) and (b, j): what the operands were divided by
     source_units,
-    bypass_high,  # U of the bypassed parts (j, h, d) from `first` on, as two bfloat16 numbers
+    bypass_high,  # U of the bypassed parts, placed like Q (j, h, d), as two bfloat16 numbers
     bypass_low,
     bypass_scale,  # s (b, i) of the bypassed parts
     inverse_deviation,  # (b, i) of a norm that stands before the bypass is added
@@ -98,6 +158,7 @@ def feed_forward_sums(
     ordinary,  # (d,) 1 where a dimension is ordinary, else 0
     lengths,  # (b,) int32
     first,
+    offset,
     batch,
     n,
     back,
@@ -108,6 +169,7 @@ def feed_forward_sums(
     H_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     SPLIT: tl.constexpr,
+    STORED: tl.constexpr,
     OPERAND: tl.constexpr,
     PLAIN: tl.constexpr,
     BYPASS: tl.constexpr,
@@ -131,7 +193,8 @@ def feed_forward_sums(
     d_start = program % d_blocks * DIMS
     start = (program // d_blocks % i_blocks) * TARGETS
     local = program // d_blocks // i_blocks  # the source's place in this launch
-    token = (first + local).to(tl.int64)  # its place in the batch
+    source = offset + local  # among the rows
+    token = (first + local).to(tl.int64)  # in the batch
     j = (token % n).to(tl.int32)
     b = (token // n).to(tl.int32)
     length = tl.load(lengths + b)
@@ -141,45 +204,55 @@ def feed_forward_sums(
     place = (program % d_blocks).to(tl.int64) * SLOTS * slot_stride + token * n + i
     inside = i < n
 
-    last = tl.minimum(start + TARGETS, length) - 1
-    seen = (j <= last + ahead) & (j >= start - back)
-    if (j >= length) | (start >= length) | (seen == 0):
+    if _is_void(j, start, length, back, ahead, TARGETS):
         for slot in tl.static_range(SLOTS):
             nothing = tl.zeros((TARGETS,), tl.float32)
             tl.store(sums + slot * slot_stride + place, nothing, mask=inside)
         return
 
-    h = tl.arange(0, H_BLOCK)
     real = i < length
-    a = tl.load(
-        weights + (token * n + i)[:, None] * H + h[None, :],
-        mask=real[:, None] & (h < H)[None, :],
-        other=0.0,
-    )
-    largest = tl.max(tl.abs(a), 1)
-    a = a * tl.where(largest > FAINTEST, 1 / tl.maximum(largest, FAINTEST), 0.0)[:, None]
+    a, largest = _weights(weights, token, i, n, length, H, H_BLOCK)
     a_high, a_low = _split(a, tl.float16)
-
     row = b * n + start
     v = tl.zeros((TARGETS, DIMS), tl.float32)
     for chunk in tl.range(0, M, CHUNK, num_stages=1):
         total = tl.zeros((TARGETS, DIMS), tl.float32)
-        for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
-            mixed = _mix(
-                a_high, a_low, rows_high, rows_low, local, k, H_BLOCK, NEURONS, SPLIT, PLAIN
-            )
-            mixed *= slopes.load([row, k]).to(tl.float32)
-            if GATED:
-                more = _mix(
-                    a_high, a_low, gated_high, gated_low, local, k, H_BLOCK, NEURONS, SPLIT, PLAIN
-                )
-                mixed += more * gated_slopes.load([row, k]).to(tl.float32)
-            hidden_high, hidden_low = _split(mixed, OPERAND)
-            w = down_high.load([k, d_start])
+        if STORED:
+            # The small products first: a running sum that is still small rounds less.
             if SPLIT:
-                total = _dot(hidden_low, w, total, PLAIN)
-                total = _dot(hidden_high, down_low.load([k, d_start]), total, PLAIN)
-            total = _dot(hidden_high, w, total, PLAIN)
+                total = _multiply(
+                    total, hidden_low, down_high, local, start, d_start, chunk, CHUNK, STAGES, PLAIN
+                )
+                total = _multiply(
+                    total, hidden_high, down_low, local, start, d_start, chunk, CHUNK, STAGES, PLAIN
+                )
+            total = _multiply(
+                total, hidden_high, down_high, local, start, d_start, chunk, CHUNK, STAGES, PLAIN
+            )
+        else:
+            for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
+                hidden = _hidden(
+                    a_high,
+                    a_low,
+                    rows_high,
+                    rows_low,
+                    gated_high,
+                    gated_low,
+                    slopes,
+                    gated_slopes,
+                    source,
+                    row,
+                    k,
+                    GATED,
+                    SPLIT,
+                    PLAIN,
+                )
+                x_high, x_low = _split(hidden, OPERAND)
+                w = down_high.load([k, d_start])
+                if SPLIT:
+                    total = _dot(x_low, w, total, PLAIN)
+                    total = _dot(x_high, down_low.load([k, d_start]), total, PLAIN)
+                total = _dot(x_high, w, total, PLAIN)
         # The matrix units round their running sum towards zero; short sums keep that small.
         v = total if CHUNK >= M else v + total
 
@@ -190,6 +263,7 @@ def feed_forward_sums(
     v *= unit[:, None]
     tl.store(sums + place, tl.where(real, largest, 0.0), mask=inside)
     _keep(sums, 1, slot_stride, place, v * v, real, inside)
+    _keep(sums, 2, slot_stride, place, v, real, inside)
     if ORDINARY >= 0:
         kept = tl.load(ordinary + dims, mask=dims < D, other=0.0)[None, :]
         _keep(sums, ORDINARY, slot_stride, place, v * v * kept, real, inside)
@@ -202,9 +276,10 @@ def feed_forward_sums(
         _keep(sums, NORMED, slot_stride, place, v * v, real, inside)
         v *= tl.load(inverse_deviation + target)[:, None]
     if BYPASS:
+        h = tl.arange(0, H_BLOCK)
         scaled = a * tl.load(bypass_scale + target)[:, None]
         b_high, b_low = _split(scaled, tl.bfloat16)
-        u_place = (local.to(tl.int64) * H + h)[:, None] * D + dims[None, :]
+        u_place = (source.to(tl.int64) * H + h)[:, None] * D + dims[None, :]
         u_mask = (h < H)[:, None] & (dims < D)[None, :]
         u = tl.load(bypass_high + u_place, mask=u_mask, other=0.0)
         v = _dot(b_low, u, v, PLAIN)
@@ -223,14 +298,88 @@ def feed_forward_sums(
         _keep(sums, NORMED, slot_stride, place, v * v * (g * g), real, inside)
 
 
+@triton.jit
+def store_hidden(
+    hidden_high,  # (j, i, m) from source `first` on
+    hidden_low,
+    weights,
+    rows_high,
+    rows_low,
+    gated_high,
+    gated_low,
+    slopes,
+    gated_slopes,
+    lengths,
+    first,
+    offset,
+    n,
+    back,
+    ahead,
+    M: tl.constexpr,
+    H: tl.constexpr,
+    H_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PLAIN: tl.constexpr,
+    TARGETS: tl.constexpr,
+    NEURONS: tl.constexpr,
+    RUN: tl.constexpr,  # neurons of one program
+    STAGES: tl.constexpr,
+):
+    """The hidden rows of one source and a block of targets, for `feed_forward_sums` to multiply.
+
+    With many dimensions every row would be mixed anew for each block of them; storing it costs
+    less from some size on, and both kernels run at the same time.
+    """
+    program = tl.program_id(0)
+    runs = tl.cdiv(M, RUN)
+    i_blocks = tl.cdiv(n, TARGETS)
+    start = (program // runs % i_blocks) * TARGETS
+    local = program // runs // i_blocks
+    token = (first + local).to(tl.int64)
+    b = (token // n).to(tl.int32)
+    length = tl.load(lengths + b)
+    if _is_void((token % n).to(tl.int32), start, length, back, ahead, TARGETS):
+        return
+    i = start + tl.arange(0, TARGETS)
+    a, _ = _weights(weights, token, i, n, length, H, H_BLOCK)
+    a_high, a_low = _split(a, tl.float16)
+    begin = program % runs * RUN
+    for step in tl.range(0, RUN, NEURONS, num_stages=STAGES):
+        k = begin + step
+        hidden = _hidden(
+            a_high,
+            a_low,
+            rows_high,
+            rows_low,
+            gated_high,
+            gated_low,
+            slopes,
+            gated_slopes,
+            offset + local,
+            b * n + start,
+            k,
+            GATED,
+            SPLIT,
+            PLAIN,
+        )
+        high, low = _split(hidden, OPERAND)
+        hidden_high.store([local, start, k], high.reshape(1, TARGETS, NEURONS))
+        if SPLIT:
+            hidden_low.store([local, start, k], low.reshape(1, TARGETS, NEURONS))
+
+
 def described(tensor: Tensor, block: list[int]) -> TensorDescriptor:
     """A tensor whose blocks the copy engine brings in; beyond its edges they are zero."""
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
 
 
-def launch(programs: int, *arguments: Any, operand: torch.dtype, **options: Any) -> None:
-    """Run `feed_forward_sums` in so many programs."""
-    feed_forward_sums[(programs,)](
+def launch(
+    kernel: Any, programs: int, *arguments: Any, operand: torch.dtype, **options: Any
+) -> None:
+    """Run a kernel of this module in so many programs."""
+    kernel[(programs,)](
         *arguments,
         OPERAND=tl.bfloat16 if operand == torch.bfloat16 else tl.float16,
         PLAIN=INTERPRETED,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
@@ -58,11 +59,10 @@ def rounded(x: Tensor, dtype: torch.dtype, split: bool) -> Operand:
 
 def padded(x: Tensor, *sizes: int) -> Tensor:
     """`x` with its last axes enlarged by zeros to `sizes`, contiguous."""
-    if tuple(x.shape[-len(sizes) :]) == sizes:
+    missing = [size - own for size, own in zip(sizes, x.shape[-len(sizes) :], strict=True)]
+    if not any(missing):
         return x.contiguous()
-    out = x.new_zeros(*x.shape[: -len(sizes)], *sizes)
-    out[(..., *(slice(size) for size in x.shape[-len(sizes) :]))] = x
-    return out
+    return F.pad(x, [place for more in reversed(missing) for place in (0, more)]).contiguous()
 
 
 def aligned(size: int) -> int:
@@ -91,38 +91,53 @@ def down(weight: Tensor, precision: Precision) -> tuple[Operand, Tensor]:
     return rounded(scaled, precision.operand, precision.split), size
 
 
+@dataclass(frozen=True)
+class ScaledWeights:
+    """Input projections over one size for all of them, so that parts through them can be added."""
+
+    weights: tuple[Tensor, ...]  # each (e, m) or (h, e, m), padded
+    size: Tensor
+
+    @classmethod
+    def of(cls, given: Sequence[Tensor], precision: Precision) -> ScaledWeights:
+        columns = [torch.linalg.vector_norm(w, dim=-2).amax() for w in given]
+        size = nonzero(torch.stack(columns).amax())
+        dtype = torch.float32 if precision.split else torch.float16
+        m = aligned(given[0].shape[-1])
+        return cls(tuple(padded((w / size).to(dtype), m) for w in given), size)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in self.weights)
+
+
 class SourceRows:
     """``Q^k_jh = x_jh P^k_h`` for any run of sources of the batch, over its sizes.
 
     x is a head's value vector and P its path to the neurons, or x is U_jh and P is W_k itself.
     """
 
-    def __init__(self, x: Tensor, weights: Sequence[Tensor], precision: Precision):
-        self.precision = precision
+    def __init__(self, x: Tensor, scaled: ScaledWeights, precision: Precision):
+        self.split = precision.split
         self.x = x.flatten(0, 1)  # (b·j, h, e)
-        self.m = aligned(weights[0].shape[-1])
-        columns = [torch.linalg.vector_norm(w, dim=-2).amax() for w in weights]
-        #: one size for all projections, so that the parts through them can be added
-        self.weight_size = nonzero(torch.stack(columns).amax())
-        norms = torch.linalg.vector_norm(self.x, dim=-1).amax(-1)
-        self.source_sizes = nonzero(norms)  # (b·j,)
-        dtype = torch.float32 if precision.split else torch.float16
-        self.weights = [padded((w / self.weight_size).to(dtype), self.m) for w in weights]
+        self.weights, self.weight_size = scaled.weights, scaled.size
+        self.source_sizes = nonzero(torch.linalg.vector_norm(self.x, dim=-1).amax(-1))  # (b·j,)
 
     @property
     def bytes_per_source(self) -> int:
         """Memory of one source's rows while they are made."""
-        elements = len(self.weights) * self.x.shape[1] * self.m
-        return elements * (8 if self.precision.split else 2)
+        elements = len(self.weights) * self.x.shape[1] * self.weights[0].shape[-1]
+        return elements * (8 if self.split else 2)
 
     def take(self, first: int, last: int) -> list[Operand]:
         """Each projection's rows (j, h, m) of the sources in [first, last)."""
         x = self.x[first:last] / self.source_sizes[first:last, None, None]
+        x = x.to(self.weights[0].dtype)
         found = []
         for w in self.weights:
             if w.dim() == 2:
-                q = torch.mm(x.to(w.dtype).flatten(0, 1), w).view(*x.shape[:2], self.m)
+                q = torch.mm(x.flatten(0, 1), w).view(*x.shape[:2], -1)
             else:
-                q = torch.bmm(x.to(w.dtype).transpose(0, 1), w).transpose(0, 1)
-            found.append(rounded(q, torch.float16, self.precision.split))
+                q = torch.bmm(x.transpose(0, 1), w).transpose(0, 1)
+            found.append(rounded(q, torch.float16, self.split))
         return found
