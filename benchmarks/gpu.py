@@ -39,6 +39,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}
 MIB = 1 << 20
+OWN = r"feed_forward_sums|store_hidden"
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,25 @@ def replayed(run: Callable[[], object]) -> float:
     return milliseconds(graph.replay)
 
 
+def kernels(run: Callable[[], object], times: int = 5) -> float:
+    """Milliseconds that the stage's own kernels take of a run, the median of some."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    found = []
+    for _ in range(times):
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+            run()
+            torch.cuda.synchronize()
+        own = [
+            event.time_range.elapsed_us() / 1e3
+            for event in profiled.events()
+            if event.device_type == DeviceType.CUDA and re.search(OWN, event.name)
+        ]
+        found.append(sum(own))
+    return statistics.median(found)
+
+
 def peak(run: Callable[[], object]) -> float:
     """MiB that a run takes at its peak beyond what was there before it."""
     torch.cuda.synchronize()
@@ -225,28 +245,34 @@ class Row:
     way: str
     milliseconds: float
     from_python: float
+    kernels: float
     ceiling: float | None
     memory: float
     error: float | None
 
     @property
     def rate(self) -> float:
-        return self.shape.operations / self.milliseconds / 1e9
+        """TFLOP/s of the kernels alone."""
+        return self.shape.operations / self.kernels / 1e9
 
     def __str__(self) -> str:
-        share = "" if self.ceiling is None else f"{self.rate / self.ceiling:.0%}"
+        share = stage = ""
+        if self.ceiling is not None:
+            share = f"{self.rate / self.ceiling:.0%}"
+            stage = f"{self.rate / self.ceiling * self.kernels / self.milliseconds:.0%}"
         error = "" if self.error is None else f"{self.error:.0e}"
         limit = "" if self.ceiling is None else f"{self.ceiling:.0f}"
         return (
-            f"| {self.shape.name} | {self.shape.n} | {self.way} | {self.milliseconds:.2f} "
-            f"| {self.from_python:.2f} | {self.rate:.0f} | {limit} | {share} "
-            f"| {self.memory:.0f} | {error} |"
+            f"| {self.shape.name} | {self.shape.n} | {self.way} | {self.kernels:.2f} "
+            f"| {self.rate:.0f} | {limit} | {share} | {self.milliseconds:.2f} | {stage} "
+            f"| {self.from_python:.2f} | {self.memory:.0f} | {error} |"
         )
 
 
 HEADER = (
-    "| shape | n | way | ms | from Python | TFLOP/s | ceiling | share | peak MiB | error |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "| shape | n | way | kernel ms | TFLOP/s | ceiling | share | stage ms | share "
+    "| from Python | peak MiB | error |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -270,7 +296,7 @@ def measure(shape: Shape) -> Iterator[Row]:
         limit = ceilings[precision.operand] / (3 if precision.split else 1)
         way = f"fused, {precision.name}"
         memory, eager = peak(fused), milliseconds(fused)
-        yield Row(shape, way, replayed(fused), eager, limit, memory, error)
+        yield Row(shape, way, replayed(fused), eager, kernels(fused), limit, memory, error)
 
     def unfused() -> Any:
         with large_tiles():
@@ -280,12 +306,12 @@ def measure(shape: Shape) -> Iterator[Row]:
         error = worst_error(unfused(), exact or {})
         limit = ceilings[torch.float32]
         eager = milliseconds(unfused)
-        yield Row(shape, "unfused, float32", eager, eager, limit, peak(unfused), error)
+        yield Row(shape, "unfused, float32", eager, eager, eager, limit, peak(unfused), error)
     bytes_needed = 4 * shape.n**2 * shape.heads * shape.d
     if shape.batch == 1 and bytes_needed < 0.4 * torch.cuda.mem_get_info()[0]:
         run = published(shape)
         eager = milliseconds(run)
-        yield Row(shape, "published, float32", eager, eager, None, peak(run), None)
+        yield Row(shape, "published, float32", eager, eager, eager, None, peak(run), None)
 
 
 def spearman_errors(model: str) -> list[str]:
@@ -387,7 +413,7 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
 
 #: What a kernel's name says about its purpose; the first that fits counts.
 PURPOSES = (
-    ("the fused kernel", r"feed_forward_sums"),
+    ("the fused kernel", OWN),
     ("ranking: sort, ties, products of ranks", r"[Ss]ort|cummax|cummin|scan|scatter"),
     ("norms of factored parts, in float64", r"f64"),
     ("float32 products: forward pass, token-wise products", r"gemm.*f32|sgemm|gemm|gemv"),
@@ -401,7 +427,7 @@ def profiled(run: Callable[[list[Any]], object], encoded: list[Any]) -> list[tup
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         run(encoded)
         torch.cuda.synchronize()
     spent: dict[str, float] = {}
@@ -418,8 +444,9 @@ def report(shapes: list[Shape], sequences: int, model: str | None = None) -> str
 
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; "
-        "one layer's feed-forward stage, medians between CUDA events in one run: `ms` with the "
-        "launches replayed from a graph, `from Python` as the library makes them; the ceiling is "
+        "one layer's feed-forward stage in one run: the kernels alone, the stage with all its "
+        "preparation replayed from a graph, and the same launched from Python, in ms; the ceiling "
+        "is "
         "cuBLAS in the operands' type, for `float32` a third of it (three products for one) or, "
         "unfused, cuBLAS float32; the error is the worst relative one of any entry.",
         "",

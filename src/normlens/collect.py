@@ -100,7 +100,7 @@ class Collected:
 
     def allowed(self, n: int) -> NDArray[np.bool_]:
         """[layer, target, source], pairs that attention allows in a sequence of n tokens."""
-        return np.stack([_mask(reach, n) for reach in self.reaches])
+        return _masks(tuple(self.reaches), n).copy()
 
     def _bring(self) -> None:
         """Move what has come in so far to the CPU."""
@@ -160,6 +160,11 @@ def _numbers(found: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float
 @lru_cache(maxsize=256)
 def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
     return reach.mask(n).numpy()
+
+
+@lru_cache(maxsize=64)
+def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
+    return np.stack([_mask(reach, n) for reach in reaches])
 
 
 def versions() -> dict[str, str]:

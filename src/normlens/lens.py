@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,8 +42,8 @@ TOLERANCE = {
     torch.bfloat16: 1e-1,
 }
 
-#: Largest error of the sum of a kernel's parts, which are rounded to bfloat16 at the worst.
-KERNEL_TOLERANCE = 5e-3
+#: Largest error of the sum of a kernel's parts, by the precision of its products.
+KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
 
 
 class Lens:
@@ -211,13 +211,25 @@ class Lens:
         )
         results: list[Maps | None] = [None] * len(encoded)
         try:
-            for indices in self._batches(encoded, batch_size):
-                batch = [encoded[i] for i in indices]
-                for index, maps in zip(indices, self._analyse(batch, request), strict=True):
+            for indices, found in self._results(encoded, batch_size, request):
+                for index, maps in zip(indices, found, strict=True):
                     results[index] = maps
         finally:
             self._projections.buffers.clear()
         return [maps for maps in results if maps is not None]
+
+    def _results(
+        self, encoded: Sequence[Encoded], batch_size: int | str, request: Request
+    ) -> Iterator[tuple[list[int], list[Maps]]]:
+        """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
+        waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
+        for indices in self._batches(encoded, batch_size):
+            waiting.append((indices, self._analyse([encoded[i] for i in indices], request)))
+            while len(waiting) > (0 if self.device.type == "cpu" else 1):
+                places, finish = waiting.pop(0)
+                yield places, finish()
+        for places, finish in waiting:
+            yield places, finish()
 
     # How ----------------------------------------------------------------------------------------
 
@@ -283,28 +295,47 @@ class Lens:
         per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
         return max(1, min(64, free_memory(self.device) // 4 // per_sequence))
 
-    def _analyse(self, batch: list[Encoded], request: Request) -> list[Maps]:
-        """One batch; halved when the device runs out of memory."""
+    def _analyse(self, batch: list[Encoded], request: Request) -> Callable[[], list[Maps]]:
+        """Launch one batch and return what gives its maps; halved where memory runs out."""
         try:
-            return self._run(batch, request)
-        except CompletenessError:
-            # Weights that were edited through `.data` leave no sign but this one.
-            if not self._projections.size:
-                raise
-            self._projections.clear()
-            return self._run(batch, request)
+            collected = self._launch(batch, request)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-                raise
-        if len(batch) > 1:
-            half = len(batch) // 2
-            return self._analyse(batch[:half], request) + self._analyse(batch[half:], request)
-        raise MemoryLimitError(
-            f"{len(batch[0])} tokens do not fit into the memory of {self.device}; use a shorter "
-            "text, fewer layers, or another device (`normlens estimate` says what it needs)"
-        )
+            self._check_memory(error, batch)
+            return lambda: self._halves(batch, request)
 
-    def _run(self, batch: list[Encoded], request: Request) -> list[Maps]:
+        def finish() -> list[Maps]:
+            try:
+                return self._finish(batch, collected, request)
+            except CompletenessError:
+                # Weights that were edited through `.data` leave no sign but this one.
+                if not self._projections.size:
+                    raise
+                self._projections.clear()
+                return self._finish(batch, self._launch(batch, request), request)
+            except (RuntimeError, MemoryError) as error:
+                self._check_memory(error, batch)
+            return self._halves(batch, request)
+
+        return finish
+
+    def _halves(self, batch: list[Encoded], request: Request) -> list[Maps]:
+        half = len(batch) // 2
+        parts = batch[:half], batch[half:]
+        return [maps for part in parts for maps in self._analyse(part, request)()]
+
+    def _check_memory(self, error: BaseException, batch: list[Encoded]) -> None:
+        """Raise unless fewer sequences at once may help."""
+        if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+            raise error
+        if len(batch) == 1:
+            raise MemoryLimitError(
+                f"{len(batch[0])} tokens do not fit into the memory of {self.device}; use a "
+                "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+                "needs)"
+            )
+
+    def _launch(self, batch: list[Encoded], request: Request) -> Collected:
+        """Run the model and the algebra; on a GPU the results are not there yet."""
         lengths = [len(sequence) for sequence in batch]
         collected = Collected(lengths, request.scopes, request.arrays, request.correlations)
 
@@ -323,9 +354,13 @@ class Lens:
             collected.add(result, traced.index, traced.layer)
 
         trace(self.adapter, self._inputs(batch), request.layers, consume)
+        return collected
+
+    def _finish(self, batch: list[Encoded], collected: Collected, request: Request) -> list[Maps]:
+        """Check a batch's results and pack them up."""
         errors = collected.errors()
         self._check_completeness(errors)
-        self._check_kernel(collected.kernel_errors())
+        self._check_kernel(collected.kernel_errors(), collected.precision)
         worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
         return [
             self._maps(sequence, found, collected, worst, request)
@@ -356,12 +391,13 @@ class Lens:
                     "the model may differ from its family, or its values overflow"
                 )
 
-    def _check_kernel(self, errors: Sequence[tuple[int, float]]) -> None:
+    def _check_kernel(self, errors: Sequence[tuple[int, float]], precision: str | None) -> None:
         for index, error in errors:
-            if not error <= KERNEL_TOLERANCE:
+            tolerance = KERNEL_TOLERANCE[str(precision)]
+            if not error <= tolerance:
                 raise CompletenessError(
                     f"the parts behind the feed-forward block of layer {index + 1} do not add up: "
-                    f"relative error {error:.1e}, tolerance {KERNEL_TOLERANCE:.0e}; "
+                    f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
                     "its weights may have been edited through `.data`"
                 )
 

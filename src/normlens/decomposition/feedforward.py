@@ -61,7 +61,9 @@ class FeedForwardJob:
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output that one more map, `ORDINARY`, keeps
     ordinary: Tensor | None = None
-    #: Σ_{j≠i} of the parts at the block's input (b, i, d), where it is known already
+    #: the block's real output (b, i, d), and what remains of it without diagonal and bias, which
+    #: is Σ_{j≠i} of the parts behind the block
+    output: Tensor | None = None
     mixed: Tensor | None = None
 
     @property

@@ -219,7 +219,7 @@ class _Walk:
         job.tail = [change for _, change, _ in tail]
         if self.settings.statistics:
             self._statistics(job, total, output, [saved for _, _, saved in tail])
-        vectors, norms = self._feed_forward(job, parts.vectors, at)
+        vectors, norms = self._feed_forward(job, parts.vectors, at, output)
         self._record(index, vectors, norms[names[index]])
         if self.result.statistics is not None and job.ordinary is not None:
             own = torch.linalg.vector_norm(vectors.diagonal[..., job.ordinary], dim=-1)
@@ -251,9 +251,13 @@ class _Walk:
         self.result.statistics = found
 
     def _feed_forward(
-        self, job: FeedForwardJob, vectors: Vectors, at: Linearised | None
+        self, job: FeedForwardJob, vectors: Vectors, at: Linearised | None, output: Tensor
     ) -> tuple[Vectors, dict[str, Tensor]]:
-        """The block's vectors, their mixed part summed from the tiles, and all norms behind it."""
+        """The block's vectors, their mixed part summed from the tiles, and all norms behind it.
+
+        The fused kernel gives no vectors; there the mixed part is what the diagonal and the bias
+        leave of the real output, and the kernel's parts are compared with it.
+        """
         ff, settings = job.ff, self.settings
         if at is None:
             job.slopes = tuple(w.new_empty(0) for w in projections(ff))
@@ -271,12 +275,13 @@ class _Walk:
         diagonal = torch.zeros_like(at.bias)
         for w, slope in zip(projections(ff), at.slopes, strict=True):
             diagonal += (vectors.diagonal @ w) * slope
-        job.mixed = vectors.mixed
+        diagonal, bias = diagonal @ ff.down.weight, ff.down(at.bias)
+        job.output, job.mixed = output, output - diagonal - bias
         tiles, self.result.precision = run_feed_forward(
             job, self.lengths, settings.precision, settings.memory_limit
         )
         self.result.kernel_error = tiles.error
-        return Vectors(tiles.mixed, diagonal @ ff.down.weight, ff.down(at.bias)), tiles.norms
+        return Vectors(tiles.mixed, diagonal, bias), tiles.norms
 
     def _record(self, index: int, vectors: Vectors, pairs: Factors | Tensor) -> None:
         """Keep a scope's map, mixing ratio and completeness error."""

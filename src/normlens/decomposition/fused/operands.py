@@ -76,7 +76,8 @@ def nonzero(size: Tensor) -> Tensor:
 
 def slopes(given: Sequence[Tensor], precision: Precision) -> tuple[list[Tensor], Tensor]:
     """Each r^k (b, i, m) over the target's largest slope, as (b·i, m), and that slope (b, i)."""
-    size = nonzero(torch.stack([r.abs().amax(-1) for r in given]).amax(0))
+    largest = [torch.linalg.vector_norm(r, ord=torch.inf, dim=-1) for r in given]
+    size = nonzero(torch.stack(largest).amax(0))
     dtype = torch.float32 if precision.split else torch.float16
     m = aligned(given[0].shape[-1])
     scaled = [padded((r / size[..., None]).to(dtype), m).flatten(0, 1) for r in given]
@@ -125,9 +126,9 @@ class SourceRows:
 
     @property
     def bytes_per_source(self) -> int:
-        """Memory of one source's rows while they are made."""
+        """Memory of one source's rows while they are made; splitting them takes a float32 copy."""
         elements = len(self.weights) * self.x.shape[1] * self.weights[0].shape[-1]
-        return elements * (8 if self.split else 2)
+        return elements * (12 if self.split else 2)
 
     def take(self, first: int, last: int) -> list[Operand]:
         """Each projection's rows (j, h, m) of the sources in [first, last)."""

@@ -142,8 +142,7 @@ def fused_norms(
 ) -> TileNorms:
     """Norms behind the block for every pair of a batch; `sums` may name the kernel's output.
 
-    The sum of the parts follows from linearity, Σ_j F_i(x_j) ↦ Σ_k ((Σ_j F_i(x_j) W_k) ⊙ r^k_i)
-    W_down, in the precision of the weights; the kernel's own parts are compared with it.
+    The kernel's parts are compared with the sum `job.mixed` that they should have.
     """
     tail = tail_of(job)
     assert tail is not None, "ask `tail_of` first"
@@ -151,16 +150,9 @@ def fused_norms(
     run = _Run(job, tail, lengths, PRECISIONS[precision], sums)
     while not run.done(limit):
         limit //= 2
-    mixed = mixed_output(job)
-    return TileNorms(run.norms(), mixed, run.error(mixed))
-
-
-def mixed_output(job: FeedForwardJob) -> Tensor:
-    """``Σ_{j≠i}`` of the parts behind the block, (b, i, d), by linearity."""
-    mixed = job.factors.mixed() if job.mixed is None else job.mixed
-    pairs = zip(projections(job.ff), job.slopes, strict=True)
-    hidden = sum((mixed @ w) * slope for w, slope in pairs)
-    return torch.as_tensor(hidden) @ job.ff.down.weight
+    assert job.mixed is not None, "the kernel's parts need a sum to be compared with"
+    assert job.output is not None
+    return TileNorms(run.norms(), job.mixed, run.error(job.mixed, job.output))
 
 
 class _Run:
@@ -390,14 +382,14 @@ class _Run:
                 found[step.scope] = norm(squares)
         return found
 
-    def error(self, mixed: Tensor) -> Tensor:
+    def error(self, mixed: Tensor, output: Tensor) -> Tensor:
         """How far the kernel's parts miss the vectors `mixed` (b, i, d) that they add up to.
 
-        The worst ``|Σ_j Σ_d F_i(x_j) − Σ_d mixed_i| / (√d ‖mixed_i‖)`` of the real tokens: enough
+        The worst ``|Σ_j Σ_d F_i(x_j) − Σ_d mixed_i| / (√d ‖output_i‖)`` of the real tokens: enough
         to notice operands that no longer belong to the model's weights.
         """
         total = (self.sums[:, 2].sum(0) * self.sums[0, 0]).sum(1)  # (b, i)
-        size = torch.linalg.vector_norm(mixed, dim=-1) * self.d**0.5
+        size = torch.linalg.vector_norm(output, dim=-1) * self.d**0.5
         relative = (total - mixed.sum(-1)).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
         is_token = torch.arange(self.n, device=total.device) < self.lengths[:, None]
         return relative.masked_fill(~is_token, 0).max().nan_to_num(nan=torch.inf)
