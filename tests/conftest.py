@@ -14,6 +14,10 @@ import torch
 
 torch.set_num_threads(1)
 
+if not torch.cuda.is_available():
+    # Triton reads it when it is first imported: its interpreter then runs kernels on the CPU.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 pytest.register_assert_rewrite("reference")
 
 try:

@@ -311,6 +311,7 @@ def test_a_full_disk_leaves_nothing_behind(
         (("--text", "a", "--layers", "1,,2"), ["--layers '1,,2'"]),
         (("--text", "a", "--layers", "-1"), ["--layers '-1'"]),
         (("--text", "a", "--nonlinearity", "magic"), ["'magic'", "ig, ig-bias, gradient, shapley"]),
+        (("--text", "a", "--precision", "half"), ["--precision 'half'", "float32, tf32, bfloat16"]),
         (("--text", "a", "--samples", "0"), ["--samples must be at least 1, not 0"]),
         (("--text", "a", "--memory-limit", "much"), ["'much'", "512MB"]),
         (("--text", "a", "--memory-limit", "0"), ["memory limit '0'"]),

@@ -1,69 +1,170 @@
-"""Results of one sequence as they come in, layer by layer, and what they depend on."""
+"""Results of a batch as they come in, layer by layer, and what they depend on."""
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens._version import __version__
-from normlens.components import Layer
+from normlens.analysis.device_ranks import spearman_matrices
+from normlens.components import Layer, Reach
 from normlens.decomposition.layer import FeedForwardStatistics, LayerMaps
 
+#: Bytes of results that may stay on a device until the last layer is through.
+HELD_ON_DEVICE = 2 << 30
 
-@dataclass
+CORRELATIONS = "correlations"
+#: How many of its last axes run over tokens, by group; the statistics' by name.
+_TOKEN_AXES = {"arrays": 2, "mixing": 1, "heads": 2, "standard_error": 2}
+_STATISTICS_AXES = {"ff_output_norm": 1, "bypassed_norm": 1, "ff_without_special": 2}
+
+Key = tuple[str, str]  # group of results, name within it
+
+
 class Collected:
-    """One sequence's results, layer by layer, on the CPU and without padding."""
+    """A batch's results. They stay on their device until all layers are through, or it is full.
 
-    arrays: dict[str, list[Any]] = field(default_factory=dict)
-    mixing: dict[str, list[Any]] = field(default_factory=dict)
-    heads: dict[str, list[Any]] = field(default_factory=dict)
-    errors: dict[str, list[Any]] = field(default_factory=dict)
-    statistics: dict[str, list[Any]] = field(default_factory=dict)
-    allowed: list[Any] = field(default_factory=list)
-    completeness: list[float] = field(default_factory=list)
+    Every number that is asked of a GPU makes it wait; here that happens once, at the end.
+    """
 
-    def add(self, result: LayerMaps, index: int, n: int, layer: Layer) -> None:
-        for scope, norms in result.norms.items():
-            self.arrays.setdefault(scope, []).append(_array(norms[index, :n, :n]))
-        for scope, ratios in result.mixing.items():
-            self.mixing.setdefault(scope, []).append(_array(ratios[index, :n]))
-        for scope, maps in result.head_maps.items():
-            self.heads.setdefault(scope, []).append(_array(maps[index, :, :n, :n]))
-        for scope, errors in result.standard_error.items():
-            self.errors.setdefault(scope, []).append(_array(errors[index, :n, :n]))
-        if result.statistics is not None:
-            for name, values in _statistics(result.statistics, index, n).items():
-                self.statistics.setdefault(name, []).append(_array(values))
-        self.allowed.append(layer.reach.mask(n).numpy())
-        self.completeness.extend(result.completeness.values())
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        scopes: Sequence[str],
+        arrays: bool = True,
+        correlations: bool = False,
+    ):
+        self.lengths = list(lengths)
+        self.scopes = list(scopes)
+        self.wanted = {"arrays": arrays, CORRELATIONS: correlations}
+        self.reaches: list[Reach] = []
+        self.precision: str | None = None
+        self._errors: list[tuple[int, str, Tensor]] = []
+        self._kernel_errors: list[tuple[int, str, Tensor]] = []
+        self._pending: dict[Key, list[Tensor]] = {}
+        self._held = 0
+        self._done: dict[Key, list[NDArray]] = {}  # pieces, each (b, layer, …)
 
-
-def _statistics(found: FeedForwardStatistics, index: int, n: int) -> dict[str, Tensor]:
-    """One sequence's statistics of a layer, by the names that `Maps.statistics` uses."""
-    output, entry = found.output[index, :n], found.input[index, :n]
-    values = {
-        "ff_output_norm": torch.linalg.vector_norm(output, dim=-1),
-        "ff_output_mean_abs": output.abs().mean(0),
-        "ff_input_mean_abs": entry.abs().mean(0),
-    }
-    if found.bypassed is not None:
-        values["bypassed_norm"] = torch.linalg.vector_norm(found.bypassed[index, :n], dim=-1)
-    if found.gamma is not None and found.special is not None and found.ordinary is not None:
-        values |= {
-            "gamma": found.gamma,
-            "special_dimensions": found.special,
-            "ff_without_special": found.ordinary[index, :n, :n],
+    def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
+        """Keep the results of layer `index`."""
+        self.reaches.append(layer.reach)
+        self.precision = result.precision or self.precision
+        self._errors += [(index, scope, error) for scope, error in result.completeness.items()]
+        if result.kernel_error is not None:
+            self._kernel_errors.append((index, "", result.kernel_error))
+        groups = {
+            "arrays": result.norms if self.wanted["arrays"] else {},
+            "mixing": result.mixing,
+            "heads": result.head_maps,
+            "standard_error": result.standard_error,
+            "statistics": self._statistics(result.statistics),
+            CORRELATIONS: self._correlations(result, layer),
         }
-    return values
+        for group, values in groups.items():
+            for name, tensor in values.items():
+                self._pending.setdefault((group, name), []).append(tensor)
+                self._held += tensor.nbytes if tensor.device.type != "cpu" else 0
+        if self._held > HELD_ON_DEVICE:
+            self._bring()
+
+    def errors(self) -> list[tuple[int, str, float]]:
+        """Every completeness error, with its layer and scope, in the order of the layers."""
+        return _numbers(self._errors)
+
+    def kernel_errors(self) -> list[tuple[int, float]]:
+        """How far a kernel's parts miss their sum, layer by layer."""
+        return [(layer, number) for layer, _, number in _numbers(self._kernel_errors)]
+
+    def sequences(self) -> list[dict[str, dict[str, NDArray]]]:
+        """Each sequence's results by group and name, without padding; the first axis is layers."""
+        self._bring()
+        found: list[dict[str, dict[str, NDArray]]] = [{} for _ in self.lengths]
+        for (group, name), pieces in self._done.items():
+            whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+            axes = _TOKEN_AXES.get(group, _STATISTICS_AXES.get(name, 0))
+            for index, n in enumerate(self.lengths):
+                place: tuple[Any, ...] = (index, ..., *([slice(n)] * axes))
+                # a view would keep the whole batch alive
+                array = np.ascontiguousarray(whole[place])
+                own = array if len(self.lengths) == 1 or array.base is None else array.copy()
+                found[index].setdefault(group, {})[name] = own
+        self._done.clear()
+        return found
+
+    def allowed(self, n: int) -> NDArray[np.bool_]:
+        """[layer, target, source], pairs that attention allows in a sequence of n tokens."""
+        return _masks(tuple(self.reaches), n).copy()
+
+    def _bring(self) -> None:
+        """Move what has come in so far to the CPU."""
+        for key in list(self._pending):
+            stacked = torch.stack(self._pending.pop(key), dim=1)
+            self._done.setdefault(key, []).append(stacked.cpu().numpy())
+        self._held = 0
+
+    def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
+        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
+        if not self.wanted[CORRELATIONS]:
+            return {}
+        maps = torch.stack([result.norms[scope] for scope in self.scopes], dim=1)
+        n = maps.shape[-1]
+        lengths = torch.tensor(self.lengths).to(maps.device, non_blocking=True)
+        real = torch.arange(n, device=maps.device) < lengths[:, None]
+        reach = torch.from_numpy(_mask(layer.reach, n)).to(maps.device, non_blocking=True)
+        allowed = real[:, :, None] & real[:, None, :] & reach
+        return {CORRELATIONS: spearman_matrices(maps, allowed)}
+
+    def _statistics(self, found: FeedForwardStatistics | None) -> dict[str, Tensor]:
+        """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
+        if found is None:
+            return {}
+
+        def mean_size(vectors: Tensor) -> Tensor:
+            return torch.stack(
+                [vectors[index, :n].abs().mean(0) for index, n in enumerate(self.lengths)]
+            )
+
+        values = {
+            "ff_output_norm": torch.linalg.vector_norm(found.output, dim=-1),
+            "ff_output_mean_abs": mean_size(found.output),
+            "ff_input_mean_abs": mean_size(found.input),
+        }
+        if found.bypassed is not None:
+            values["bypassed_norm"] = torch.linalg.vector_norm(found.bypassed, dim=-1)
+        if found.gamma is not None and found.special is not None and found.ordinary is not None:
+            batch = len(self.lengths)
+            values |= {
+                "gamma": found.gamma.expand(batch, -1),
+                "special_dimensions": found.special.expand(batch, -1),
+                "ff_without_special": found.ordinary,
+            }
+        return values
 
 
-def _array(values: Tensor) -> np.ndarray:
-    return values.cpu().numpy().copy()
+def _numbers(found: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float]]:
+    """The same with numbers for tensors, brought from their device in one go."""
+    if not found:
+        return []
+    numbers = torch.stack([tensor for _, _, tensor in found]).tolist()
+    named = zip(found, numbers, strict=True)
+    return [(layer, scope, number) for (layer, scope, _), number in named]
+
+
+@lru_cache(maxsize=256)
+def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
+    return reach.mask(n).numpy()
+
+
+@lru_cache(maxsize=64)
+def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
+    return np.stack([_mask(reach, n) for reach in reaches])
 
 
 def versions() -> dict[str, str]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens import scopes as scope_names
-from normlens.collect import Collected, versions
+from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, decompose_layer
-from normlens.decomposition.layer import LayerMaps, Settings
+from normlens.decomposition.engine import AUTO, PRECISIONS
+from normlens.decomposition.layer import Settings
 from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
 from normlens.decomposition.projections import ProjectionCache
 from normlens.errors import (
@@ -27,7 +29,7 @@ from normlens.errors import (
     UnsupportedModelError,
     valid_choice,
 )
-from normlens.maps import Maps
+from normlens.maps import Correlations, Maps
 from normlens.models import adapt
 from normlens.text import Encoded, Text, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
@@ -39,6 +41,9 @@ TOLERANCE = {
     torch.float16: 2e-2,
     torch.bfloat16: 1e-1,
 }
+
+#: Largest error of the sum of a kernel's parts, by the precision of its products.
+KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
 
 
 class Lens:
@@ -136,6 +141,7 @@ class Lens:
         truncate: bool = False,
         samples: int = 64,
         seed: int = 0,
+        precision: str = AUTO,
     ) -> Any:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
 
@@ -144,7 +150,8 @@ class Lens:
         "gradient" or "shapley" (`samples` permutations, `seed`). `memory_limit` ("512MB") bounds
         what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
         beginning of a text that is too long. `statistics` adds what the papers measure of the
-        feed-forward block's vectors.
+        feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
+        "float32", "tf32" (the default there) or "bfloat16"; the maps' provenance says which it was.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         done = self.analyse(
@@ -158,6 +165,7 @@ class Lens:
             memory_limit=memory_limit,
             samples=samples,
             seed=seed,
+            precision=precision,
         )
         return done if many else done[0]
 
@@ -174,8 +182,15 @@ class Lens:
         memory_limit: int | float | str | None = None,
         samples: int = 64,
         seed: int = 0,
+        precision: str = AUTO,
+        arrays: bool = True,
+        correlations: bool = False,
     ) -> list[Maps]:
-        """Maps of sequences that are tokenised already; options as in `maps`."""
+        """Maps of sequences that are tokenised already; options as in `maps`.
+
+        `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
+        `arrays` the maps themselves stay there, and only what was made of them is returned.
+        """
         limit = parse_bytes(memory_limit) or default_limit(self.device)
         # One half for products of weights that are kept, one for the tiles in work.
         self._projections.resize(limit // 2)
@@ -189,17 +204,32 @@ class Lens:
                 memory_limit=limit // 2,
                 samples=_at_least_one(samples, "samples"),
                 seed=seed,
+                precision=valid_choice(precision, PRECISIONS, "precision"),
             ),
+            arrays=arrays,
+            correlations=correlations,
         )
         results: list[Maps | None] = [None] * len(encoded)
         try:
-            for indices in self._batches(encoded, batch_size):
-                batch = [encoded[i] for i in indices]
-                for index, maps in zip(indices, self._analyse(batch, request), strict=True):
+            for indices, found in self._results(encoded, batch_size, request):
+                for index, maps in zip(indices, found, strict=True):
                     results[index] = maps
         finally:
             self._projections.buffers.clear()
         return [maps for maps in results if maps is not None]
+
+    def _results(
+        self, encoded: Sequence[Encoded], batch_size: int | str, request: Request
+    ) -> Iterator[tuple[list[int], list[Maps]]]:
+        """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
+        waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
+        for indices in self._batches(encoded, batch_size):
+            waiting.append((indices, self._analyse([encoded[i] for i in indices], request)))
+            while len(waiting) > (0 if self.device.type == "cpu" else 1):
+                places, finish = waiting.pop(0)
+                yield places, finish()
+        for places, finish in waiting:
+            yield places, finish()
 
     # How ----------------------------------------------------------------------------------------
 
@@ -265,30 +295,49 @@ class Lens:
         per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
         return max(1, min(64, free_memory(self.device) // 4 // per_sequence))
 
-    def _analyse(self, batch: list[Encoded], request: Request) -> list[Maps]:
-        """One batch; halved when the device runs out of memory."""
+    def _analyse(self, batch: list[Encoded], request: Request) -> Callable[[], list[Maps]]:
+        """Launch one batch and return what gives its maps; halved where memory runs out."""
         try:
-            return self._run(batch, request)
-        except CompletenessError:
-            # Weights that were edited through `.data` leave no sign but this one.
-            if not self._projections.size:
-                raise
-            self._projections.clear()
-            return self._run(batch, request)
+            collected = self._launch(batch, request)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
-                raise
-        if len(batch) > 1:
-            half = len(batch) // 2
-            return self._analyse(batch[:half], request) + self._analyse(batch[half:], request)
-        raise MemoryLimitError(
-            f"{len(batch[0])} tokens do not fit into the memory of {self.device}; use a shorter "
-            "text, fewer layers, or another device (`normlens estimate` says what it needs)"
-        )
+            self._check_memory(error, batch)
+            return lambda: self._halves(batch, request)
 
-    def _run(self, batch: list[Encoded], request: Request) -> list[Maps]:
-        collected = [Collected() for _ in batch]
+        def finish() -> list[Maps]:
+            try:
+                return self._finish(batch, collected, request)
+            except CompletenessError:
+                # Weights that were edited through `.data` leave no sign but this one.
+                if not self._projections.size:
+                    raise
+                self._projections.clear()
+                return self._finish(batch, self._launch(batch, request), request)
+            except (RuntimeError, MemoryError) as error:
+                self._check_memory(error, batch)
+            return self._halves(batch, request)
+
+        return finish
+
+    def _halves(self, batch: list[Encoded], request: Request) -> list[Maps]:
+        half = len(batch) // 2
+        parts = batch[:half], batch[half:]
+        return [maps for part in parts for maps in self._analyse(part, request)()]
+
+    def _check_memory(self, error: BaseException, batch: list[Encoded]) -> None:
+        """Raise unless fewer sequences at once may help."""
+        if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+            raise error
+        if len(batch) == 1:
+            raise MemoryLimitError(
+                f"{len(batch[0])} tokens do not fit into the memory of {self.device}; use a "
+                "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+                "needs)"
+            )
+
+    def _launch(self, batch: list[Encoded], request: Request) -> Collected:
+        """Run the model and the algebra; on a GPU the results are not there yet."""
         lengths = [len(sequence) for sequence in batch]
+        collected = Collected(lengths, request.scopes, request.arrays, request.correlations)
 
         def consume(traced: LayerTrace) -> None:
             dtype = self.compute_dtype
@@ -302,14 +351,20 @@ class Lens:
                 traced.real,
                 self._projections.of(traced.index, _fingerprint(traced.block)),
             )
-            self._check_completeness(traced.index, result)
-            for index, (into, length) in enumerate(zip(collected, lengths, strict=True)):
-                into.add(result, index, length, traced.layer)
+            collected.add(result, traced.index, traced.layer)
 
         trace(self.adapter, self._inputs(batch), request.layers, consume)
+        return collected
+
+    def _finish(self, batch: list[Encoded], collected: Collected, request: Request) -> list[Maps]:
+        """Check a batch's results and pack them up."""
+        errors = collected.errors()
+        self._check_completeness(errors)
+        self._check_kernel(collected.kernel_errors(), collected.precision)
+        worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
         return [
-            self._maps(sequence, into, request)
-            for sequence, into in zip(batch, collected, strict=True)
+            self._maps(sequence, found, collected, worst, request)
+            for sequence, found in zip(batch, collected.sequences(), strict=True)
         ]
 
     @property
@@ -324,9 +379,9 @@ class Lens:
             inputs.pop("token_type_ids", None)
         return inputs
 
-    def _check_completeness(self, index: int, result: LayerMaps) -> None:
+    def _check_completeness(self, errors: Sequence[tuple[int, str, float]]) -> None:
         tolerance = TOLERANCE[self.dtype]
-        for scope, error in result.completeness.items():
+        for index, scope, error in errors:
             if not error <= tolerance:
                 component = scope_names.components_of(scope)[-1]
                 raise CompletenessError(
@@ -336,8 +391,24 @@ class Lens:
                     "the model may differ from its family, or its values overflow"
                 )
 
-    def _maps(self, sequence: Encoded, collected: Collected, request: Request) -> Maps:
-        completeness = max(collected.completeness, default=math.nan)  # weights have no parts
+    def _check_kernel(self, errors: Sequence[tuple[int, float]], precision: str | None) -> None:
+        for index, error in errors:
+            tolerance = KERNEL_TOLERANCE[str(precision)]
+            if not error <= tolerance:
+                raise CompletenessError(
+                    f"the parts behind the feed-forward block of layer {index + 1} do not add up: "
+                    f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
+                    "its weights may have been edited through `.data`"
+                )
+
+    def _maps(
+        self,
+        sequence: Encoded,
+        found: Mapping[str, dict[str, NDArray]],
+        collected: Collected,
+        completeness: float,
+        request: Request,
+    ) -> Maps:
         settings = request.settings
         provenance = {
             "model": self.name,
@@ -350,22 +421,26 @@ class Lens:
             "tolerance": TOLERANCE[self.dtype],
             "dtype": str(self.dtype).removeprefix("torch."),
             "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
+            "precision": collected.precision,
             "device": str(self.device),
             "versions": versions(),
         }
         if settings.rule == "shapley":
             provenance |= {"samples": settings.samples, "seed": settings.seed}
+        arrays = found.get("arrays", {})
+        rho = found.get(CORRELATIONS, {}).get(CORRELATIONS)
         return Maps(
-            arrays={scope: np.stack(collected.arrays[scope]) for scope in request.scopes},
+            arrays={scope: arrays[scope] for scope in request.scopes if scope in arrays},
             tokens=sequence.tokens,
             layers=request.layers,
-            allowed=np.stack(collected.allowed),
+            allowed=collected.allowed(len(sequence)),
             completeness=completeness,
             provenance=provenance,
-            mixing={scope: np.stack(rows) for scope, rows in collected.mixing.items()},
-            heads={scope: np.stack(rows) for scope, rows in collected.heads.items()},
-            standard_error={scope: np.stack(rows) for scope, rows in collected.errors.items()},
-            statistics={name: np.stack(rows) for name, rows in collected.statistics.items()},
+            mixing=found.get("mixing", {}),
+            heads=found.get("heads", {}),
+            standard_error=found.get("standard_error", {}),
+            statistics=found.get("statistics", {}),
+            correlations=None if rho is None else Correlations(request.scopes, rho),
             token_ids=sequence.ids,
             special=sequence.special,
             token_words=sequence.words,
@@ -381,6 +456,8 @@ class Request:
     scopes: list[str]
     layers: list[int]
     settings: Settings
+    arrays: bool = True
+    correlations: bool = False
 
 
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@dataclass(frozen=True)
+class Correlations:
+    """Spearman's ρ between all scopes, over the pairs that attention allows."""
+
+    scopes: list[str]
+    rho: NDArray[np.float64]  # [layer, scope, scope]
+
+
 @dataclass(frozen=True, repr=False)
 class Maps:
     """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
@@ -48,6 +56,7 @@ class Maps:
     token_words: list[int | None] | None = None  # word index of each token
     word_labels: list[str] = field(default_factory=list)
     text: str | tuple[str, str] | None = None
+    correlations: Correlations | None = None  # where the lens was asked to rank the maps itself
 
     # Looking ------------------------------------------------------------------------------------
 
@@ -136,6 +145,7 @@ class Maps:
             heads=picked(self.heads),
             standard_error=picked(self.standard_error),
             statistics={name: array[positions] for name, array in self.statistics.items()},
+            correlations=None,
         )
 
     def without_special_tokens(self) -> Maps:
@@ -192,6 +202,7 @@ class Maps:
             heads={scope: change(a) for scope, a in self.heads.items()},
             standard_error={scope: change(a) for scope, a in self.standard_error.items()},
             allowed=change(self.allowed),
+            correlations=None,
         )
 
     # Taking away --------------------------------------------------------------------------------

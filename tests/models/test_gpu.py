@@ -21,7 +21,7 @@ BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS)
-    maps = normlens.load(model, device="cuda").maps(input_ids=IDS)
+    maps = normlens.load(model, device="cuda").maps(input_ids=IDS, precision="float32")
     assert maps.provenance["device"].startswith("cuda")
     assert_maps_match(maps, expected, 1e-4)
     assert maps.completeness <= 1e-4
@@ -30,8 +30,9 @@ def test_float32_on_cuda_is_close_to_the_float64_reference(family):
 @pytest.mark.parametrize("family", EXAMPLES)
 def test_batches_on_cuda_equal_one_by_one(family):
     lens = normlens.load(tiny_model(family), device="cuda")
-    for found, ids in zip(lens.maps(input_ids=BATCH), BATCH, strict=True):
-        alone = lens.maps(input_ids=ids)
+    together = lens.maps(input_ids=BATCH, precision="float32")
+    for found, ids in zip(together, BATCH, strict=True):
+        alone = lens.maps(input_ids=ids, precision="float32")
         for scope in alone.scopes:
             assert largest_error(found[scope], alone[scope]) < 1e-5, scope
 
@@ -41,7 +42,8 @@ def test_batches_on_cuda_equal_one_by_one(family):
 def test_other_rules_on_cuda(family, rule):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS, rule)
-    maps = normlens.load(model, device="cuda").maps(input_ids=IDS, nonlinearity=rule)
+    lens = normlens.load(model, device="cuda")
+    maps = lens.maps(input_ids=IDS, nonlinearity=rule, precision="float32")
     assert_maps_match(maps, expected, 1e-4)
 
 

@@ -59,6 +59,12 @@ def checked_options(nonlinearity: str, samples: int, memory_limit: str | None) -
     }
 
 
+def checked_precision(precision: str) -> str:
+    from normlens.decomposition.engine import PRECISIONS
+
+    return valid_choice(precision, PRECISIONS, "--precision")
+
+
 def parse_layers(text: str | None) -> Ranges:
     """``"1,3-5"`` as pairs of first and last layer, from 1; None is all."""
     if text is None or text.strip().lower() == "all":

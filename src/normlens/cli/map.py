@@ -11,6 +11,7 @@ import typer
 
 from normlens.cli.arguments import (
     checked_options,
+    checked_precision,
     layer_indices,
     parse_layers,
     parse_scopes,
@@ -68,6 +69,10 @@ def map_command(
     ] = False,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")] = "auto",
     dtype: DtypeOption = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(metavar="KIND", help="Of FF products on a GPU: float32, tf32 or bfloat16."),
+    ] = "auto",
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     memory_limit: LimitOption = None,
@@ -97,6 +102,7 @@ def map_command(
     given = read_text([sentence, text], pair, file)
     ranges = parse_layers(layers)
     options = checked_options(nonlinearity, samples, memory_limit)
+    options["precision"] = checked_precision(precision)
     drawing = _drawing(normalise, colour)
     if out is not None:
         _check_out(out, force, drawing)

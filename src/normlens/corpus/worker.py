@@ -100,9 +100,12 @@ class Worker:
         self.task = task
         self.lens = _load(task) if lens is None else lens
         self.measures = made(task.measures)
-        self.needs = Needs(scopes=())
+        self.needs = Needs(scopes=(), arrays=False)
         for measure in self.measures:
             self.needs |= measure.needs
+        # A GPU ranks maps faster than it gives them away; on a CPU measures rank for themselves.
+        self.ranks_on_device = self.needs.correlations and self.lens.device.type == "cuda"
+        self.arrays = self.needs.arrays or not self.ranks_on_device
         self.identity = identity.identify(self.lens)
         self.by = {
             **identity.machine(self.lens),
@@ -201,6 +204,8 @@ class Worker:
 
     def _bytes(self, n: int) -> int:
         """Memory of one sequence's maps, roughly: its scopes, allowed pairs and statistics."""
+        if not self.arrays:
+            return self.lens.n_layers * n * n
         item = 8 if self.task.dtype == "float64" else 4
         return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
 
@@ -220,6 +225,8 @@ class Worker:
             encoded,
             scopes=self.needs.scopes,
             statistics=self.needs.statistics,
+            arrays=self.arrays,
+            correlations=self.ranks_on_device,
             batch_size=size if size == "auto" else int(size),
         )
 

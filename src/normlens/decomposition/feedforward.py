@@ -61,6 +61,10 @@ class FeedForwardJob:
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output that one more map, `ORDINARY`, keeps
     ordinary: Tensor | None = None
+    #: the block's real output (b, i, d), and what remains of it without diagonal and bias, which
+    #: is Σ_{j≠i} of the parts behind the block
+    output: Tensor | None = None
+    mixed: Tensor | None = None
 
     @property
     def scopes(self) -> list[str]:
@@ -86,6 +90,8 @@ class TileNorms:
 
     norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
     mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
+    #: how far the parts miss `mixed` where it was not summed from them; None: it was
+    error: Tensor | None = None
 
 
 def feed_forward_norms(

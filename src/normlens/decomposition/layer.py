@@ -26,13 +26,13 @@ from normlens.components import (
     Residual,
     Step,
 )
+from normlens.decomposition.engine import AUTO, run_feed_forward
 from normlens.decomposition.feedforward import (
     ORDINARY,
     AddBypass,
     FeedForwardJob,
     Normalise,
     TailStep,
-    feed_forward_norms,
 )
 from normlens.decomposition.parts import (
     Factors,
@@ -58,6 +58,7 @@ class Settings:
     statistics: bool = False
     samples: int = 64  # permutations of the Shapley rule
     seed: int = 0
+    precision: str = AUTO  # of the feed-forward products on a GPU; `engine` names them
 
 
 @dataclass
@@ -68,7 +69,9 @@ class LayerMaps:
     mixing: dict[str, Tensor] = field(default_factory=dict)  # scope → (b, i)
     head_maps: dict[str, Tensor] = field(default_factory=dict)  # scope → (b, h, i, j)
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
-    completeness: dict[str, float] = field(default_factory=dict)  # scope → worst relative error
+    completeness: dict[str, Tensor] = field(default_factory=dict)  # scope → worst relative error
+    precision: str | None = None  # of the feed-forward products; None: there were none
+    kernel_error: Tensor | None = None  # of parts whose sum was not formed from them
     statistics: FeedForwardStatistics | None = None
 
 
@@ -216,7 +219,7 @@ class _Walk:
         job.tail = [change for _, change, _ in tail]
         if self.settings.statistics:
             self._statistics(job, total, output, [saved for _, _, saved in tail])
-        vectors, norms = self._feed_forward(job, parts.vectors, at)
+        vectors, norms = self._feed_forward(job, parts.vectors, at, output)
         self._record(index, vectors, norms[names[index]])
         if self.result.statistics is not None and job.ordinary is not None:
             own = torch.linalg.vector_norm(vectors.diagonal[..., job.ordinary], dim=-1)
@@ -248,9 +251,13 @@ class _Walk:
         self.result.statistics = found
 
     def _feed_forward(
-        self, job: FeedForwardJob, vectors: Vectors, at: Linearised | None
+        self, job: FeedForwardJob, vectors: Vectors, at: Linearised | None, output: Tensor
     ) -> tuple[Vectors, dict[str, Tensor]]:
-        """The block's vectors, their mixed part summed from the tiles, and all norms behind it."""
+        """The block's vectors, their mixed part summed from the tiles, and all norms behind it.
+
+        The fused kernel gives no vectors; there the mixed part is what the diagonal and the bias
+        leave of the real output, and the kernel's parts are compared with it.
+        """
         ff, settings = job.ff, self.settings
         if at is None:
             job.slopes = tuple(w.new_empty(0) for w in projections(ff))
@@ -268,8 +275,13 @@ class _Walk:
         diagonal = torch.zeros_like(at.bias)
         for w, slope in zip(projections(ff), at.slopes, strict=True):
             diagonal += (vectors.diagonal @ w) * slope
-        tiles = feed_forward_norms(job, self.lengths, settings.memory_limit)
-        return Vectors(tiles.mixed, diagonal @ ff.down.weight, ff.down(at.bias)), tiles.norms
+        diagonal, bias = diagonal @ ff.down.weight, ff.down(at.bias)
+        job.output, job.mixed = output, output - diagonal - bias
+        tiles, self.result.precision = run_feed_forward(
+            job, self.lengths, settings.precision, settings.memory_limit
+        )
+        self.result.kernel_error = tiles.error
+        return Vectors(tiles.mixed, diagonal, bias), tiles.norms
 
     def _record(self, index: int, vectors: Vectors, pairs: Factors | Tensor) -> None:
         """Keep a scope's map, mixing ratio and completeness error."""
@@ -285,17 +297,23 @@ class _Walk:
         self.result.norms[scope] = norms
         self.result.mixing[scope] = others / (others + own)
 
-    def _error(self, total: Tensor, real: Tensor) -> float:
-        """Worst ``‖Σ_j F_i(x_j) + b_i − y_i‖ / ‖y_i‖`` over the real tokens of the batch."""
-        worst = 0.0
-        for index, length in enumerate(self.lengths):
-            y = real[index, :length].to(total.dtype)
-            error = torch.linalg.vector_norm(total[index, :length] - y, dim=-1)
-            size = torch.linalg.vector_norm(y, dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
-            # max() of a NaN is NaN, and NaN must not pass for a small error.
-            relative = float((error / size).max())
-            worst = max(worst, relative) if relative == relative else float("inf")
-        return worst
+    def _error(self, total: Tensor, real: Tensor) -> Tensor:
+        """Worst ``‖Σ_j F_i(x_j) + b_i − y_i‖ / ‖y_i‖`` over the real tokens of the batch.
+
+        It stays on the device: asking for the number there would stop the layers behind it.
+        """
+        y = real.to(total.dtype)
+        error = torch.linalg.vector_norm(total - y, dim=-1)
+        size = torch.linalg.vector_norm(y, dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
+        relative = (error / size).masked_fill(~self.is_token, 0)
+        # NaN must not pass for a small error.
+        return relative.max().nan_to_num(nan=float("inf"), posinf=float("inf"))
+
+    @cached_property
+    def is_token(self) -> Tensor:
+        """Which places of the batch (b, i) hold tokens rather than padding."""
+        lengths = torch.tensor(list(self.lengths)).to(self.x.device, non_blocking=True)
+        return torch.arange(self.x.shape[1], device=self.x.device) < lengths[:, None]
 
     def _weight_maps(self) -> None:
         """ATTN-W, the head mean of α, and ATTNRES-W = ½α + ½I (Abnar & Zuidema 2020)."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from normlens.components import Attention, Norm
 
 NORM_CHUNK_ELEMENTS = 1 << 22
+NORM_CHUNK_ELEMENTS_ON_GPU = 1 << 24  # fewer launches
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class Factors:
         weights = self.weights.reshape(b * n, n_targets, h)
         values = self.values.reshape(b * n, h, -1)
         squares = weights.new_empty(b * n, n_targets)
-        step = max(1, NORM_CHUNK_ELEMENTS // (h * max(n_targets, values.shape[-1])))
+        on_cpu = weights.device.type == "cpu"
+        chunk = NORM_CHUNK_ELEMENTS if on_cpu else NORM_CHUNK_ELEMENTS_ON_GPU
+        step = max(1, chunk // (h * max(n_targets, values.shape[-1])))
         for start in range(0, b * n, step):
             rows = slice(start, start + step)
             u, a = values[rows].to(exact), weights[rows].to(exact)

@@ -6,13 +6,15 @@ multiplying the U of d_head tokens by W_k, so it pays from there on, in one text
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from normlens.decomposition.buffers import Buffers
 
+T = TypeVar("T")
 Projections = tuple[Tensor, ...]  # one (h, d_head, m) per input projection
 
 
@@ -24,6 +26,22 @@ class LayerProjections:
     version: Hashable  # the state of the weights that it was formed from
     tokens: int = 0  # met so far without the projections
     kept: Projections | None = None
+    _operands: dict[Hashable, Any] = field(default_factory=dict)  # what a kernel multiplies by
+    _operand_sizes: dict[Hashable, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in self.kept or ()) + sum(self._operand_sizes.values())
+
+    def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
+        """What `make` gives, with its size in bytes; kept if it fits, as long as weights stay."""
+        if name in self._operands:
+            return self._operands[name]
+        made, size = make()
+        if self.cache.size + size <= self.cache.limit:
+            self._operands[name], self._operand_sizes[name] = made, size
+        return made
 
     def get(self, basis: Tensor, weights: Sequence[Tensor], tokens: int) -> Projections | None:
         """The projections if they are kept, or are worth forming for `tokens` more; else None."""
@@ -58,7 +76,7 @@ class ProjectionCache:
     @property
     def size(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for layer in self._layers.values() for t in layer.kept or ())
+        return sum(layer.size for layer in self._layers.values())
 
     def resize(self, limit: int) -> None:
         """Change the limit, and forget what exceeds it."""

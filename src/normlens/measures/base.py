@@ -36,17 +36,27 @@ class Item:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a measure asks of `Lens.analyse`: scopes (None is all of them) and statistics."""
+    """What a measure asks of `Lens.analyse`: scopes (None is all of them) and statistics.
+
+    A measure that sets `arrays` to False reads the maps' `correlations` alone, where there are any.
+    """
 
     scopes: tuple[str, ...] | None = None
     statistics: bool = False
+    arrays: bool = True
+    correlations: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         """What both need together."""
         scopes = None
         if self.scopes is not None and other.scopes is not None:
             scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
-        return Needs(scopes, self.statistics or other.statistics)
+        return Needs(
+            scopes,
+            self.statistics or other.statistics,
+            self.arrays or other.arrays,
+            self.correlations or other.correlations,
+        )
 
 
 @runtime_checkable

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.measures.base import Item, RowMeasure, alike
-from normlens.measures.columns import WHOSE, Blocks, build
+from normlens.maps import Correlations, Maps
+from normlens.measures.base import Item, Needs, RowMeasure, alike
+from normlens.measures.columns import WHOSE, build
 
 SCHEMA = pa.schema(
     [
@@ -32,20 +33,29 @@ class Similarity(RowMeasure):
     tables: Mapping[str, pa.Schema] = {"similarity": SCHEMA}
     order: Mapping[str, tuple[str, ...]] = {"similarity": ("index", "layer", "scope_a", "scope_b")}
 
+    needs = Needs(arrays=False, correlations=True)
+
     def rows(self, item: Item) -> dict[str, pa.Table]:
         maps = item.maps
-        names = np.array(maps.scopes, dtype=object)
-        a, b = np.triu_indices(len(names), k=1)
-        blocks = Blocks()
-        for group in alike(maps):
-            allowed = maps.allowed[group[0]]
-            flat = np.stack([maps[scope][group][:, allowed] for scope in maps.scopes], axis=1)
-            rho = spearman_matrix(flat)[:, a, b]  # (layers, pairs of scopes)
-            blocks.add(
-                layer=np.repeat(np.array(maps.layers)[group], len(a)),
-                scope_a=np.tile(names[a], len(group)),
-                scope_b=np.tile(names[b], len(group)),
-                rho=rho.ravel(),
-            )
-        whose = {"index": item.index, "sequence": item.sequence}
-        return {"similarity": build(SCHEMA, {**blocks.columns(), **whose})}
+        found = maps.correlations or correlate(maps)
+        a, b = np.triu_indices(len(found.scopes), k=1)
+        columns = {
+            "index": item.index,
+            "sequence": item.sequence,
+            "layer": np.repeat(maps.layers, len(a)),
+            "scope_a": np.tile(a, len(maps.layers)),
+            "scope_b": np.tile(b, len(maps.layers)),
+            "rho": found.rho[:, a, b].ravel(),
+        }
+        labels = {"scope_a": found.scopes, "scope_b": found.scopes}
+        return {"similarity": build(SCHEMA, columns, labels)}
+
+
+def correlate(maps: Maps) -> Correlations:
+    """Spearman's ρ between all scopes of `maps`, ranked on the CPU."""
+    matrices = []
+    for group in alike(maps):
+        allowed = maps.allowed[group[0]]
+        flat = np.stack([maps[scope][group][:, allowed] for scope in maps.scopes], axis=1)
+        matrices.append(spearman_matrix(flat))
+    return Correlations(maps.scopes, np.concatenate(matrices))

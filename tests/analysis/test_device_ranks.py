@@ -1,0 +1,54 @@
+"""Ranking where the maps lie gives what ranking on the CPU gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from normlens.analysis import device_ranks
+from normlens.analysis.device_ranks import spearman_matrices
+from normlens.analysis.ranks import spearman_matrix
+
+
+def drawn(batch: int = 3, scopes: int = 4, n: int = 6, values: int = 1000) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(values)
+    whole = torch.randint(values, (batch, scopes, n, n), generator=generator)
+    return whole.float() / values
+
+
+def masks(n: int = 6) -> torch.Tensor:
+    ragged = torch.ones(3, n, n, dtype=torch.bool)
+    ragged[1, 4:], ragged[1, :, 4:] = False, False
+    ragged[2] = ragged[2].tril()
+    return ragged
+
+
+@pytest.mark.parametrize("values", [1000, 5, 2])
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_ragged_batches_with_ties(values, at_once, monkeypatch):
+    monkeypatch.setattr(device_ranks, "AT_ONCE", at_once)
+    maps, allowed = drawn(values=values), masks()
+    found = spearman_matrices(maps, allowed)
+    for index in range(3):
+        flat = maps[index].numpy()[:, allowed[index].numpy()]
+        np.testing.assert_allclose(found[index], spearman_matrix(flat), atol=1e-14)
+
+
+def test_what_is_not_allowed_does_not_count():
+    maps, allowed = drawn(), masks()
+    expected = spearman_matrices(maps, allowed)
+    spoilt = maps.masked_fill(~allowed[:, None], torch.nan)
+    torch.testing.assert_close(spearman_matrices(spoilt, allowed), expected, rtol=0, atol=0)
+
+
+def test_constant_maps_and_nan_have_no_correlation():
+    maps, allowed = drawn(), masks()
+    maps[0, 1] = 0.5
+    maps[1, 2, 0, 0] = torch.nan
+    found = spearman_matrices(maps, allowed)
+    assert found[0, 1].isnan().all()
+    assert found[1, 2].isnan().all()
+    assert not found[2].isnan().any()
+    keep = torch.tensor([0, 1, 3])
+    assert not found[1][keep][:, keep].isnan().any()

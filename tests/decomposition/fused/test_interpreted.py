@@ -1,0 +1,144 @@
+"""The fused kernel under Triton's interpreter, in sizes that a CPU can bear."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from fused_examples import LAYERS, TOLERANCE, entry_error
+from reference import reference
+
+from normlens.decomposition import decompose_layer, engine
+from normlens.decomposition.feedforward import ORDINARY, FeedForwardJob, feed_forward_norms
+from normlens.decomposition.fused import stage
+from normlens.decomposition.fused.stage import Tiling, fused_norms, tail_of
+from normlens.decomposition.layer import Settings
+from normlens.lens import KERNEL_TOLERANCE
+
+pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernel, is not installed")
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="the GPU runs the kernel itself here"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # NumPy's, about what the interpreter does
+]
+#: The interpreter rounds bfloat16 towards zero, which doubles the error of the bypassed parts.
+INTERPRETED = {"float32": 5e-5, "tf32": 3e-3, "bfloat16": 2e-2}
+TINY = Tiling(targets=16, dims=16, neurons=16, warps=1, stages=1)
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Every layer that the kernel knows goes through it."""
+    monkeypatch.setattr(engine, "is_fused", lambda job: tail_of(job) is not None)
+    monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: TINY))
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_and_precision_gives_the_reference(name, precision, problem, fused):
+    given = problem(n=3, d=20, m=24, heads=4, dtype=torch.float32, **LAYERS[name])
+    found = given.solve(precision=precision)
+    assert found.precision == precision
+    expected = reference(given.layer, given.x[0], given.alpha[0])
+    for scope, norms in found.norms.items():
+        assert entry_error(norms[0], expected.maps[scope]) <= INTERPRETED[precision], scope
+        torch.testing.assert_close(
+            found.mixing[scope][0].double(), expected.mixing[scope], atol=1e-5, rtol=0
+        )
+    assert found.kernel_error <= KERNEL_TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_stored_hidden_rows_give_the_same_numbers(precision, problem, fused, monkeypatch):
+    given = problem("post", n=3, d=20, m=40, dtype=torch.float32)
+    mixed_anew = given.solve(precision=precision)
+    monkeypatch.setattr(stage, "STORED_FROM", 1)
+    monkeypatch.setattr(stage, "STORED_BEYOND", 0)
+    monkeypatch.setattr(stage, "HIDDEN_RUN", 16)
+    stored = given.solve(precision=precision)
+    for scope, norms in mixed_anew.norms.items():
+        torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
+
+
+def test_short_sums_change_nothing_but_rounding(problem, fused, monkeypatch):
+    given = problem("pre", n=3, d=20, m=40, dtype=torch.float32, gated=True)
+    whole = given.solve(precision="float32")
+    short = replace(TINY, chunk=16)
+    monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: short))
+    for scope, norms in given.solve(precision="float32").norms.items():
+        torch.testing.assert_close(norms, whole.norms[scope], rtol=1e-5, atol=0)
+
+
+def test_a_ragged_batch_equals_one_by_one(problem, fused):
+    given = problem("post", n=4, batch=2, dtype=torch.float32)
+    x, alpha = given.x.clone(), given.alpha.clone()
+    x[1, 3:] = 1e6  # whatever the padding holds
+    alpha[1, :, :, 3:] = 0
+    alpha[1, :, 3:] = 1e6
+    scopes, settings = given.layer.scopes, Settings(precision="float32")
+    together = decompose_layer(given.layer, x, alpha, [4, 3], scopes, settings)
+    alone = replace(given, x=x[1:, :3], alpha=alpha[1:, :, :3, :3]).solve(precision="float32")
+    for scope, norms in alone.norms.items():
+        assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
+
+
+def job_of(given, monkeypatch) -> FeedForwardJob:
+    """The feed-forward stage of a problem, caught on its way."""
+    caught = []
+
+    def catch(job, lengths, precision, limit):
+        caught.append(job)
+        return feed_forward_norms(job, lengths, limit), "float32"
+
+    with monkeypatch.context() as patched:
+        patched.setattr("normlens.decomposition.layer.run_feed_forward", catch)
+        given.solve()
+    return caught[0]
+
+
+def test_every_element_of_the_output_is_written(problem, fused, monkeypatch):
+    given = problem("pre", n=5, dtype=torch.float32, causal=True)
+    job = job_of(given, monkeypatch)
+    job.ordinary = torch.arange(3, 12)
+    slots = stage.Slots.of(job, tail_of(job))
+    poisoned = torch.full((1, slots.count, 1, 5, 5), torch.nan)
+    found = fused_norms(job, [4], "float32", sums=poisoned)
+    assert not poisoned.isnan().any()
+    expected = feed_forward_norms(job, [4])
+    for scope, norms in expected.norms.items():
+        assert entry_error(found.norms[scope], norms) <= INTERPRETED["float32"], scope
+    assert ORDINARY in found.norms
+
+
+@pytest.mark.parametrize("limit", [1, 3_000])
+def test_a_memory_limit_changes_no_number(limit, problem, fused):
+    given = problem("post", n=3, dtype=torch.float32)
+    expected = given.solve(precision="float32")
+    found = given.solve(precision="float32", memory_limit=limit)
+    for scope, norms in found.norms.items():
+        torch.testing.assert_close(norms, expected.norms[scope], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("faint", [1e-12, 1e-30])
+def test_faint_pairs_keep_their_digits(faint, problem, fused):
+    """Attention weights of any size give norms with the same relative error."""
+    given = problem("post", n=3, dtype=torch.float32)
+    alpha = given.alpha.clone()
+    alpha[..., 0] *= faint
+    expected = reference(given.layer, given.x[0], alpha[0])
+    found = replace(given, alpha=alpha).solve(["ATTNRESLNFF-N"], precision="tf32")
+    norms = found.norms["ATTNRESLNFF-N"][0]
+    assert entry_error(norms, expected.maps["ATTNRESLNFF-N"]) <= TOLERANCE["tf32"]
+
+
+def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
+    """As when operands were kept from weights that have been edited since."""
+    given = problem("post", n=3, dtype=torch.float32)
+    scaled = stage.operands.down
+    monkeypatch.setattr(
+        stage.operands, "down", lambda weight, precision: scaled(1.1 * weight, precision)
+    )
+    assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]

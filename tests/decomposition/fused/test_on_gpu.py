@@ -1,0 +1,153 @@
+"""The fused kernel on a GPU against float64: every family, odd sizes, ragged batches."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fused_examples import LAYERS, TOLERANCE, entry_error, on
+from reference import reference, references
+
+import normlens
+from normlens.decomposition import decompose_layer
+from normlens.decomposition.fused import stage
+from normlens.decomposition.layer import Settings
+from normlens.models.examples import EXAMPLES, tiny_model
+
+pytestmark = pytest.mark.gpu
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
+every_precision = pytest.mark.parametrize("precision", TOLERANCE)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What a kernel does not write is NaN."""
+    empty = torch.empty
+
+    def full_of_nan(*args, **kwargs):
+        made = empty(*args, **kwargs)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(stage.torch, "empty", full_of_nan)
+
+
+def exactly(given):
+    """A problem's own results in float64."""
+    layer = given.layer.to(torch.float64)
+    return replace(given, layer=layer, x=given.x.double(), alpha=given.alpha.double()).solve()
+
+
+@every_precision
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_every_family_gives_the_reference(family, precision):
+    model = tiny_model(family)
+    expected = references(copy.deepcopy(model).double(), IDS)
+    lens = normlens.load(model, device="cuda")
+    maps = lens.maps(input_ids=IDS, precision=precision)
+    for position, layer in enumerate(expected):
+        for scope in maps.scopes:
+            found = torch.from_numpy(np.array(maps[scope][position]))
+            # float32 itself leaves some 1e-5 in the entries of models with large activations
+            error = entry_error(found, layer.maps[scope])
+            assert error <= TOLERANCE[precision], f"layer {position}, {scope}: {error:.1e}"
+
+
+@every_precision
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma2"])
+def test_ragged_batches_give_the_reference(family, precision):
+    model = tiny_model(family)
+    lens = normlens.load(copy.deepcopy(model), device="cuda")
+    model = model.double()
+    for maps, ids in zip(lens.maps(input_ids=BATCH, precision=precision), BATCH, strict=True):
+        for position, layer in enumerate(references(model, ids)):
+            for scope in maps.scopes:
+                found = torch.from_numpy(np.array(maps[scope][position]))
+                assert entry_error(found, layer.maps[scope]) <= TOLERANCE[precision], scope
+
+
+@every_precision
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n": 1, "d": 12, "m": 20, "heads": 4},
+        {"n": 19, "d": 21, "m": 37, "heads": 3},
+        {"n": 130, "d": 40, "m": 72, "heads": 4},
+        {"n": 70, "d": 264, "m": 130, "heads": 12, "scale": 0.1},
+        {"n": 33, "d": 340, "m": 200, "heads": 68, "scale": 0.1},
+    ],
+    ids=lambda sizes: f"n{sizes['n']}-d{sizes['d']}",
+)
+def test_odd_sizes(sizes, name, precision, problem):
+    settings = {**LAYERS[name], **sizes}
+    settings.pop("groups", None)
+    given = on(problem(batch=2, dtype=torch.float32, seed=sizes["n"], **settings), "cuda")
+    found, expected = given.solve(precision=precision), exactly(given)
+    assert found.precision == precision
+    for scope, norms in expected.norms.items():
+        error = entry_error(found.norms[scope], norms)
+        assert error <= TOLERANCE[precision], f"{scope}: {error:.1e}"
+
+
+def test_a_long_sum_keeps_float32(problem):
+    given = on(
+        problem("pre", n=40, d=128, m=8192, heads=4, scale=0.05, gated=True, causal=True,
+                centred=False, activation="silu", dtype=torch.float32), "cuda"
+    )  # fmt: skip
+    found, expected = given.solve(precision="float32"), exactly(given)
+    for scope, norms in expected.norms.items():
+        assert entry_error(found.norms[scope], norms) <= TOLERANCE["float32"], scope
+
+
+def test_padding_is_not_computed(problem):
+    given = on(problem("post", n=9, batch=2, dtype=torch.float32), "cuda")
+    x, alpha = given.x.clone(), given.alpha.clone()
+    x[1, 5:], alpha[1, :, :, 5:], alpha[1, :, 5:] = 1e6, 0, 1e6
+    settings = Settings(precision="float32")
+    together = decompose_layer(given.layer, x, alpha, [9, 5], given.layer.scopes, settings)
+    expected = reference(given.layer, x[1, :5], alpha[1, :, :5, :5])
+    for scope, norms in together.norms.items():
+        assert entry_error(norms[1, :5, :5], expected.maps[scope]) <= TOLERANCE["float32"], scope
+
+
+def test_statistics_on_a_gpu_equal_the_cpu():
+    model = tiny_model("bert")
+    options = {"input_ids": IDS, "statistics": True}
+    expected = normlens.load(copy.deepcopy(model), device="cpu").maps(**options)
+    found = normlens.load(model, device="cuda").maps(**options, precision="float32")
+    assert set(found.statistics) == set(expected.statistics)
+    for name, values in expected.statistics.items():
+        np.testing.assert_allclose(found.statistics[name], values, rtol=1e-4, atol=1e-6)
+
+
+def test_correlations_are_those_of_the_maps():
+    from normlens.measures.similarity import correlate
+
+    for family in ("bert", "gpt2"):
+        lens = normlens.load(tiny_model(family), device="cuda")
+        encoded, _ = lens._encode(None, BATCH, None, None, False)
+        for maps in lens.analyse(encoded, correlations=True):
+            expected = correlate(maps)
+            assert maps.correlations.scopes == expected.scopes
+            np.testing.assert_allclose(maps.correlations.rho, expected.rho, atol=1e-12)
+        only = lens.analyse(encoded, correlations=True, arrays=False)[0]
+        assert not only.arrays
+        assert only.correlations is not None
+
+
+def test_edited_weights_are_noticed():
+    """Operands are kept from text to text; `.data` leaves no sign that they have grown old."""
+    model = tiny_model("bert")
+    lens = normlens.load(model, device="cuda")
+    lens.maps(input_ids=IDS)
+    block = next(iter(lens.adapter.blocks()))
+    block.output.dense.weight.data *= 1.3
+    fresh = normlens.load(copy.deepcopy(model), device="cuda").maps(input_ids=IDS)
+    found = lens.maps(input_ids=IDS)
+    for scope in fresh.scopes:
+        np.testing.assert_allclose(found[scope], fresh[scope], rtol=1e-3)
