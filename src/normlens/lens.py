@@ -151,7 +151,7 @@ class Lens:
         what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
         beginning of a text that is too long. `statistics` adds what the papers measure of the
         feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
-        "float32", "tf32" (the default there) or "bfloat16"; the maps' provenance says which it was.
+        "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         done = self.analyse(

@@ -12,8 +12,9 @@ import run_examples as examples
 import torch
 
 import normlens
-from normlens.corpus import Run, open_data, resume, run
+from normlens.corpus import Run, open_data, options, resume, run
 from normlens.corpus.options import parse_settings
+from normlens.decomposition import engine
 from normlens.errors import InputError, NormLensError
 
 N = 23
@@ -289,3 +290,13 @@ def test_a_folder_without_a_model_does_not_hide_an_embedded_one(
     (tmp_path / "minilm").mkdir()
     done = run("minilm", corpus, "minilm/run", measures="mixing", limit=1)
     assert done.manifest.options.model == "minilm"
+
+
+def test_the_precision_belongs_to_the_run(tmp_path: Path, lens: Any, corpus: Path) -> None:
+    assert options.PRECISIONS == engine.PRECISIONS
+    done = run(lens, corpus, tmp_path / "run", measures="mixing", precision="tf32", limit=2)
+    assert done.manifest.options.precision == "tf32"
+    with pytest.raises(NormLensError, match="--precision"):
+        resume(tmp_path / "run", model=lens, precision="bfloat16")
+    with pytest.raises(InputError, match="unknown precision 'half'"):
+        run(lens, corpus, tmp_path / "no", precision="half")

@@ -107,6 +107,12 @@ def run_command(
         str | None,
         typer.Option(metavar="TYPE", help="auto, float64, float32, float16 or bfloat16."),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND", help="Of FF products on a GPU: float32 (default), tf32 or bfloat16."
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="local (default) or ray.")
     ] = None,
@@ -146,6 +152,7 @@ def run_command(
         "pair_column": pair_column,
         "paragraphs": paragraphs,
         "revision": revision,
+        "precision": precision,
         "shard_size": shard_size,
         "device": device,
         "dtype": dtype,

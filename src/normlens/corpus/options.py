@@ -13,6 +13,7 @@ from typing import Any
 from normlens.errors import InputError, valid_choice
 
 ENGINES = ("local", "ray")
+PRECISIONS = ("auto", "float32", "tf32", "bfloat16")  # as in decomposition, which needs torch
 MEASURES = ("similarity", "mixing", "amplification", "norms")
 
 
@@ -34,6 +35,7 @@ class Options:
     pair_column: str | None = None
     paragraphs: bool = False
     revision: str | None = None
+    precision: str = "auto"  # of the feed-forward products on a GPU
     #: sequences per shard; the tables do not depend on it, but the files that are there do
     shard_size: int = 64
 
@@ -42,6 +44,7 @@ class Options:
             raise InputError("no measure is chosen; leave --measures out to take all")
         if len(set(self.measures)) != len(self.measures):
             raise InputError(f"a measure is named twice: {', '.join(self.measures)}")
+        valid_choice(self.precision, PRECISIONS, "precision")
         if self.mask is not None and not 0 < self.mask <= 1:
             raise InputError(f"--mask is a share between 0 and 1, not {self.mask}")
         for name in ("limit", "max_length", "shard_size"):

@@ -47,6 +47,7 @@ def run(
     pair_column: str | None = None,
     paragraphs: bool = False,
     revision: str | None = None,
+    precision: str = "auto",
     shard_size: int = 64,
     progress: Progress | None = None,
     **execution: Any,
@@ -74,6 +75,7 @@ def run(
         pair_column=pair_column,
         paragraphs=paragraphs,
         revision=revision,
+        precision=precision,
         shard_size=shard_size,
     )
     how = _execution(execution)

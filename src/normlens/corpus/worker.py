@@ -227,6 +227,7 @@ class Worker:
             statistics=self.needs.statistics,
             arrays=self.arrays,
             correlations=self.ranks_on_device,
+            precision=self.task.options.precision,
             batch_size=size if size == "auto" else int(size),
         )
 
