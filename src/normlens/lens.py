@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,9 @@ TOLERANCE = {
     torch.float16: 2e-2,
     torch.bfloat16: 1e-1,
 }
+
+#: Called with the layers that are done and the layers asked for.
+Progress = Callable[[int, int], None]
 
 
 class Lens:
@@ -136,6 +139,7 @@ class Lens:
         truncate: bool = False,
         samples: int = 64,
         seed: int = 0,
+        progress: Progress | None = None,
     ) -> Any:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
 
@@ -144,7 +148,8 @@ class Lens:
         "gradient" or "shapley" (`samples` permutations, `seed`). `memory_limit` ("512MB") bounds
         what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
         beginning of a text that is too long. `statistics` adds what the papers measure of the
-        feed-forward block's vectors.
+        feed-forward block's vectors. `progress` is called with the layers done and the layers
+        asked for, after each layer of each batch; what it raises ends the analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         done = self.analyse(
@@ -158,6 +163,7 @@ class Lens:
             memory_limit=memory_limit,
             samples=samples,
             seed=seed,
+            progress=progress,
         )
         return done if many else done[0]
 
@@ -174,6 +180,7 @@ class Lens:
         memory_limit: int | float | str | None = None,
         samples: int = 64,
         seed: int = 0,
+        progress: Progress | None = None,
     ) -> list[Maps]:
         """Maps of sequences that are tokenised already; options as in `maps`."""
         limit = parse_bytes(memory_limit) or default_limit(self.device)
@@ -190,6 +197,7 @@ class Lens:
                 samples=_at_least_one(samples, "samples"),
                 seed=seed,
             ),
+            progress=progress,
         )
         results: list[Maps | None] = [None] * len(encoded)
         try:
@@ -305,6 +313,8 @@ class Lens:
             self._check_completeness(traced.index, result)
             for index, (into, length) in enumerate(zip(collected, lengths, strict=True)):
                 into.add(result, index, length, traced.layer)
+            if request.progress is not None:
+                request.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
         trace(self.adapter, self._inputs(batch), request.layers, consume)
         return [
@@ -381,6 +391,7 @@ class Request:
     scopes: list[str]
     layers: list[int]
     settings: Settings
+    progress: Progress | None = None
 
 
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:
