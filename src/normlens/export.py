@@ -43,9 +43,9 @@ def write(
     """Write maps in the format that the ending of `path` names, whole or not at all.
 
     ``.safetensors`` holds everything and can be opened again; ``.csv`` and ``.json`` hold every
-    number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or several
-    as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose; `drawing` goes to `figures.plot_layer` or
-    `figures.plot_overview`.
+    number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or
+    several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose;
+    `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
     """
     suffix = check_format(path, drawing)
     store.check_output(path, overwrite=overwrite)

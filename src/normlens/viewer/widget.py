@@ -41,7 +41,7 @@ def widget_class() -> type[Any]:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"the widget needs anywidget: {_HINT}") from error
 
-    class MapsWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    class MapsWidget(anywidget.AnyWidget):
         """The viewer; `state` follows what is looked at."""
 
         _esm = page.script()
