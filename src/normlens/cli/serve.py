@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import webbrowser
 from typing import Annotated
 
 import typer
 
 from normlens.cli.arguments import checked_options
 from normlens.cli.options import DtypeOption, LimitOption, QuietOption, TrustOption
+from normlens.cli.printing import status
 from normlens.errors import InputError
 
 
@@ -46,19 +51,42 @@ def serve_command(
     checked_options("ig", 1, memory_limit)
 
     from normlens.serve.limits import Limits
-    from normlens.serve.models import installed_models
-    from normlens.serve.server import serve
+    from normlens.serve.models import ServedModels, installed_models
+    from normlens.serve.security import is_loopback
+    from normlens.serve.server import PageServer
 
-    serve(
+    limits = Limits(tokens=tokens)
+    models = ServedModels(
         model or installed_models(),
-        host=host,
-        port=port,
-        allow_hosts=allow_host or (),
-        limits=Limits(tokens=tokens),
-        open_browser=open_browser,
-        quiet=quiet,
+        limits,
         device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         memory_limit=memory_limit,
     )
+    page = PageServer(models, limits, host=host, port=port, allow_hosts=allow_host or ())
+    try:
+        with status("reading the models' configurations", quiet):
+            page.start()
+        print(page.url if quiet else f"{', '.join(models.names)} at {page.url}", flush=True)
+        if not quiet:
+            print("Ctrl-C stops it.", file=sys.stderr)
+        if not is_loopback(host):
+            print("warning: there is no password; keep strangers from", host, file=sys.stderr)
+        if open_browser:
+            # A browser in the terminal would keep the server from answering it.
+            threading.Thread(target=webbrowser.open, args=(page.url,), daemon=True).start()
+        page.run()
+    finally:
+        if not page.close():
+            _leave()
+
+
+def _leave() -> None:
+    """End without waiting for a layer or a download in work.
+
+    A thread inside torch does not survive the interpreter's own end in good order.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

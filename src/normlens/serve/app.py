@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from normlens._version import __version__
@@ -23,7 +24,7 @@ from normlens.serve.schemas import (
     Problem,
     Status,
     Submitted,
-    narrow,
+    complete,
 )
 from normlens.serve.security import Guard, Hosts
 from normlens.viewer.page import script, shell
@@ -88,7 +89,7 @@ def create_app(models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts) -
     _say_one_line(app)
     _add_page(app)
     _add_api(app, models, jobs, limits)
-    narrow(app.openapi(), list(models.names), list(RULES), limits)
+    complete(app.openapi(), list(models.names), list(RULES), limits)
     return Guard(app, hosts, limits.body_bytes)
 
 
@@ -209,10 +210,25 @@ def _say_one_line(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return JSONResponse({"detail": "the body is not JSON"}, 400)
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        what = str(first["msg"])
-        detail = f"{where or 'the body'}: {what[:1].lower()}{what[1:]}"
+        where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+        if first["type"] == "string_pattern_mismatch":
+            detail = f"{where}: the text is empty; give at least one word"
+        else:
+            detail = f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
         return JSONResponse({"detail": " ".join(detail.splitlines())}, 422)
+
+    @app.exception_handler(405)
+    async def not_allowed(request: Request, _: Exception) -> JSONResponse:
+        # Left alone, only the first method of an address would be listed.
+        methods = {
+            method
+            for route in app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+        allowed = ", ".join(sorted(methods))
+        detail = f"{request.method} is not possible here; use {allowed}"
+        return JSONResponse({"detail": detail}, 405, {"Allow": allowed})
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> JSONResponse:

@@ -61,7 +61,7 @@ class QueueFullError(Exception):
         self.seconds = seconds
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error
+class Stopped(Exception):
     """Raised inside an analysis that nobody waits for any more."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -72,12 +72,19 @@ class Problem(BaseModel):
     detail: str
 
 
-def narrow(schema: dict[str, object], names: list[str], rules: list[str], limits: Limits) -> None:
+def complete(schema: dict[str, Any], names: list[str], rules: list[str], limits: Limits) -> None:
     """Write into the OpenAPI schema what is known only when the server starts."""
-    request: dict = schema["components"]["schemas"]["AnalysisRequest"]["properties"]  # type: ignore[index]
+    schemas = schema["components"]["schemas"]
+    request = schemas["AnalysisRequest"]["properties"]
     request["model"]["enum"] = names
     request["rule"]["enum"] = rules
     request["text"]["maxLength"] = limits.text_characters
-    for kind in request["pair"]["anyOf"]:
-        if kind["type"] == "string":
-            kind["maxLength"] = limits.text_characters
+    request["pair"]["anyOf"][0]["maxLength"] = limits.text_characters
+    # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
+    # well-formed here, and an unknown one is 404.
+    for path in schema["paths"].values():
+        for operation in path.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)

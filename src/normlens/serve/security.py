@@ -83,6 +83,10 @@ class Refusal:
     detail: str
 
 
+class _Gone(Exception):
+    """Whoever sent the request did not stay to finish it."""
+
+
 class Guard:
     """Refuses foreign hosts, foreign pages and large bodies; adds headers to every answer."""
 
@@ -100,7 +104,10 @@ class Guard:
 
         refusal = self._refusal(scope)
         if refusal is None:
-            body = await self._read(scope, receive)
+            try:
+                body = await self._read(scope, receive)
+            except _Gone:
+                return
             if body is not None:
                 await self._app(scope, _replay(body, receive), send_guarded)
                 return
@@ -131,6 +138,8 @@ class Guard:
         body = bytearray()
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
             body += message.get("body", b"")
             if len(body) > self._body_bytes:
                 return None

@@ -1,94 +1,96 @@
-"""From options to a listening server, and back to the terminal."""
+"""A page at an address: bound, started, run until Ctrl-C, closed."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-import sys
-import threading
-import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from normlens.errors import InputError, MissingDependencyError
+from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
+from normlens.serve.worker import Worker
 
-#: How long a layer in work may take to end after Ctrl-C.
+#: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
+_UVICORN: dict[str, Any] = {
+    "log_level": "warning",
+    "access_log": False,
+    "lifespan": "off",
+    "ws": "none",
+    "proxy_headers": False,
+    "server_header": False,
+    "timeout_graceful_shutdown": 3,
+    "timeout_keep_alive": 75,  # longer than clients keep a connection: theirs is the first move
+}
 
 
-def serve(
-    names: Sequence[str],
-    *,
-    host: str,
-    port: int,
-    allow_hosts: Sequence[str] = (),
-    limits: Limits | None = None,
-    open_browser: bool = False,
-    quiet: bool = False,
-    **loading: Any,
-) -> None:
-    """Serve the page until Ctrl-C. `loading` is for `ServedModels`."""
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise MissingDependencyError(
-            "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
-        ) from error
-    from normlens.serve.app import create_app
-    from normlens.serve.jobs import Jobs
-    from normlens.serve.models import ServedModels
-    from normlens.serve.security import Hosts, is_loopback
-    from normlens.serve.worker import Worker
+class PageServer:
+    """The socket, the queue and the worker of one page."""
 
-    limits = limits or Limits()
-    with bind(host, port) as listener:
-        models, jobs = ServedModels(names, limits, **loading), Jobs(limits)
-        worker = Worker(jobs, models)
-        worker.start()
-        app = create_app(models, jobs, limits, Hosts.of(host, allow_hosts))
-        listener.listen(2048)
-        url = address(listener, host)
-        print(url if quiet else f"NormLens serves {', '.join(models.names)} at {url}", flush=True)
-        if not quiet:
-            _advise(is_loopback(host))
-        if open_browser:
-            # A browser in the terminal would keep the server from starting.
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+    def __init__(
+        self,
+        models: ServedModels,
+        limits: Limits,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_hosts: Sequence[str] = (),
+    ):
         try:
-            uvicorn.Server(uvicorn.Config(app, **_settings())).run(sockets=[listener])
-        except KeyboardInterrupt:
-            pass  # the way to end it
-        finally:
-            ended = worker.stop(PATIENCE)
-    if not ended:
-        # A thread inside torch does not survive the interpreter's own end in good order.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+            import fastapi  # noqa: F401
+            import uvicorn  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
+            ) from error
+        self.models, self.jobs, self._limits = models, Jobs(limits), limits
+        self._host, self._allow_hosts = host, allow_hosts
+        self._worker = Worker(self.jobs, models)
+        self._server: Any = None
+        # An address that cannot be had is known before anything slow begins.
+        self._listener = bind(host, port)
 
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds the page."""
+        from normlens.serve.security import is_everywhere
 
-def _settings() -> dict[str, Any]:
-    return {
-        "log_level": "warning",
-        "access_log": False,
-        "lifespan": "off",
-        "ws": "none",
-        "proxy_headers": False,
-        "server_header": False,
-        "timeout_graceful_shutdown": 3,
-    }
+        shown = "127.0.0.1" if is_everywhere(self._host) else self._host
+        port = self._listener.getsockname()[1]
+        return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
 
+    def start(self) -> None:
+        """Read the models' configurations and begin to listen; `run` answers."""
+        import uvicorn
 
-def _advise(loopback: bool) -> None:
-    print("Ctrl-C stops it.", file=sys.stderr)
-    if not loopback:
-        print(
-            "warning: whoever can reach this address can use it; there is no password",
-            file=sys.stderr,
-        )
+        from normlens.serve.app import create_app
+        from normlens.serve.security import Hosts
+
+        self._worker.start()
+        hosts = Hosts.of(self._host, self._allow_hosts)
+        app = create_app(self.models, self.jobs, self._limits, hosts)
+        self._server = uvicorn.Server(uvicorn.Config(app, **_UVICORN))
+        self._listener.listen(2048)
+
+    def run(self) -> None:
+        """Answer until Ctrl-C or `stop`."""
+        # When uvicorn has closed its connections it passes the signal on.
+        with suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """Have `run` return, from another thread."""
+        self._server.should_exit = True
+
+    def close(self) -> bool:
+        """Cancel every analysis; whether the worker has ended."""
+        self._listener.close()
+        return self._worker.stop(PATIENCE)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -115,12 +117,3 @@ def _bind_problem(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EACCES:
         return f"port {port} may not be used by this user; choose one above 1023 with --port"
     return f"cannot listen at {host!r}: {error.strerror or error}; use --host 127.0.0.1"
-
-
-def address(listener: socket.socket, host: str) -> str:
-    """Where a browser on this machine finds the page."""
-    from normlens.serve.security import is_everywhere
-
-    shown = "127.0.0.1" if is_everywhere(host) else host
-    port = listener.getsockname()[1]
-    return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"

@@ -43,7 +43,8 @@ class Worker:
     def stop(self, seconds: float) -> bool:
         """Cancel everything; whether the thread has ended within so many seconds."""
         self._jobs.close()
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
