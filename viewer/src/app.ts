@@ -2,14 +2,14 @@
 
 import { DARK, LIGHT, scientific, type Ink, type Palette, type Scale } from "./colours";
 import { CompareView } from "./compare";
-import { buttons, h, list, replace } from "./dom";
+import { buttons, h, list, pause, replace } from "./dom";
 import type { Cell } from "./heat";
 import { MapView } from "./mapview";
 import type { Axis } from "./measures";
 import { OverviewView } from "./overview";
 import { BytesSource, packed, type Item } from "./payload";
 import { csv, download, png, standalone, svgText } from "./save";
-import { feedForward } from "./scopes";
+import { feedForward, steps } from "./scopes";
 import { Shown } from "./shown";
 import { fit, read, write, type Ref, type State, type View } from "./state";
 import { Strip } from "./strip";
@@ -189,6 +189,7 @@ export class App implements Context {
       const view = this.views[this.state.view];
       if (view.el.parentNode !== this.body) replace(this.body, view.el);
       await view.render();
+      if (!this.stale()) this.root.dataset.painted = String(mine);
       if (!this.stale()) await this.strip.render();
       this.problem.hidden = true;
     } catch (error) {
@@ -205,6 +206,21 @@ export class App implements Context {
       layer: this.items[this.state.item].header.layers[this.state.layer] + 1,
       scope: this.state.scope,
     });
+    window.setTimeout(() => void this.prepare(mine), 150);
+  }
+
+  /** Decodes and ranks the neighbouring layers while nothing else is to do. */
+  private async prepare(serial: number): Promise<void> {
+    const { item, layer } = this.state;
+    const shown = this.shown(item);
+    for (const next of [layer + 1, layer - 1]) {
+      if (next < 0 || next >= shown.layers.length) continue;
+      for (const { before, after } of steps(shown.scopes)) {
+        if (this.serial !== serial) return;
+        await shown.rho(next, before, after);
+        await pause();
+      }
+    }
   }
 
   private renderControls(): void {

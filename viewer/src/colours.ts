@@ -101,7 +101,7 @@ export function diverging(
   const colour = dark ? darkDiverging : (t: number) => interpolateRdBu(1 - t);
   const packed = pack(colour);
   if (scale === "rank") {
-    const sizes = Float32Array.from(map, Math.abs);
+    const sizes = map.map(Math.abs);
     const place = rankPlaces(sizes, mask);
     const ticks = [
       { t: 0, label: "damped" },

@@ -5,12 +5,12 @@ import { buttons, h, list, replace, svg } from "./dom";
 import { HeatView, whole, FONT, type Cell, type Heat, type Pin, type Window_ } from "./heat";
 import { bars } from "./mapview";
 import {
-  difference,
   extremePairs,
   largestSize,
   largestValue,
   normalise,
   spearman,
+  subtract,
   type Axis,
   type Mask,
 } from "./measures";
@@ -112,10 +112,12 @@ export class CompareView implements Panel {
     }
     const n = a.n;
     const mask = both(a.mask(state.a.layer), b.mask(state.b.layer));
-    const labels = a.labels.map((label, k) =>
-      label === b.labels[k] ? label : `${label} / ${b.labels[k]}`,
-    );
-    const tops = [mapA, mapB].map((map) => largestValue(normalise(map, n, state.cnorm), mask));
+    const labels =
+      a === b
+        ? a.labels
+        : a.labels.map((label, k) => (label === b.labels[k] ? label : `${label} / ${b.labels[k]}`));
+    const scaled = [mapA, mapB].map((map) => normalise(map, n, state.cnorm));
+    const tops = scaled.map((map) => largestValue(map, mask));
     const shared = state.range === "map" ? null : Math.max(...tops);
     const base = {
       n,
@@ -128,8 +130,7 @@ export class CompareView implements Panel {
       pair: state.pair,
       caption: context.caption,
     };
-    const plain = (ref: Ref, raw: Float32Array, letter: string, top: number): Heat => {
-      const map = normalise(raw, n, state.cnorm);
+    const plain = (ref: Ref, map: Float32Array, letter: string, top: number): Heat => {
       const { header } = context.items[ref.item];
       const what = unit(ref.scope, state.cnorm);
       const colours = (dark: boolean) =>
@@ -147,7 +148,7 @@ export class CompareView implements Panel {
         brief,
       };
     };
-    const change = difference(mapA, mapB, n, state.cnorm);
+    const change = subtract(scaled[0], scaled[1]);
     const top = largestSize(change, mask);
     const name = this.isAmplification() ? "FF-amp" : "B − A";
     const colours = (dark: boolean) =>
@@ -155,8 +156,8 @@ export class CompareView implements Panel {
         scale: state.scale, top, what: `${name}: ${unit(state.b.scope, state.cnorm)}, B − A`, dark,
       });
     this.heats = {
-      a: plain(state.a, mapA, "A", tops[0]),
-      b: plain(state.b, mapB, "B", tops[1]),
+      a: plain(state.a, scaled[0], "A", tops[0]),
+      b: plain(state.b, scaled[1], "B", tops[1]),
       difference: {
         ...base,
         name: "difference",
@@ -172,7 +173,11 @@ export class CompareView implements Panel {
     this.first.draw(this.heats.a, room, ink);
     this.second.draw(this.heats.b, room, ink);
     this.signed.draw(this.heats.difference, room, ink);
-    const rho = spearman(mapA, mapB, mask);
+    const oneLayer = a === b && state.a.layer === state.b.layer;
+    const rho = oneLayer
+      ? await a.rho(state.a.layer, state.a.scope, state.b.scope)
+      : spearman(mapA, mapB, mask);
+    if (context.stale()) return;
     this.note.textContent =
       `Spearman’s ρ of A and B is ${Number.isNaN(rho) ? "not defined" : rho.toFixed(3)} ` +
       "over the pairs that attention allows.";

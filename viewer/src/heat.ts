@@ -79,6 +79,22 @@ function textWidth(text: string, size: number): number {
   return measuring.measureText(text).width;
 }
 
+const measured = new WeakMap<string[], Map<string, number>>();
+
+/** The width of the widest of some labels at a size of 10; measuring many takes long. */
+function widestLabel(labels: string[], from: number, to: number): number {
+  const known = measured.get(labels) ?? new Map<string, number>();
+  measured.set(labels, known);
+  const key = `${from}:${to}`;
+  let width = known.get(key);
+  if (width === undefined) {
+    width = 0;
+    for (let k = from; k < to; k++) width = Math.max(width, textWidth(cut(labels[k]), 10));
+    known.set(key, width);
+  }
+  return width;
+}
+
 export function cut(label: string, most = LONGEST): string {
   const characters = [...label];
   return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : label;
@@ -92,7 +108,7 @@ function layoutOf(heat: Heat, room: { width: number; height: number }): Layout {
   let layout: Layout | null = null;
   for (let round = 0; round < 3; round++) {
     const widest = (labels: string[], [from, to]: [number, number]) =>
-      labels.slice(from, to).reduce((top, label) => Math.max(top, textWidth(cut(label), font)), 12);
+      Math.max(12, (font / 10) * widestLabel(labels, from, to));
     const left = AXIS + 8 + Math.ceil(widest(heat.rows, heat.window.rows));
     const slanted: boolean = layout !== null && layout.cell > 2.1 * font;
     const widestColumn = widest(heat.columns, heat.window.columns);

@@ -4,7 +4,7 @@ import { ArcView } from "./arcs";
 import { brief, number, sequential } from "./colours";
 import { h, replace } from "./dom";
 import { HeatView, whole, type Cell, type Heat, type Pin } from "./heat";
-import { extremePairs, largestValue, normalise } from "./measures";
+import { columnShare, extremePairs, largestValue } from "./measures";
 import type { Row } from "./save";
 import { chain, componentsOf, shortName, unit } from "./scopes";
 import type { Shown } from "./shown";
@@ -214,8 +214,7 @@ export class MapView implements Panel {
     const names = chain(shown.scopes);
     const values = await Promise.all(
       names.map(async (scope) => {
-        const map = await shown.map(scope, state.layer);
-        return normalise(map, heat.n, "source")[target * heat.n + source];
+        return columnShare(await shown.map(scope, state.layer), heat.n, target, source);
       }),
     );
     if (context.stale()) return;

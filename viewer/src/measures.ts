@@ -22,13 +22,30 @@ export function normalise(map: Float32Array, n: number, axis: Axis): Float32Arra
 
 /** `b − a`, both normalised: FF-amp where b is the map after the feed-forward block. */
 export function difference(a: Float32Array, b: Float32Array, n: number, axis: Axis): Float32Array {
-  const [before, after] = [normalise(a, n, axis), normalise(b, n, axis)];
-  return Float32Array.from(after, (value, k) => value - before[k]);
+  return subtract(normalise(a, n, axis), normalise(b, n, axis));
+}
+
+/** `after − before`. */
+export function subtract(before: Float32Array, after: Float32Array): Float32Array {
+  const change = new Float32Array(after.length);
+  for (let k = 0; k < change.length; k++) change[k] = after[k] - before[k];
+  return change;
+}
+
+/** A pair's share of its source's column. */
+export function columnShare(map: Float32Array, n: number, target: number, source: number): number {
+  let sum = 0;
+  for (let i = 0; i < n; i++) sum += map[i * n + source];
+  return sum > 0 ? map[target * n + source] / sum : 0;
 }
 
 /** The values of the pairs that count. */
 export function allowedValues(map: Float32Array, mask: Mask): Float32Array {
-  return mask === null ? map : map.filter((_, k) => mask[k]);
+  if (mask === null) return map;
+  const values = new Float32Array(map.length);
+  let size = 0;
+  for (let k = 0; k < map.length; k++) if (mask[k]) values[size++] = map[k];
+  return values.subarray(0, size);
 }
 
 /**
@@ -37,8 +54,8 @@ export function allowedValues(map: Float32Array, mask: Mask): Float32Array {
  */
 export function centredRanks(values: Float32Array): Int32Array | null {
   const size = values.length;
+  for (let k = 0; k < size; k++) if (values[k] !== values[k]) return null;
   const order = sortedOrder(values);
-  if (size > 0 && values.some(Number.isNaN)) return null;
   const ranks = new Int32Array(size);
   for (let start = 0; start < size; ) {
     let end = start + 1;

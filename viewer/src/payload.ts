@@ -119,7 +119,8 @@ export class Item {
     const n = this.n;
     const from = this.header.derived[scope];
     if (from !== undefined) {
-      const half = Float32Array.from(await this.map(from, layer), (value) => 0.5 * value);
+      const half = (await this.map(from, layer)).slice();
+      for (let k = 0; k < half.length; k++) half[k] *= 0.5;
       for (let i = 0; i < n; i++) half[i * n + i] += 0.5;
       return half;
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: The size that a file stays below unless told otherwise, in MB (10⁶ bytes).
 LARGEST = 60.0
-_EXACT = 1_200_000  # bytes of float32 up to which values are kept as they are
+_EXACT = 1_600_000  # bytes of float32 up to which values are kept as they are
 
 
 def to_html(

@@ -27,8 +27,8 @@ def shell(mode: str = "serve") -> str:
 def standalone(payload: bytes, title: str, state: str = "") -> str:
     """One page with the front end and a payload inside; it works from disk, without network.
 
-    `state` is what it shows first, as in the page's address: ``"layer=3&scope=FF"``. Tokens and texts
-    are inside the payload's base64, so none of them is ever read as markup.
+    `state` is what it shows first, as in the page's address: ``"layer=3&scope=FF"``. Tokens and
+    texts are inside the payload's base64, so none of them is ever read as markup.
     """
     # Inside a script element only these character sequences mean something to an HTML parser.
     inline = script().replace("</script", "<\\/script").replace("<!--", "<\\!--")
