@@ -122,10 +122,10 @@ export class App implements Context {
   }
 
   get caption(): string {
-    const { header } = this.items[this.state.item];
-    const text = (header.text ?? []).join(" / ").replace(/\s+/g, " ");
+    const item = this.items[this.state.item];
+    const text = (item.header.text ?? []).join(" / ").replace(/\s+/g, " ");
     const quoted = text === "" ? "" : `“${text.length > 70 ? `${text.slice(0, 69)}…` : text}” · `;
-    return `${quoted}${this.provenance(this.items[this.state.item]).join(" · ")}`;
+    return `${quoted}${[...this.provenance(item), this.version(item)].join(" · ")}`;
   }
 
   update(patch: Partial<State>): void {
@@ -262,7 +262,9 @@ export class App implements Context {
     [...this.layerRow.children].forEach((button, k) =>
       button.setAttribute("aria-pressed", String(k === state.layer)),
     );
-    replace(this.trust, ...this.provenance(items[state.item]).map((word) => h("span", {}, word)));
+    const words = this.provenance(items[state.item]);
+    replace(this.trust, ...words.map((word) => h("span", {}, word)));
+    this.trust.title = this.version(items[state.item]);
     this.missing.hidden = header.left_out.length === 0;
     this.missing.textContent = header.left_out.join(" ");
   }
@@ -290,9 +292,12 @@ export class App implements Context {
         ? "values in float32"
         : `values kept to ±${(100 * error).toPrecision(1)} % (${header.precision.bits} bits)`,
     );
-    const version = (about.versions as Record<string, unknown> | undefined)?.normlens;
-    if (version) words.push(`normlens ${String(version)}`);
     return words;
+  }
+
+  private version(item: Item): string {
+    const versions = item.header.provenance.versions as Record<string, unknown> | undefined;
+    return versions?.normlens ? `normlens ${String(versions.normlens)}` : "normlens";
   }
 
   // Controls -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ const SEQUENTIAL: Record<Palette, (t: number) => string> = {
 };
 
 const darkDiverging = interpolateRgbBasis([
-  "#b5dcff", "#5aa9f0", "#2a5f9e", "#1f2129", "#a3482a", "#f08a5a", "#ffd2b5",
+  "#b5dcff", "#5aa9f0", "#2a5f9e", "#1c2a3d", "#16181e", "#3b2119", "#a3482a", "#f08a5a", "#ffd2b5",
 ]);
 
 export interface Colouring {

@@ -7,6 +7,7 @@ import { chain, feedForward, resolve, steps } from "./scopes";
 
 /** The parts of an item's header that the state depends on. */
 export interface Known {
+  tokens?: string[];
   layers: number[];
   scopes: string[];
   provenance: Record<string, unknown>;
@@ -48,6 +49,7 @@ export const CHOICES = {
   cnorm: ["source", "target", "none"],
 } as const;
 
+const MANY = 64; // tokens
 const USUAL: Record<string, string> = {
   view: "map",
   form: "heat",
@@ -60,12 +62,18 @@ const USUAL: Record<string, string> = {
   cnorm: "source",
 };
 
+/** Of many pairs a few large values leave nothing for the others to be seen by, so ranks do. */
+function usual(name: string, items: Known[]): string {
+  if (name === "scale" && (items[0].tokens?.length ?? 0) > MANY) return "rank";
+  return USUAL[name];
+}
+
 /** A state from an address; whatever does not fit these maps is as usual. */
 export function read(given: Record<string, string>, items: Known[]): State {
   const one = <K extends keyof typeof CHOICES>(name: K): (typeof CHOICES)[K][number] => {
     const value = given[name] as (typeof CHOICES)[K][number];
     const known: readonly string[] = CHOICES[name];
-    return known.includes(value) ? value : (USUAL[name] as (typeof CHOICES)[K][number]);
+    return known.includes(value) ? value : (usual(name, items) as (typeof CHOICES)[K][number]);
   };
   const item = inside(Number(given.item ?? 0), items.length);
   const here = { item, ...placeIn(items[item], given.layer, given.scope) };
@@ -111,7 +119,7 @@ export function write(state: State, items: Known[]): Record<string, string> {
   if (state.zoom !== null) all.zoom = [...state.zoom.rows, ...state.zoom.columns].join(":");
   if (state.view === "compare") [all.a, all.b] = [ref(state.a), ref(state.b)];
   const unusual = ([name, value]: [string, string]) =>
-    USUAL[name] !== value && !(name === "item" && value === "0");
+    usual(name, items) !== value && !(name === "item" && value === "0");
   return Object.fromEntries(Object.entries(all).filter(unusual));
 }
 
@@ -134,14 +142,14 @@ export function fit(state: State, items: Known[], tokens: number): State {
     ref.layer < items[ref.item].layers.length &&
     items[ref.item].scopes.includes(ref.scope);
   const here = known(state) ? state : { ...state, ...placeOf(state, items) };
-  const usual = comparison(here, items);
+  const first = comparison(here, items);
   const { pin, pair, zoom } = here;
   const within = (window: Window_ | null) =>
     window !== null && window.rows[1] <= tokens && window.columns[1] <= tokens;
   return {
     ...here,
-    a: known(here.a) ? here.a : usual[0],
-    b: known(here.b) ? here.b : usual[1],
+    a: known(here.a) ? here.a : first[0],
+    b: known(here.b) ? here.b : first[1],
     pin: pin !== null && pin.index < tokens ? pin : null,
     pair: pair !== null && pair.target < tokens && pair.source < tokens ? pair : null,
     zoom: within(zoom) ? zoom : null,
