@@ -11,7 +11,7 @@ import { BytesSource, packed, type Item } from "./payload";
 import { csv, download, png, standalone, svgText } from "./save";
 import { feedForward, steps } from "./scopes";
 import { Shown } from "./shown";
-import { fit, read, write, type Ref, type State, type View } from "./state";
+import { comparison, fit, read, write, type Ref, type State, type View } from "./state";
 import { Strip } from "./strip";
 import css from "./style.css";
 import { itemName, type Context, type Panel } from "./view";
@@ -97,10 +97,11 @@ export class App implements Context {
     if (this.items.length === 0) return this.open([item], words ?? {});
     this.items = [...this.items, item];
     const last = this.items.length - 1;
-    if (words !== null) this.state = read({ ...words, item: String(last) }, this.headers);
+    if (words !== null) this.state = read(words, this.headers);
     else {
-      this.state = { ...this.state, item: last, pin: null, pair: null, zoom: null };
-      this.state = fit(this.state, this.headers, this.shown(last).n);
+      const state = { ...this.state, item: last, pin: null, pair: null, zoom: null };
+      this.state = fit(state, this.headers, this.shown(last).n);
+      [this.state.a, this.state.b] = comparison(this.state, this.headers);
     }
     this.update({});
   }
@@ -202,6 +203,7 @@ export class App implements Context {
     Object.assign(this.root.dataset, {
       busy: "false",
       drawn: this.drawn,
+      items: this.items.length,
       view: this.state.view,
       layer: this.items[this.state.item].header.layers[this.state.layer] + 1,
       scope: this.state.scope,
