@@ -67,6 +67,22 @@ export function centredRanks(values: Float32Array): Int32Array | null {
   return ranks;
 }
 
+/** The same ranks from codes of 16 bits that are in the order of the values; the last means NaN. */
+export function ranksOfCodes(codes: Uint16Array): Int32Array | null {
+  const size = codes.length;
+  const count = new Uint32Array(65536);
+  for (let k = 0; k < size; k++) count[codes[k]]++;
+  if (count[65535] > 0) return null;
+  const rankOf = new Int32Array(65536);
+  for (let code = 0, start = 0; code < 65535; code++) {
+    rankOf[code] = 2 * start + count[code] - size;
+    start += count[code];
+  }
+  const ranks = new Int32Array(size);
+  for (let k = 0; k < size; k++) ranks[k] = rankOf[codes[k]];
+  return ranks;
+}
+
 /** Positions in ascending order of value: a radix sort of the floats' bits in two passes. */
 function sortedOrder(values: Float32Array): Uint32Array {
   const size = values.length;

@@ -71,10 +71,15 @@ export class Base64Source implements Source {
   }
 }
 
+interface Decoded {
+  map: Float32Array;
+  codes: Uint16Array | null;
+}
+
 /** One analysed text: its header, and its maps as they are asked for. */
 export class Item {
   readonly n: number;
-  private readonly kept = new Map<string, Promise<Float32Array>>();
+  private readonly kept = new Map<string, Promise<Decoded>>();
   private masks: (Uint8Array | null)[] = [];
 
   constructor(
@@ -96,7 +101,16 @@ export class Item {
   }
 
   /** One map, [target, source] in row order. It belongs to the item: do not write into it. */
-  map(scope: string, layer: number): Promise<Float32Array> {
+  async map(scope: string, layer: number): Promise<Float32Array> {
+    return (await this.decoded(scope, layer)).map;
+  }
+
+  /** Codes of the allowed pairs, which are in the order of their values; null where there are none. */
+  async codes(scope: string, layer: number): Promise<Uint16Array | null> {
+    return (await this.decoded(scope, layer)).codes;
+  }
+
+  private decoded(scope: string, layer: number): Promise<Decoded> {
     const key = `${scope}/${layer}`;
     let found = this.kept.get(key);
     if (found === undefined) {
@@ -115,22 +129,24 @@ export class Item {
     return blob === undefined ? null : floats(await this.inflated(blob), blob);
   }
 
-  private async readMap(scope: string, layer: number): Promise<Float32Array> {
+  private async readMap(scope: string, layer: number): Promise<Decoded> {
     const n = this.n;
     const from = this.header.derived[scope];
     if (from !== undefined) {
       const half = (await this.map(from, layer)).slice();
       for (let k = 0; k < half.length; k++) half[k] *= 0.5;
       for (let i = 0; i < n; i++) half[i * n + i] += 0.5;
-      return half;
+      return { map: half, codes: null };
     }
     const blob = this.header.maps[scope][layer];
-    const values = floats(await this.inflated(blob), blob);
+    const planes = await this.inflated(blob);
+    const values = floats(planes, blob);
     const mask = this.mask(layer);
-    if (mask === null || blob.full) return values;
+    const codes = blob.coding === "log16" && !blob.full ? wideCodes(planes) : null;
+    if (mask === null || blob.full) return { map: values, codes };
     const map = new Float32Array(n * n);
     for (let k = 0, at = 0; k < map.length; k++) if (mask[k]) map[k] = values[at++];
-    return map;
+    return { map, codes };
   }
 
   private async readMask(mask: "all" | "lower" | Blob_): Promise<Uint8Array | null> {
@@ -235,6 +251,13 @@ export function floats(planes: Uint8Array, blob: Blob_): Float32Array {
     values[k] = table[wide ? planes[k] | (planes[size + k] << 8) : planes[k]];
   }
   return values;
+}
+
+function wideCodes(planes: Uint8Array): Uint16Array {
+  const size = planes.length / 2;
+  const codes = new Uint16Array(size);
+  for (let k = 0; k < size; k++) codes[k] = planes[k] | (planes[size + k] << 8);
+  return codes;
 }
 
 function decodingTable(size: number, low: number, step: number): Float32Array {

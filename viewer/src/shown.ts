@@ -9,6 +9,7 @@ import {
   mergeWords,
   normalise,
   pick,
+  ranksOfCodes,
   type Axis,
 } from "./measures";
 import { Item } from "./payload";
@@ -106,9 +107,11 @@ export class Shown {
   }
 
   private ranks(scope: string, layer: number): Promise<Int32Array | null> {
-    return remember(this.ranked, `${scope}/${layer}`, this.most, async () =>
-      centredRanks(allowedValues(await this.map(scope, layer), this.mask(layer))),
-    );
+    return remember(this.ranked, `${scope}/${layer}`, this.most, async () => {
+      const codes = this.plain ? await this.item.codes(scope, layer) : null;
+      if (codes !== null) return ranksOfCodes(codes);
+      return centredRanks(allowedValues(await this.map(scope, layer), this.mask(layer)));
+    });
   }
 
   /** The largest value of some maps: the shared top of their colour scale. */

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import fixture from "./fixture.json";
-import { difference, type Axis } from "../src/measures";
+import { allowedValues, centredRanks, difference, ranksOfCodes, type Axis } from "../src/measures";
 import { Base64Source, BytesSource, open, packed } from "../src/payload";
 import { Shown } from "../src/shown";
 
@@ -79,6 +79,20 @@ for (const name of ["whole", "causal"] as const) {
     });
   }
 }
+
+test("ranks of codes are the ranks of the decoded values", async () => {
+  for (const name of ["whole", "causal"] as const) {
+    const [item] = await open(new Base64Source(fixture[name].payloads["16"]));
+    for (const scope of Object.keys(item.header.maps)) {
+      for (const layer of item.header.layers.keys()) {
+        const codes = await item.codes(scope, layer);
+        const values = allowedValues(await item.map(scope, layer), item.mask(layer));
+        assert.deepEqual(ranksOfCodes(codes ?? new Uint16Array()), centredRanks(values));
+      }
+    }
+  }
+  assert.equal(ranksOfCodes(Uint16Array.from([1, 65535])), null);
+});
 
 test("base64 and bytes hold the same; items of two payloads can be packed into one", async () => {
   const texts = [fixture.whole.payloads["16"], fixture.causal.payloads["32"]];
