@@ -166,7 +166,7 @@ export class CompareView implements Panel {
         map: change,
         colouring: colours(ink.dark),
         recolour: colours,
-        brief: (value: number) => (value > 0 ? "+" : "") + brief(value),
+        brief: (value: number) => (value >= 0.0005 ? "+" : "") + brief(value),
       },
     };
     const room = this.room();
