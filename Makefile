@@ -8,13 +8,20 @@ JOBS   ?= 2
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint bench clean setup
+.PHONY: demo test browser lint bench viewer clean setup
 
 demo: $(STAMP)
 	$(BIN)/normlens demo --force
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# Some tests look at pages in Chromium; without it they are skipped and the last lines say so.
+browser:
+	@command -v chromium >/dev/null || test -n "$$CHROMIUM" || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install --yes -qq --no-install-recommends chromium; } || \
+	  echo "Chromium is not here and cannot be installed; tests in a browser will be skipped"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -23,6 +30,11 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py
+
+# The built front end is in the package; only those who change it need Node.
+viewer:
+	@command -v npm >/dev/null || { echo "npm is missing; on Debian: apt-get install npm"; exit 1; }
+	cd viewer && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
 
 setup: $(STAMP)
 
@@ -40,5 +52,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist normlens-demo .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist viewer/build viewer/node_modules normlens-demo .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

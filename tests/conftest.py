@@ -45,6 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What could not be tried in a browser is said last, with how to get it."""
+    reasons = {
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and "browser tests: " in str(report.longrepr[2])
+    }
+    for reason in sorted(reasons):
+        terminalreporter.write_line(f"skipped {reason}", yellow=True)
+
+
 @lru_cache(maxsize=64)
 def _tiny(model_type: str, dtype: torch.dtype, overrides: tuple[tuple[str, Any], ...]) -> Any:
     from normlens.models.examples import tiny_model

@@ -55,6 +55,7 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
     listed = set(re.findall(r"^  (minilm-\S+)", said, re.MULTILINE))
     assert written == listed
     assert len([name for name in written if name.endswith(".png")]) == 4
+    assert f"open {folder / 'minilm-viewer.html'} in a browser" in lines[-1]
     for number, sentence in enumerate(SENTENCES, start=1):
         assert normlens.open(folder / f"minilm-{number}.safetensors").text == sentence
 
@@ -67,7 +68,7 @@ def test_demo_without_matplotlib_says_how_to_get_pictures(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     lines: list[str] = []
     folder = run_demo(tmp_path / "new" / "demo", echo=lines.append)
-    assert {path.suffix for path in folder.iterdir()} == {".safetensors"}
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".html"}
     assert "pip install 'normlens[viz]'" in "\n".join(lines)
 
 

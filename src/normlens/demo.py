@@ -20,6 +20,7 @@ from normlens.errors import MissingDependencyError, OutputError
 from normlens.loading import load
 from normlens.maps import Maps
 from normlens.scopes import Step, consecutive
+from normlens.viewer import to_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,12 +64,14 @@ def run_demo(
     if report is not None:
         echo(f"  {report.relative_to(folder).as_posix():<32} the papers' tables and figures")
     example = folder / written[0][0].name
+    pages = [path for path, _ in written if path.suffix == ".html"]
     echo(
         "\nTo try next:\n"
         '  normlens map "Your own sentence." --layers 4 --out layer-4.png\n'
         "  normlens --help\n"
         f'  python -c "import normlens; print(normlens.open({example.as_posix()!r}))"'
     )
+    echo(f"\nTo look at the maps, open {pages[0]} in a browser.")
     if report is not None:
         echo(f"\nThe report: {report.resolve().as_uri()}")
     return folder
@@ -150,6 +153,9 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
     for number, maps in enumerate(results, start=1):
         path = maps.save(folder / f"{name}-{number}.safetensors", overwrite=True)
         written.append((path, f"maps of “{maps.text}”"))
+    # Their texts can be compared in it where they have one length.
+    page = to_html(results, folder / f"{name}-viewer.html", overwrite=True)
+    written.append((page, "all of them to look at: open it in a browser"))
     if not _without_pictures():
         for path, figure, what in _pictures(name, folder, results[0], step, layers):
             with store.writing(path, overwrite=True) as temporary:

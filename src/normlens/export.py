@@ -43,15 +43,17 @@ def write(
     """Write maps in the format that the ending of `path` names, whole or not at all.
 
     ``.safetensors`` holds everything and can be opened again; ``.csv`` and ``.json`` hold every
-    number; ``.png`` and ``.svg`` show one layer large or several as rows; ``.pdf`` has one page per
-    layer. `layers` (from 0) and `scopes` choose; `drawing` goes to `figures.plot_layer` or
-    `figures.plot_overview`.
+    number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or
+    several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose;
+    `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
     """
     suffix = check_format(path, drawing)
     store.check_output(path, overwrite=overwrite)
     chosen = maps.choose(layers, scopes)
     if suffix == ".safetensors":
         return store.save(chosen, path, overwrite=overwrite)
+    if suffix == ".html":
+        return chosen.to_html(path, overwrite=overwrite)
     with store.writing(path, overwrite=overwrite) as temporary:
         _WRITERS[suffix](chosen, temporary, **drawing)
     return Path(path)
@@ -196,4 +198,4 @@ _WRITERS: dict[str, Callable[..., None]] = {
 }
 PICTURES = (".png", ".svg", ".pdf")
 #: Endings of file names that `write` knows.
-FORMATS = (".safetensors", *_WRITERS)
+FORMATS = (".safetensors", ".html", *_WRITERS)

@@ -45,6 +45,9 @@ TOLERANCE = {
 #: Largest error of the sum of a kernel's parts, by the precision of its products.
 KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
 
+#: Called with the layers that are done and the layers asked for.
+Progress = Callable[[int, int], None]
+
 
 class Lens:
     """A model seen through its attribution maps. Made by `normlens.load`."""
@@ -142,6 +145,7 @@ class Lens:
         samples: int = 64,
         seed: int = 0,
         precision: str = AUTO,
+        progress: Progress | None = None,
     ) -> Any:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
 
@@ -152,6 +156,8 @@ class Lens:
         beginning of a text that is too long. `statistics` adds what the papers measure of the
         feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
         "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
+        `progress` is called with the layers done and the layers asked for, after each layer of each
+        batch; what it raises ends the analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         done = self.analyse(
@@ -166,6 +172,7 @@ class Lens:
             samples=samples,
             seed=seed,
             precision=precision,
+            progress=progress,
         )
         return done if many else done[0]
 
@@ -185,6 +192,7 @@ class Lens:
         precision: str = AUTO,
         arrays: bool = True,
         correlations: bool = False,
+        progress: Progress | None = None,
     ) -> list[Maps]:
         """Maps of sequences that are tokenised already; options as in `maps`.
 
@@ -208,6 +216,7 @@ class Lens:
             ),
             arrays=arrays,
             correlations=correlations,
+            progress=progress,
         )
         results: list[Maps | None] = [None] * len(encoded)
         try:
@@ -352,6 +361,8 @@ class Lens:
                 self._projections.of(traced.index, _fingerprint(traced.block)),
             )
             collected.add(result, traced.index, traced.layer)
+            if request.progress is not None:
+                request.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
         trace(self.adapter, self._inputs(batch), request.layers, consume)
         return collected
@@ -458,6 +469,7 @@ class Request:
     settings: Settings
     arrays: bool = True
     correlations: bool = False
+    progress: Progress | None = None
 
 
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:

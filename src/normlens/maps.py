@@ -252,6 +252,29 @@ class Maps:
         """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
         return store.save(self, path, overwrite=overwrite)
 
+    def to_html(self, path: str | Path, **options: Any) -> Path:
+        """Write the viewer with these maps as one HTML file; options of `normlens.viewer.to_html`.
+
+        The file works from disk and needs no network.
+        """
+        from normlens.viewer import to_html
+
+        return to_html(self, path, **options)
+
+    def show(self, *others: Maps, **state: Any) -> Any:
+        """The interactive viewer for a notebook cell; `others` are maps to compare with.
+
+        ``maps.show(layer=3, scope="FF")`` opens it there (layers from 1, as in all pictures).
+        """
+        from normlens.viewer.widget import show
+
+        return show([self, *others], **state)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.widget import mimebundle
+
+        return mimebundle(self, **options)
+
     def plot(
         self, layer: int = 0, scopes: str | Sequence[str] | None = None, **options: Any
     ) -> Figure:

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +18,8 @@ from normlens.experiments.base import Evidence, Result
 from normlens.experiments.published import Published
 from normlens.experiments.settings import Settings
 from normlens.lens import Lens
+
+duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
 POST = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N"]
 PARALLEL = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"]

@@ -5,13 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pytest
 import run_examples as examples
-from hypothesis import given
-from hypothesis import strategies as st
 
 from normlens.corpus import run
 from normlens.experiments import published
@@ -19,6 +16,12 @@ from normlens.experiments.base import Evidence, Result
 from normlens.experiments.published import Published
 from normlens.experiments.relations import EXPERIMENTS, histogram, matched, proportional
 from normlens.experiments.settings import Settings
+
+duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+pytest.importorskip("hypothesis", reason="needs hypothesis")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 POST = ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N"]
 POST += ["ATTNRESLNFFRESLN-N"]

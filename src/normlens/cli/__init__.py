@@ -19,6 +19,8 @@ from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
+from normlens.cli.serve import serve_command
+from normlens.cli.view import view_command
 from normlens.corpus.cli import app as corpus_app
 from normlens.errors import NormLensError
 from normlens.experiments.cli import app as experiments_app
@@ -40,6 +42,12 @@ app.command(
     epilog='Example: normlens map --text "She teaches soap opera history." --layers 1,3-5 '
     "--out maps.safetensors",
 )(map_command)
+app.command(
+    "view",
+    short_help="Maps files as an interactive page, in the browser or in one HTML file.",
+    epilog="Example: normlens view maps.safetensors --out soap.html",
+)(view_command)
+app.command("serve", epilog="Example: normlens serve --model minilm --open")(serve_command)
 app.command("models", epilog="Example: normlens models --install minilm")(models_command)
 app.command("doctor", epilog="Example: normlens doctor")(doctor_command)
 app.command("estimate", epilog="Example: normlens estimate --model minilm --tokens 512")(

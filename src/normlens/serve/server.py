@@ -1,0 +1,119 @@
+"""A page at an address: bound, started, run until Ctrl-C, closed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from normlens.errors import InputError, MissingDependencyError
+from normlens.serve.jobs import Jobs
+from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
+from normlens.serve.worker import Worker
+
+#: Seconds that an analysis has to come to its next layer when the server ends.
+PATIENCE = 5.0
+_UVICORN: dict[str, Any] = {
+    "log_level": "warning",
+    "access_log": False,
+    "lifespan": "off",
+    "ws": "none",
+    "proxy_headers": False,
+    "server_header": False,
+    "timeout_graceful_shutdown": 3,
+    "timeout_keep_alive": 75,  # longer than clients keep a connection: theirs is the first move
+}
+
+
+class PageServer:
+    """The socket, the queue and the worker of one page."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        limits: Limits,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_hosts: Sequence[str] = (),
+    ):
+        try:
+            import fastapi  # noqa: F401
+            import uvicorn  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
+            ) from error
+        self.models, self.jobs, self._limits = models, Jobs(limits), limits
+        self._host, self._allow_hosts = host, allow_hosts
+        self._worker = Worker(self.jobs, models)
+        self._server: Any = None
+        # An address that cannot be had is known before anything slow begins.
+        self._listener = bind(host, port)
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds the page."""
+        from normlens.serve.security import is_everywhere
+
+        shown = "127.0.0.1" if is_everywhere(self._host) else self._host
+        port = self._listener.getsockname()[1]
+        return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
+
+    def start(self) -> None:
+        """Read the models' configurations and begin to listen; `run` answers."""
+        import uvicorn
+
+        from normlens.serve.app import create_app
+        from normlens.serve.security import Hosts
+
+        self._worker.start()
+        hosts = Hosts.of(self._host, self._allow_hosts)
+        app = create_app(self.models, self.jobs, self._limits, hosts)
+        self._server = uvicorn.Server(uvicorn.Config(app, **_UVICORN))
+        self._listener.listen(2048)
+
+    def run(self) -> None:
+        """Answer until Ctrl-C or `stop`."""
+        # When uvicorn has closed its connections it passes the signal on.
+        with suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """Have `run` return, from another thread."""
+        self._server.should_exit = True
+
+    def close(self) -> bool:
+        """Cancel every analysis; whether the worker has ended."""
+        self._listener.close()
+        return self._worker.stop(PATIENCE)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at the address, not listening yet."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise InputError(f"there is no address {host!r}; use --host 127.0.0.1") from error
+    family, kind, protocol, _, place = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+    except OSError as error:
+        listener.close()
+        raise InputError(_bind_problem(error, host, port)) from error
+    return listener
+
+
+def _bind_problem(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use; choose another with --port (0 takes any free one)"
+    if error.errno == errno.EACCES:
+        return f"port {port} may not be used by this user; choose one above 1023 with --port"
+    return f"cannot listen at {host!r}: {error.strerror or error}; use --host 127.0.0.1"

@@ -1,0 +1,199 @@
+"""Maps as the bytes that the viewer reads: a JSON header, then compressed arrays.
+
+The format is described in ``viewer/CONTRACT.md``. With `precision` 32 values are kept as float32.
+With 16 or 8 the logarithm of each value is rounded to that many bits between the map's smallest and
+largest value, so that the *relative* error is the same for small and large values: at most
+``(max / min) ** (1 / 131066) − 1``, which is 0.007 % where values span four orders of magnitude.
+Zero stays zero, and the order of values is kept except that close neighbours may become equal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens import store
+from normlens.errors import InputError
+from normlens.figures.labels import readable_tokens
+
+if TYPE_CHECKING:
+    from normlens.maps import Maps
+
+MEDIA_TYPE = "application/octet-stream"
+MAGIC = b"NLVIEW01"
+FORMAT = "normlens-viewer"
+FORMAT_VERSION = 1
+PRECISIONS = (32, 16, 8)
+_LEVEL = 6
+
+
+def encode(
+    maps: Maps | Sequence[Maps], *, precision: int = 16, left_out: Iterable[str] = ()
+) -> bytes:
+    """One or several maps as a payload; `left_out` are sentences about what is missing."""
+    if precision not in PRECISIONS:
+        listed = ", ".join(map(str, PRECISIONS))
+        raise InputError(f"precision is a number of bits, one of {listed}, not {precision!r}")
+    listed_maps = as_list(maps)
+    blobs = _Blobs()
+    items = [_item(one, blobs, precision, list(left_out)) for one in listed_maps]
+    header = json.dumps(
+        {"format": FORMAT, "version": FORMAT_VERSION, "items": items},
+        allow_nan=False,
+        separators=(",", ":"),
+    ).encode("ascii")
+    start = len(MAGIC) + 4 + len(header)
+    header += b" " * (-start % 3)
+    return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *blobs.parts])
+
+
+def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
+    """One or several maps as a list that is not empty."""
+    from normlens.maps import Maps
+
+    listed = [maps] if isinstance(maps, Maps) else list(maps)
+    if not listed:
+        raise InputError("there are no maps to show; give at least one")
+    for one in listed:
+        if not isinstance(one, Maps):
+            raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
+        if not one.scopes or not one.tokens or not one.layers:
+            raise InputError("these maps have no scope, layer or token; there is nothing to show")
+    return listed
+
+
+class _Blobs:
+    """Compressed arrays behind each other, each at a multiple of three bytes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+    def add(self, array: NDArray, coding: str, **more: Any) -> dict[str, Any]:
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        planes = little.reshape(-1).view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
+        data = packer.compress(planes) + packer.flush()
+        blob = {"at": self.size, "length": len(data), "coding": coding, **more}
+        data += bytes(-len(data) % 3)
+        self.parts.append(data)
+        self.size += len(data)
+        return blob
+
+
+def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dict[str, Any]:
+    masks, allowed = _masks(maps.allowed, blobs)
+    derived = _derived(maps)
+    encoded = {
+        scope: [
+            _encode_map(array[k], maps.allowed[k], blobs, precision)
+            for k in range(len(maps.layers))
+        ]
+        for scope, array in maps.arrays.items()
+        if scope not in derived
+    }
+    error = max(_relative_error(blob) for rows in encoded.values() for blob in rows)
+    if maps.heads:
+        left_out = [*left_out, "Head-level maps are left out; the maps file has them."]
+    if maps.standard_error:
+        left_out = [*left_out, "Standard errors are left out; the maps file has them."]
+    completeness = float(maps.completeness)
+    text = [maps.text] if isinstance(maps.text, str) else maps.text
+    return {
+        "model": str(maps.provenance.get("model", "model")),
+        "text": None if text is None else list(text),
+        "tokens": list(maps.tokens),
+        "labels": readable_tokens(maps.tokens, maps.special),
+        "special": [bool(flag) for flag in maps.special] or [False] * len(maps.tokens),
+        "words": maps.token_words,
+        "word_labels": list(maps.word_labels),
+        "layers": [int(layer) for layer in maps.layers],
+        "scopes": maps.scopes,
+        "completeness": completeness if math.isfinite(completeness) else None,
+        "provenance": _plain(maps.provenance),
+        "masks": masks,
+        "allowed": allowed,
+        "maps": encoded,
+        "derived": derived,
+        "mixing": {
+            scope: blobs.add(ratio.astype(np.float32), "f32")
+            for scope, ratio in maps.mixing.items()
+        },
+        "precision": {"bits": precision, "relative_error": error},
+        "left_out": left_out,
+    }
+
+
+def _derived(maps: Maps) -> dict[str, str]:
+    """ATTNRES-W is half of ATTN-W and half the identity, so it need not be stored."""
+    if "ATTN-W" not in maps.arrays or "ATTNRES-W" not in maps.arrays:
+        return {}
+    expected = 0.5 * maps.arrays["ATTN-W"] + 0.5 * np.eye(len(maps.tokens))
+    same = np.allclose(maps.arrays["ATTNRES-W"], expected, rtol=1e-5, atol=1e-7)
+    return {"ATTNRES-W": "ATTN-W"} if same else {}
+
+
+def _masks(allowed: NDArray[np.bool_], blobs: _Blobs) -> tuple[list[Any], list[int]]:
+    """Each different mask once, and the number of each layer's mask."""
+    masks: list[Any] = []
+    known: dict[bytes, int] = {}
+    numbers = []
+    lower = np.tril(np.ones(allowed.shape[1:], dtype=bool))
+    for mask in allowed:
+        key = np.packbits(mask, bitorder="little").tobytes()
+        if key not in known:
+            known[key] = len(masks)
+            if mask.all():
+                masks.append("all")
+            elif np.array_equal(mask, lower):
+                masks.append("lower")
+            else:
+                masks.append(blobs.add(np.frombuffer(key, np.uint8), "bits"))
+        numbers.append(known[key])
+    return masks, numbers
+
+
+def _encode_map(
+    array: NDArray, allowed: NDArray[np.bool_], blobs: _Blobs, precision: int
+) -> dict[str, Any]:
+    full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
+    values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)
+    more: dict[str, Any] = {"full": True} if full else {}
+    positive = values[np.isfinite(values) & (values > 0)]
+    if precision == 32 or np.any(values < 0):
+        return blobs.add(values.astype(np.float32), "f32", **more)
+    top = 2**precision - 2
+    low, high = (
+        (math.log(positive.min()), math.log(positive.max())) if positive.size else (0.0, 0.0)
+    )
+    step = (high - low) / (top - 1)
+    codes = np.zeros(values.shape, dtype=np.uint16 if precision == 16 else np.uint8)
+    logs = np.log(values, out=np.full(values.shape, low), where=values > 0)
+    scaled = np.rint((logs - low) / step) if step > 0 else np.zeros_like(logs)
+    finite = np.isfinite(values)
+    codes[finite & (values > 0)] = (1 + scaled[finite & (values > 0)]).astype(codes.dtype)
+    codes[~finite] = top + 1
+    return blobs.add(codes, f"log{precision}", low=low, step=step, **more)
+
+
+def _relative_error(blob: Mapping[str, Any]) -> float:
+    """Rounding to the nearest code is wrong by half a step of the logarithm at most."""
+    return math.expm1(blob["step"] / 2) if "step" in blob else float(np.finfo(np.float32).eps) / 2
+
+
+def _plain(value: Any) -> Any:
+    """Plain values for strict JSON; what JSON does not know becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    plain = store.jsonable(value)
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return None
+    return plain if isinstance(plain, (str, int, float, bool, list, type(None))) else str(plain)

@@ -1,0 +1,400 @@
+"""What the page asks of its server, over real HTTP, with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import Site, StepwiseModels
+
+import normlens
+from normlens import loading
+from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
+from normlens.viewer import page, payload
+
+TEXT = "the cats sat on a mat"
+TOKENS = ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
+
+
+def header(data: bytes) -> dict[str, Any]:
+    """The JSON header of a payload."""
+    assert data[:8] == payload.MAGIC
+    length = int.from_bytes(data[8:12], "little")
+    return json.loads(data[12 : 12 + length])
+
+
+def detail(answer: httpx.Response) -> str:
+    """The one line of a refusal."""
+    assert list(answer.json()) == ["detail"]
+    line = answer.json()["detail"]
+    assert isinstance(line, str)
+    assert "\n" not in line
+    assert line
+    return line
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def test_the_page_and_its_script(site: Site) -> None:
+    answer = site.http.get("")
+    assert answer.text == page.shell(mode="serve")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    script = site.http.get("static/viewer.js")
+    assert script.text == page.script()
+    assert script.headers["content-type"].startswith("text/javascript")
+
+
+def test_the_models(site: Site, folder: str, decoder: str) -> None:
+    answer = site.http.get("api/models").json()
+    assert answer["limits"] == {"text_characters": 10_000, "tokens": 512}
+    first, second = answer["models"]
+    lens = normlens.load(folder)
+    assert {key: value for key, value in first.items() if key != "loaded"} == {
+        "name": folder,
+        "family": "bert",
+        "layers": 2,
+        "scopes": lens.scopes,
+        "causal": False,
+        "max_tokens": 48,
+    }
+    assert (second["name"], second["family"], second["causal"]) == (decoder, "gpt2", True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "static/../page.py",
+        "static/%2e%2e/page.py",
+        "static/..%2fpage.py",
+        "static//etc/passwd",
+        "static/page.html",
+        "api/analyses/..%2f..%2f..%2fetc%2fpasswd",
+        "api/analyses/..%2f..%2fetc%2fpasswd/maps",
+        "docs",
+        "api/models/",
+    ],
+)
+def test_nothing_else_is_served(path: str, site: Site) -> None:
+    with socket.create_connection(("127.0.0.1", httpx.URL(site.url).port)) as raw:
+        raw.sendall(
+            f"GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"root:" not in answer
+
+
+# An analysis -------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_that_of_the_library(site: Site, folder: str) -> None:
+    id = site.submit(TEXT)
+    assert site.wait(id) == {
+        "id": id,
+        "state": "done",
+        "position": 0,
+        "layers_done": 2,
+        "layers": 2,
+        "error": None,
+    }
+    answer = site.maps(id)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    expected = normlens.load(folder, device="cpu").maps(TEXT)
+    assert answer.content == payload.encode([expected])
+    (item,) = header(answer.content)["items"]
+    assert item["tokens"] == TOKENS
+
+
+def test_a_pair_a_rule_and_another_model(site: Site, decoder: str) -> None:
+    id = site.submit("the cat", pair="a mat", rule="gradient")
+    assert site.wait(id)["state"] == "done"
+    (item,) = header(site.maps(id).content)["items"]
+    assert item["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "mat", "[SEP]"]
+    assert item["text"] == ["the cat", "a mat"]
+    assert item["provenance"]["nonlinearity"] == "gradient"
+    id = site.submit("the cat", model=decoder, pair=None)
+    assert site.wait(id)["state"] == "done"
+    assert header(site.maps(id).content)["items"][0]["model"] == decoder
+
+
+def test_markup_stays_text(site: Site) -> None:
+    text = "<script>alert(1)</script> the cat"
+    id = site.submit(text)
+    assert site.wait(id)["state"] == "done"
+    answer = site.maps(id)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert header(answer.content)["items"][0]["text"] == [text]
+
+
+def test_the_same_text_again_is_not_computed_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site.submit("the mat sat")
+    assert site.wait(first)["state"] == "done"
+    monkeypatch.setattr(ServedModels, "answer", None)
+    second = site.submit("the mat sat")
+    assert second != first
+    assert site.status(second)["state"] == "done"
+    assert site.maps(second).content == site.maps(first).content
+
+
+def test_progress_is_seen(stepwise: Site) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    id = stepwise.submit()
+    seen = []
+    for _ in range(3):
+        models.reached()
+        status = stepwise.status(id)
+        seen.append((status["state"], status["layers_done"], status["layers"]))
+        models.go.release()
+    assert seen == [("running", 0, 2), ("running", 1, 2), ("running", 2, 2)]
+    assert stepwise.wait(id)["state"] == "done"
+
+
+def test_there_are_no_maps_before_the_end(stepwise: Site) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    running = stepwise.submit("the cat")
+    models.reached()
+    queued = stepwise.submit("a mat")
+    assert stepwise.status(queued)["position"] == 1
+    for id, state in ((running, "running"), (queued, "queued")):
+        answer = stepwise.maps(id)
+        assert answer.status_code == 409
+        assert state in detail(answer)
+
+
+def test_a_running_analysis_stops_behind_its_layer(stepwise: Site) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    first, second = stepwise.submit("the cat"), stepwise.submit("a mat")
+    assert models.reached() == ("the cat", 0)
+    models.go.release()
+    assert models.reached() == ("the cat", 1)
+    answer = stepwise.http.delete(f"api/analyses/{first}")
+    assert answer.status_code == 200
+    assert answer.json()["state"] == "cancelled"
+    models.go.release()
+    assert models.reached() == ("a mat", 0)  # the second layer of the first is never reported
+    gone = stepwise.maps(first)
+    assert (gone.status_code, "cancelled" in detail(gone)) == (410, True)
+    models.let_go()
+    assert stepwise.wait(second)["state"] == "done"
+    assert stepwise.status(first)["state"] == "cancelled"
+
+
+def test_a_waiting_analysis_is_cancelled(stepwise: Site) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    running, waiting = stepwise.submit("the cat"), stepwise.submit("a mat")
+    models.reached()
+    assert stepwise.http.delete(f"api/analyses/{waiting}").json()["state"] == "cancelled"
+    models.let_go()
+    assert stepwise.wait(running)["state"] == "done"
+    assert stepwise.maps(waiting).status_code == 410
+    assert {text for text, _ in models.at.queue} == {"the cat"}
+
+
+def test_a_finished_analysis_stays(site: Site) -> None:
+    id = site.submit()
+    assert site.wait(id)["state"] == "done"
+    assert site.http.delete(f"api/analyses/{id}").json()["state"] == "done"
+    assert site.maps(id).status_code == 200
+
+
+@pytest.mark.parametrize("id", ["unknown", "a" * 22, "%00", "ä"])
+def test_an_unknown_analysis(id: str, site: Site) -> None:
+    for answer in (
+        site.http.get(f"api/analyses/{id}"),
+        site.http.delete(f"api/analyses/{id}"),
+        site.maps(id),
+    ):
+        assert answer.status_code == 404
+        assert "ask for it again" in detail(answer)
+
+
+def test_a_full_queue_is_429(stepwise: Site) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    first = stepwise.submit("the cat")
+    models.reached()
+    rest = [stepwise.submit(text) for text in ("a mat", "the mat")]
+    answer = stepwise.http.post("api/analyses", json=stepwise.request("a cat"))
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "2 analyses are waiting already" in detail(answer)
+    models.let_go()
+    assert [stepwise.wait(id)["state"] for id in (first, *rest)] == ["done"] * 3
+    assert stepwise.wait(stepwise.submit("a cat"))["state"] == "done"
+
+
+# What fails --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"text": None}, 422, "text: "),
+        ({"text": 5}, 422, "text: "),
+        ({"text": ""}, 422, "text: the text is empty"),
+        ({"text": " \n\u3000"}, 422, "text: "),
+        ({"pair": " "}, 422, "pair: the text is empty"),
+        ({"text": "a" * 10_001}, 413, "10001 characters and at most 10000"),
+        ({"pair": "a" * 10_001}, 413, "10001 characters and at most 10000"),
+        ({"rule": "magic"}, 422, "choose one of: ig, ig-bias, gradient, shapley"),
+        ({"model": ""}, 422, "unknown model ''"),
+        ({"model": "bert-base-uncased"}, 422, "unknown model 'bert-base-uncased'"),
+        ({"model": "minilm"}, 422, "choose one of: "),
+        ({"model": "/etc"}, 422, "unknown model '/etc'"),
+        ({"layers": "all"}, 422, "layers: "),
+    ],
+)
+def test_wrong_requests(change: dict[str, Any], status: int, words: str, site: Site) -> None:
+    answer = site.http.post("api/analyses", json=site.request("the cat", **change))
+    assert answer.status_code == status
+    assert words in detail(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 422),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"null", 422),
+        (b"[]", 422),
+        (b"[" * 50_000, 400),
+        (b'{"model": "\\ud800", "text": "\\ud800"}', 422),
+    ],
+)
+def test_bodies_that_are_no_request(body: bytes, status: int, site: Site) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = site.http.post("api/analyses", content=body, headers=headers)
+    assert answer.status_code == status
+    detail(answer)
+
+
+def test_a_text_of_the_greatest_length_fits_however_it_is_written(site: Site) -> None:
+    text = "\U0001f600" * 10_000
+    body = json.dumps(site.request(text, pair=text))  # twelve bytes for each character
+    assert len(body) > 240_000
+    headers = {"Content-Type": "application/json"}
+    answer = site.http.post("api/analyses", content=body, headers=headers)
+    assert answer.status_code == 202
+    site.wait(answer.json()["id"])
+
+
+def test_too_many_tokens(site: Site) -> None:
+    status = site.wait(site.submit("the cat " * 30))
+    assert status["state"] == "failed"
+    assert "62 tokens and" in status["error"]
+    assert "at most 48 here; shorten it" in status["error"]
+
+
+def test_the_server_can_take_less_than_the_model(folder: str) -> None:
+    limits = Limits(tokens=5)
+    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+        assert site.http.get("api/models").json()["limits"]["tokens"] == 5
+        assert site.wait(site.submit("the cat sat"))["state"] == "done"
+        assert "6 tokens" in site.wait(site.submit("the cat sat on"))["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "use a shorter text"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 TiB"), "not enough memory"),
+        (normlens.NormLensError("one\nline"), "one line"),
+        (ZeroDivisionError("secret"), "the analysis failed (ZeroDivisionError)"),
+    ],
+)
+def test_a_failed_analysis_gives_its_reason(
+    error: Exception, words: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> bytes:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.models, "answer", broken)
+        id = site.submit(f"on a mat {words}")
+        status = site.wait(id)
+    assert status["state"] == "failed"
+    assert words in status["error"]
+    assert "secret" not in status["error"]
+    answer = site.maps(id)
+    assert answer.status_code == 409
+    assert words in detail(answer)
+    assert site.wait(site.submit(f"on a mat {words}"))["state"] == "done"  # and the next one works
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+def test_models_are_loaded_when_needed_and_only_so_many_stay(
+    folder: str, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    load = loading.load
+
+    def watched(name: str, **options: Any) -> Any:
+        loaded.append(name)
+        return load(name, **options)
+
+    monkeypatch.setattr(loading, "load", watched)
+    limits = Limits(models=1)
+    with Site(ServedModels([folder, decoder, folder], limits, device="cpu"), limits) as site:
+
+        def in_memory() -> list[bool]:
+            return [model["loaded"] for model in site.http.get("api/models").json()["models"]]
+
+        assert (in_memory(), loaded) == ([False, False], [])
+        for model, expected in ((folder, [True, False]), (decoder, [False, True])):
+            for text in ("the cat", "a mat"):
+                assert site.wait(site.submit(text, model=model))["state"] == "done"
+            assert in_memory() == expected
+        for model in ("minilm", "/etc", str(Path(folder).parent), f"{folder}/", "../" + folder):
+            answer = site.http.post("api/analyses", json=site.request("the cat", model=model))
+            assert answer.status_code == 422
+        assert loaded == [folder, decoder]
+
+
+def test_a_model_that_is_gone_is_a_failed_analysis(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "model").symlink_to(folder)
+    name = str(tmp_path / "model")
+    with Site(ServedModels([name], Limits(), device="cpu")) as site:
+        (tmp_path / "model").unlink()
+        status = site.wait(site.submit("the cat"))
+        assert (status["state"], "does not exist" in status["error"]) == ("failed", True)
+
+
+# OpenAPI -----------------------------------------------------------------------------------------
+
+
+def test_the_schema_says_what_is_served(site: Site) -> None:
+    schema = site.http.get("openapi.json").json()
+    assert sorted(schema["paths"]) == [
+        "/api/analyses",
+        "/api/analyses/{id}",
+        "/api/analyses/{id}/maps",
+        "/api/models",
+    ]
+    request = schema["components"]["schemas"]["AnalysisRequest"]["properties"]
+    assert request["model"]["enum"] == list(site.models.names)
+    assert request["rule"]["enum"] == ["ig", "ig-bias", "gradient", "shapley"]
+    assert request["text"]["maxLength"] == 10_000
+    everywhere = {"400", "403", "413", "421"}
+    for path, method, own in (
+        ("/api/models", "get", {"200"}),
+        ("/api/analyses", "post", {"202", "422", "429"}),
+        ("/api/analyses/{id}", "get", {"200", "404"}),
+        ("/api/analyses/{id}", "delete", {"200", "404"}),
+        ("/api/analyses/{id}/maps", "get", {"200", "404", "409", "410"}),
+    ):
+        answers = schema["paths"][path][method]["responses"]
+        assert set(answers) == everywhere | own
+        for status, answer in answers.items():
+            if int(status) >= 400:
+                shape = answer["content"]["application/json"]["schema"]
+                assert shape == {"$ref": "#/components/schemas/Problem"}

@@ -1,0 +1,162 @@
+"""The served page and its interface in a real browser: own pages work, foreign ones do not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from shutil import which
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from serving import PATIENCE, Site, StepwiseModels
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright and Chromium")
+CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt install chromium)")
+
+# What a script of a page learns from a request: its status, or that the browser kept it away.
+ASK = """async ([address, method, body]) => {
+  const headers = body === null ? {} : {"Content-Type": "application/json"};
+  try { return (await fetch(address, {method, body, headers})).status; }
+  catch { return "kept away"; }
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as engine:
+        chromium = engine.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context()
+    context.set_default_timeout(1000 * PATIENCE)
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[str]:
+    """The address of another server on this machine."""
+
+    class Blank(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>elsewhere</title>")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Blank) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+def watched(page: Any) -> list[str]:
+    """Everything that the page complains about from now on."""
+    complaints: list[str] = []
+    page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    return complaints
+
+
+def address_of(site: Site, text: str) -> str:
+    return f"{site.url}#{urlencode({'model': site.models.names[0], 'text': text})}"
+
+
+def test_a_text_in_the_address_is_analysed_and_shown(site: Site, page: Any) -> None:
+    complaints = watched(page)
+    with page.expect_response("**/maps") as answered:
+        page.goto(address_of(site, "the cat sat <script>alert(1)</script>"))
+    assert answered.value.status == 200
+    page.get_by_text("sat", exact=True).first.wait_for()
+    assert page.locator("script").count() == 1  # the page's own
+    assert complaints == []
+
+
+def test_an_analysis_is_cancelled_from_the_page(stepwise: Site, page: Any) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    page.goto(address_of(stepwise, "the cat"))
+    models.reached()
+    with page.expect_response(lambda answer: answer.request.method == "DELETE") as answered:
+        page.locator("[data-action=cancel]").click()
+    assert answered.value.status == 200
+    id = answered.value.url.rpartition("/")[2]
+    assert stepwise.status(id)["state"] == "cancelled"
+    models.let_go()
+    page.get_by_text("Cancelled.").wait_for()
+
+
+def test_the_own_page_may_ask(site: Site, page: Any) -> None:
+    page.goto(site.url)
+    assert page.evaluate(ASK, ["api/models", "GET", None]) == 200
+    body = f'{{"model": "{site.models.names[0]}", "text": "a mat"}}'
+    assert page.evaluate(ASK, ["api/analyses", "POST", body]) == 202
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "api/models"), ("POST", "api/analyses"), ("DELETE", "api/analyses/x")],
+)
+def test_a_foreign_page_learns_nothing(
+    method: str, path: str, site: Site, elsewhere: str, page: Any
+) -> None:
+    page.goto(elsewhere)
+    assert page.evaluate(ASK, [f"{site.url}{path}", method, None]) == "kept away"
+
+
+def test_a_foreign_page_cannot_start_an_analysis_blindly(
+    site: Site, elsewhere: str, page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[Any] = []
+    monkeypatch.setattr(site.jobs, "submit", lambda *job: submitted.append(job))
+    page.goto(elsewhere)
+    # Without a preflight and without a look at the answer, as any page may.
+    page.evaluate(
+        """async ([address, body]) => {
+          await fetch(address, {method: "POST", mode: "no-cors", body}).catch(() => null);
+        }""",
+        [f"{site.url}api/analyses", f'{{"model": "{site.models.names[0]}", "text": "a mat"}}'],
+    )
+    assert submitted == []
+
+
+def test_a_foreign_name_for_this_machine_is_refused(site: Site, page: Any) -> None:
+    port = httpx.URL(site.url).port
+    assert page.goto(f"http://evil.example:{port}/").status == 421
+    assert page.evaluate(ASK, ["/api/models", "GET", None]) in (421, "kept away")
+
+
+def test_a_link_from_elsewhere_opens_the_page(site: Site, elsewhere: str, page: Any) -> None:
+    page.goto(elsewhere)
+    page.evaluate("(address) => { location.href = address; }", site.url)
+    page.wait_for_url(f"{site.url}**")
+    assert page.title() == "NormLens"
+
+
+def test_the_page_cannot_be_framed(site: Site, elsewhere: str, page: Any) -> None:
+    page.goto(elsewhere)
+    page.evaluate(
+        """(address) => new Promise((done) => {
+          const frame = document.createElement("iframe");
+          frame.onload = done;
+          frame.src = address;
+          document.body.append(frame);
+        })""",
+        site.url,
+    )
+    assert all("NormLens" not in frame.content() for frame in page.frames[1:])

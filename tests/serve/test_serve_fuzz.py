@@ -1,0 +1,121 @@
+"""The interface against its own OpenAPI schema: generated requests, right and wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from serving import Site
+
+schemathesis = pytest.importorskip("schemathesis")
+
+from schemathesis import GenerationMode  # noqa: E402
+from schemathesis.checks import not_a_server_error  # noqa: E402
+from schemathesis.specs.openapi.checks import (  # noqa: E402
+    allow_header_conformance,
+    content_type_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from normlens.serve.limits import Limits  # noqa: E402
+from normlens.serve.models import ServedModels  # noqa: E402
+
+BOUNDED = settings(
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+OPERATIONS = [
+    ("GET", "/api/models"),
+    ("POST", "/api/analyses"),
+    ("GET", "/api/analyses/{id}"),
+    ("DELETE", "/api/analyses/{id}"),
+    ("GET", "/api/analyses/{id}/maps"),
+]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
+    unsupported_method,
+    allow_header_conformance,
+]
+# A cancelled analysis can still be asked about, so nothing is gone after DELETE; and what was
+# sent in the right form may still have been cancelled, or be waiting.
+AFTERWARDS = [check for check in CHECKS if check is not positive_data_acceptance]
+
+
+@pytest.fixture(scope="module")
+def roomy(folder: str) -> Iterator[Site]:
+    """A page where the queue never fills, so that every right request is accepted."""
+    limits = Limits(queue=100_000, kept=100_000, text_characters=200)
+    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def interface(roomy: Site) -> Any:
+    return schemathesis.openapi.from_url(f"{roomy.url}openapi.json")
+
+
+def fuzz(operation: Any, mode: GenerationMode) -> None:
+    @BOUNDED
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def request(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    request()
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_right_requests_keep_to_the_schema(method: str, path: str, interface: Any) -> None:
+    fuzz(interface[path][method], GenerationMode.POSITIVE)
+
+
+def test_wrong_requests_keep_to_the_schema(interface: Any) -> None:
+    # Only this operation can be asked in a wrong form: any id is a well-formed one.
+    fuzz(interface["/api/analyses"]["POST"], GenerationMode.NEGATIVE)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))
+def test_methods_that_are_not_there(method: str, path: str, roomy: Site) -> None:
+    answer = roomy.http.request(method, path)
+    assert answer.status_code == 405
+    allowed = {name for name, where in OPERATIONS if where == path}
+    assert set(answer.headers["allow"].split(", ")) == allowed
+
+
+def test_no_operation_is_left_out(interface: Any) -> None:
+    found = [result.ok() for result in interface.get_all_operations()]
+    assert sorted((each.method.upper(), each.path) for each in found) == sorted(OPERATIONS)
+
+
+def test_sequences_of_requests_keep_to_the_schema(interface: Any) -> None:
+    seen = set()
+
+    class Visit(interface.as_state_machine()):  # type: ignore[misc]
+        def validate_response(self, response: Any, case: Any, **options: Any) -> None:
+            seen.add((case.method, case.path, response.status_code))
+            case.validate_response(response, checks=AFTERWARDS)
+
+    Visit.run(settings=settings(BOUNDED, max_examples=20, stateful_step_count=6))
+    assert ("POST", "/api/analyses", 202) in seen
+    assert ("GET", "/api/analyses/{id}", 200) in seen  # one that was submitted before
+
+
+def test_the_page_still_works_afterwards(roomy: Site) -> None:
+    assert roomy.wait(roomy.submit("the cat sat"))["state"] == "done"

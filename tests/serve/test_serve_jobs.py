@@ -1,0 +1,255 @@
+"""The queue and what is kept, without threads and with a clock that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from normlens.serve.jobs import Job, Jobs, Question, QueueFullError, Stopped
+from normlens.serve.limits import Limits
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def jobs_with(clock: Clock, **limits: float) -> Jobs:
+    return Jobs(Limits(**limits), clock)  # type: ignore[arg-type]
+
+
+def ask(jobs: Jobs, text: str) -> str:
+    return jobs.submit(Question("model", text), layers=3).id
+
+
+def finish(jobs: Jobs, result: bytes) -> Job:
+    job = jobs.take()
+    assert job is not None
+    jobs.complete(job, result)
+    return job
+
+
+def state(jobs: Jobs, id: str) -> str | None:
+    job = jobs.find(id)
+    return None if job is None else job.state
+
+
+def test_first_come_first_served(clock):
+    jobs = jobs_with(clock)
+    ids = [ask(jobs, text) for text in "abc"]
+    assert [jobs.find(id).position for id in ids] == [0, 1, 2]
+    running = jobs.take()
+    assert running.question.text == "a"
+    assert [jobs.find(id).position for id in ids] == [0, 1, 2]
+    assert [state(jobs, id) for id in ids] == ["running", "queued", "queued"]
+    jobs.complete(running, b"A")
+    assert [jobs.find(id).position for id in ids] == [0, 0, 1]
+    assert jobs.find(ids[0]).result == b"A"
+    assert jobs.find(ids[0]).layers_done == 3
+
+
+def test_ids_are_long_and_never_the_same(clock):
+    jobs = jobs_with(clock, queue=1000)
+    ids = {ask(jobs, "a") for _ in range(1000)}
+    assert len(ids) == 1000
+    assert min(map(len, ids)) >= 20
+
+
+def test_progress(clock):
+    jobs = jobs_with(clock)
+    id = ask(jobs, "a")
+    running = jobs.take()
+    jobs.progress(running, 2)
+    assert jobs.find(id).layers_done == 2
+
+
+def test_what_is_asked_for_is_a_copy(clock):
+    jobs = jobs_with(clock)
+    id = ask(jobs, "a")
+    jobs.find(id).state = "done"
+    assert state(jobs, id) == "queued"
+
+
+def test_a_full_queue(clock):
+    jobs = jobs_with(clock, queue=2)
+    ask(jobs, "a")
+    running = jobs.take()
+    ask(jobs, "b")
+    ask(jobs, "c")
+    with pytest.raises(QueueFullError, match=r"2 analyses are waiting already.*1 second$"):
+        ask(jobs, "d")
+    clock.now += 7.5
+    jobs.complete(running, b"A")
+    with pytest.raises(QueueFullError, match=r"8 seconds$") as caught:
+        ask(jobs, "d")
+    assert caught.value.seconds == 8
+    jobs.take()
+    ask(jobs, "d")
+
+
+def test_an_answer_at_hand_needs_no_place_in_the_queue(clock):
+    jobs = jobs_with(clock, queue=1)
+    first = ask(jobs, "a")
+    finish(jobs, b"A")
+    ask(jobs, "b")
+    again = ask(jobs, "a")
+    assert again != first
+    assert jobs.find(again).result is jobs.find(first).result
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Question("other", "a"),
+        Question("model", "b"),
+        Question("model", "a", pair="a"),
+        Question("model", "a", rule="gradient"),
+    ],
+)
+def test_another_question_has_another_answer(other, clock):
+    jobs = jobs_with(clock)
+    ask(jobs, "a")
+    finish(jobs, b"A")
+    assert state(jobs, jobs.submit(other, layers=3).id) == "queued"
+
+
+def test_the_same_question_twice_in_the_queue_is_answered_once(clock):
+    jobs = jobs_with(clock)
+    first, second, third = ask(jobs, "a"), ask(jobs, "a"), ask(jobs, "b")
+    finish(jobs, b"A")
+    assert jobs.take().id == third
+    assert jobs.find(second).result is jobs.find(first).result
+
+
+def test_a_cancelled_twin_takes_nothing_from_the_other(clock):
+    jobs = jobs_with(clock)
+    first, second = ask(jobs, "a"), ask(jobs, "a")
+    running = jobs.take()
+    jobs.cancel(first)
+    with pytest.raises(Stopped):
+        jobs.progress(running, 1)
+    jobs.stopped(running)
+    finish(jobs, b"A")
+    assert (state(jobs, first), state(jobs, second)) == ("cancelled", "done")
+
+
+def test_a_queued_analysis_is_cancelled_at_once(clock):
+    jobs = jobs_with(clock)
+    first, second, third = (ask(jobs, text) for text in "abc")
+    assert jobs.cancel(second).state == "cancelled"
+    assert jobs.find(third).position == 1
+    assert [jobs.take().id, state(jobs, second)] == [first, "cancelled"]
+
+
+def test_a_result_that_comes_after_all_is_not_kept(clock):
+    jobs = jobs_with(clock)
+    id = ask(jobs, "a")
+    running = jobs.take()
+    assert jobs.cancel(id).state == "cancelled"
+    jobs.complete(running, b"A")
+    assert state(jobs, id) == "cancelled"
+    assert state(jobs, ask(jobs, "a")) == "queued"
+
+
+def test_a_failure_that_comes_after_all_is_not_told(clock):
+    jobs = jobs_with(clock)
+    id = ask(jobs, "a")
+    running = jobs.take()
+    jobs.cancel(id)
+    jobs.fail(running, "why")
+    assert (state(jobs, id), jobs.find(id).error) == ("cancelled", None)
+
+
+def test_a_stopped_analysis_is_ahead_until_the_worker_lets_go(clock):
+    jobs = jobs_with(clock)
+    first, second = ask(jobs, "a"), ask(jobs, "b")
+    running = jobs.take()
+    jobs.cancel(first)
+    assert jobs.find(second).position == 1
+    jobs.stopped(running)
+    assert jobs.find(second).position == 0
+
+
+@pytest.mark.parametrize("end", ["done", "failed"])
+def test_what_has_ended_cannot_be_cancelled(end, clock):
+    jobs = jobs_with(clock)
+    id = ask(jobs, "a")
+    running = jobs.take()
+    if end == "done":
+        jobs.complete(running, b"A")
+    else:
+        jobs.fail(running, "why")
+    assert jobs.cancel(id).state == end
+    assert jobs.cancel("unknown") is None
+
+
+def test_a_failure_is_not_remembered_as_an_answer(clock):
+    jobs = jobs_with(clock)
+    id = ask(jobs, "a")
+    jobs.fail(jobs.take(), "why")
+    assert jobs.find(id).error == "why"
+    assert state(jobs, ask(jobs, "a")) == "queued"
+
+
+def test_results_are_dropped_after_a_while(clock):
+    jobs = jobs_with(clock, kept_seconds=60)
+    old = ask(jobs, "a")
+    finish(jobs, b"A")
+    clock.now += 40
+    new = ask(jobs, "b")
+    finish(jobs, b"B")
+    clock.now += 40
+    assert (state(jobs, old), state(jobs, new)) == (None, "done")
+    assert jobs.cancel(old) is None
+    assert state(jobs, ask(jobs, "a")) == "queued"
+
+
+def test_only_so_many_are_kept(clock):
+    jobs = jobs_with(clock, kept=2)
+    ids = []
+    for text in "abc":
+        ids.append(ask(jobs, text))
+        finish(jobs, text.encode())
+    assert [state(jobs, id) for id in ids] == [None, "done", "done"]
+
+
+def test_only_so_many_bytes_are_kept(clock):
+    jobs = jobs_with(clock, kept_bytes=100)
+    first = ask(jobs, "a")
+    finish(jobs, bytes(60))
+    shared = ask(jobs, "a")  # the same bytes, counted once
+    assert [state(jobs, id) for id in (first, shared)] == ["done", "done"]
+    second = ask(jobs, "b")
+    finish(jobs, bytes(60))
+    assert [state(jobs, id) for id in (first, shared, second)] == [None, None, "done"]
+    large = ask(jobs, "c")
+    finish(jobs, bytes(1000))
+    assert [state(jobs, id) for id in (second, large)] == [None, "done"]
+
+
+def test_waiting_and_running_ones_are_never_dropped(clock):
+    jobs = jobs_with(clock, kept=1, kept_seconds=60)
+    first, second = ask(jobs, "a"), ask(jobs, "b")
+    jobs.take()
+    clock.now += 1000
+    assert (state(jobs, first), state(jobs, second)) == ("running", "queued")
+
+
+def test_closing_cancels_everything(clock):
+    jobs = jobs_with(clock)
+    ids = [ask(jobs, text) for text in "abc"]
+    running = jobs.take()
+    jobs.close()
+    assert [state(jobs, id) for id in ids] == ["cancelled"] * 3
+    with pytest.raises(Stopped):
+        jobs.progress(running, 1)
+    assert jobs.take() is None
+    with pytest.raises(QueueFullError):
+        ask(jobs, "d")

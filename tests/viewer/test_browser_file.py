@@ -1,0 +1,422 @@
+"""The exported file in a real browser, from disk, without network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from viewer_examples import hostile_maps
+
+from normlens.analysis import normalise, strongest_pairs
+from normlens.figures.labels import readable_tokens
+from normlens.maps import Maps
+from normlens.viewer import to_html
+
+SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+FF, LN1 = "ATTNRESLNFF-N", "ATTNRESLN-N"
+
+
+def map_of(maps: Maps, scope: str, layer: int, axis: str = "none") -> np.ndarray:
+    return normalise(maps[scope][layer].astype(float), axis)
+
+
+def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=4&scope=FF")
+    assert viewer.root("scope") == FF
+    assert viewer.root("layer") == "4"
+    np.testing.assert_allclose(viewer.values(), soap["FF"][3], rtol=1e-6)
+    shown = readable_tokens(soap.tokens, soap.special)
+    assert viewer.svg_texts(".row-labels text") == shown
+    assert viewer.svg_texts(".column-labels text") == shown
+    text = " ".join(viewer.svg_texts('[data-figure="map"] text'))
+    assert "source j (input)" in text
+    assert "target i (output)" in text
+
+
+def test_trust_is_always_in_sight(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    for view in ("map", "compare", "overview"):
+        viewer.open(soap_html, f"view={view}")
+        viewer.page.mouse.wheel(0, 2000)
+        trust = viewer.page.locator(".trust")
+        assert f"{soap.completeness:.1e}".replace("e-0", "e−") in trust.inner_text()
+        for word in ("minilm", "float32", "rule ig"):
+            assert word in trust.inner_text()
+        box = trust.bounding_box()
+        assert 0 <= box["y"] < 100
+
+
+def test_grow(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=2")
+    nodes = viewer.page.locator(".chain .node")
+    labels = viewer.texts(".chain .component")
+    assert labels == ["weights", "ATTN", "RES", "LN", "FF", "RES", "LN", "baseline"]
+    scopes = [s for s in soap.scopes if s != "ATTNRES-W"]
+    for k in range(1, 7):
+        change = float(nodes.nth(k).get_attribute("data-change"))
+        expected = 1 - soap.similarity(scopes[k - 1], scopes[k])[1]
+        assert change == pytest.approx(expected, abs=1e-6)
+        assert f"{expected:.3f}" in nodes.nth(k).inner_text()
+    assert viewer.root("scope") == "ATTN-N"
+    viewer.click('[data-action="forward"]')
+    assert viewer.root("scope") == "ATTNRES-N"
+    viewer.click('[data-action="back"]').click('[data-action="back"]')
+    assert viewer.root("scope") == "ATTN-W"
+    viewer.click(f'.node[data-scope="{FF}"]')
+    np.testing.assert_allclose(viewer.values(), soap[FF][1], rtol=1e-6)
+    # Playing goes on by itself, and stops when it is told to.
+    viewer.page.click('[data-action="play"]')
+    viewer.page.wait_for_selector('.normlens[data-scope="ATTNRESLNFFRESLN-N"]')
+    viewer.page.wait_for_selector('.normlens[data-layer="3"]')
+    viewer.page.click('[data-action="play"]')
+    assert viewer.page.get_attribute('[data-action="play"]', "aria-pressed") == "false"
+
+
+def test_arrow_keys_walk_through_layers_and_components(viewer: Any, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=1&scope=ATTN")
+    viewer.key("ArrowDown").key("ArrowDown")
+    assert viewer.root("layer") == "3"
+    viewer.key("ArrowUp").key("ArrowRight")
+    assert (viewer.root("layer"), viewer.root("scope")) == ("2", "ATTNRES-N")
+    viewer.key("ArrowLeft").key("ArrowLeft").key("ArrowLeft")
+    assert (viewer.root("layer"), viewer.root("scope")) == ("1", "ATTNRESLNFFRESLN-N")
+    assert "layer=1" in viewer.page.url
+    assert "scope=ATTNRESLNFFRESLN-N" in viewer.page.url
+
+
+def test_the_address_holds_the_state(viewer: Any, soap_html: Path) -> None:
+    viewer.open(soap_html)
+    viewer.click('[data-layer="5"]').choose("scale", "rank").choose("norm", "target")
+    viewer.choose("special", "hide").click(".bars li:first-child button")
+    before = viewer.values()
+    address = viewer.page.url
+    viewer.page.goto("about:blank")
+    viewer.page.goto(address)
+    viewer.settled()
+    assert (viewer.root("layer"), viewer.pressed("scale"), viewer.pressed("norm")) == (
+        "5",
+        "rank",
+        "target",
+    )
+    np.testing.assert_array_equal(viewer.values(), before)
+    assert viewer.page.locator(".pair-mark").count() == 2
+
+
+def test_scales_ranges_and_sums(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=3&scope=FF")
+    pictures = {}
+    for scale in ("linear", "sqrt", "rank"):
+        viewer.choose("scale", scale)
+        pictures[scale] = viewer.pixels()
+    assert (pictures["linear"] != pictures["sqrt"]).any()
+    assert (pictures["rank"] != pictures["sqrt"]).any()
+    values = soap[FF][2]
+    # Colours are equal where ranks are: the largest value has viridis' last colour in all of them.
+    top = np.unravel_index(values.argmax(), values.shape)
+    for picture in pictures.values():
+        np.testing.assert_allclose(picture[top], [253, 231, 37], atol=2)
+    viewer.choose("scale", "sqrt").choose("norm", "source")
+    np.testing.assert_allclose(viewer.values(), map_of(soap, FF, 2, "source"), atol=1e-6)
+    np.testing.assert_allclose(viewer.values().sum(axis=0), 1, atol=1e-5)
+    viewer.choose("norm", "target")
+    np.testing.assert_allclose(viewer.values().sum(axis=1), 1, atol=1e-5)
+    viewer.choose("norm", "none").click('.node[data-scope="ATTN-N"]')
+    own = viewer.pixels()
+    viewer.choose("range", "layer")
+    shared = viewer.pixels()
+    assert shared.sum() < own.sum()  # the layer's largest norms are elsewhere
+    viewer.choose("scale", "rank")
+    assert viewer.page.is_disabled('[data-control="range"] button >> nth=0')
+
+
+def test_special_tokens_and_words(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.choose("special", "hide")
+    np.testing.assert_allclose(viewer.values(), soap.without_special_tokens()[FF][3], rtol=1e-6)
+    viewer.choose("level", "words")
+    words = soap.words().without_special_tokens()
+    np.testing.assert_allclose(viewer.values(), words[FF][3], rtol=1e-5)
+    assert viewer.svg_texts(".row-labels text") == words.tokens
+    assert "soapy" in words.tokens
+    change = float(viewer.page.get_attribute(f'.node[data-scope="{FF}"]', "data-change"))
+    assert change == pytest.approx(1 - words.similarity(LN1, FF)[3], abs=1e-4)
+    viewer.choose("special", "show")
+    np.testing.assert_allclose(viewer.values(), soap.words()[FF][3], rtol=1e-5)
+
+
+def test_hover_pin_pair_and_zoom(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=4&scope=FF")
+    shown = readable_tokens(soap.tokens, soap.special)
+    x, y = viewer.cell(3, 2)
+    viewer.page.mouse.move(x, y)
+    tip = viewer.page.locator(".tooltip").inner_text()
+    assert f"source {shown[2]}" in tip
+    assert f"target {shown[3]}" in tip
+    assert f"{soap[FF][3, 3, 2]:.3g}" in tip
+    viewer.page.mouse.click(x, y)
+    viewer.settled()
+    assert viewer.page.inner_text(".aside h3") == f"{shown[2]} → {shown[3]}"
+    shares = [map_of(soap, s, 3, "source")[3, 2] for s in soap.scopes if s != "ATTNRES-W"]
+    listed = [float(text.replace("−", "-")) for text in viewer.texts(".aside .value")]
+    np.testing.assert_allclose(listed, shares, rtol=6e-3)
+    viewer.key("Escape")
+    box = viewer.page.locator(".row-labels text").nth(1).bounding_box()
+    viewer.page.mouse.click(box["x"] + 2, box["y"] + box["height"] / 2)
+    viewer.settled()
+    assert viewer.page.inner_text(".aside h3") == f"What {shown[1]} is made of"
+    order = np.argsort(-soap[FF][3, 1])
+    assert viewer.texts(".aside .name") == [shown[k] for k in order]
+    assert "pin=row%3A1" in viewer.page.url
+    viewer.key("Escape")
+    box = viewer.page.locator(".column-labels text").nth(4).bounding_box()
+    viewer.page.mouse.click(box["x"] + 4, box["y"] + box["height"] - 4)
+    viewer.settled()
+    assert viewer.page.inner_text(".aside h3").startswith("Where ")
+    viewer.key("Escape")
+    viewer.page.mouse.move(*viewer.cell(1, 1))
+    viewer.page.mouse.down()
+    viewer.page.mouse.move(*viewer.cell(3, 4))
+    viewer.page.mouse.up()
+    viewer.settled()
+    assert viewer.pixels().shape[:2] == (3, 4)
+    viewer.click('[data-action="zoom-out"]')
+    assert viewer.pixels().shape[:2] == soap[FF][3].shape
+
+
+def test_the_keyboard_reads_cells(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=4&scope=FF")
+    for key in ("Shift+ArrowDown", "Shift+ArrowDown", "Shift+ArrowRight"):
+        viewer.page.keyboard.press(key)
+    said = viewer.page.locator('[role="status"].unseen').text_content()
+    assert f"{soap[FF][3, 1, 1]:.3g}" in said
+    viewer.key("r")
+    assert "pin=row%3A1" in viewer.page.url
+
+
+def test_arcs_are_the_same_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.choose("form", "arcs")
+    shown = readable_tokens(soap.tokens, soap.special)
+    assert viewer.svg_texts(".source-label") == shown
+    assert viewer.svg_texts(".target-label") == shown
+    figure = viewer.page.locator('[data-figure="arcs"]')
+    assert int(figure.get_attribute("data-lines")) == len(shown) ** 2
+    label = viewer.page.locator(".target-label").nth(2)
+    label.click(force=True)
+    viewer.settled()
+    viewer.page.mouse.move(5, 5)
+    assert viewer.page.inner_text(".aside h3") == f"What {shown[2]} is made of"
+    assert int(figure.get_attribute("data-lines")) == len(shown)
+
+
+def test_ff_amp_in_one_click(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=3").click('[data-action="ff-amp"]')
+    expected = soap.amplification(LN1, FF)[2]
+    np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
+    rho = float(viewer.page.get_attribute('[data-role="comparison"]', "data-rho"))
+    assert rho == pytest.approx(soap.similarity(LN1, FF)[2], abs=1e-6)
+    shown = readable_tokens(soap.tokens, soap.special)
+    for kind, pairs in zip(
+        ("amplified", "damped"), strongest_pairs(expected, soap.allowed[2], 10), strict=True
+    ):
+        names = viewer.texts(f'[data-list="{kind}"] .name')
+        assert names == [f"{shown[pair.source]} → {shown[pair.target]}" for pair in pairs]
+    # Blue is damped, red is amplified.
+    pixels = viewer.pixels("difference").astype(int)
+    strong = np.abs(expected) > 0.2 * np.abs(expected).max()
+    redder = pixels[..., 0] > pixels[..., 2]
+    np.testing.assert_array_equal(redder[strong], (expected > 0)[strong])
+    assert viewer.page.locator(".pair-mark").count() == 0
+    viewer.click('[data-list="amplified"] li:first-child button')
+    assert viewer.page.locator('[data-figure="difference"] .pair-mark').count() == 2
+
+
+def test_any_two_scopes_and_layers(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "view=compare")
+    for name, value in (("a-scope", "ATTN-W"), ("b-scope", "ATTN-N")):
+        viewer.page.select_option(f'[data-control="{name}"]', value)
+    viewer.page.select_option('[data-control="b-layer"]', label="6")
+    viewer.settled().choose("cnorm", "none")
+    expected = soap["ATTN-N"][5] - soap["ATTN-W"][0]
+    np.testing.assert_allclose(viewer.values(), expected, atol=1e-5)
+    viewer.click('[data-action="swap"]')
+    np.testing.assert_allclose(viewer.values(), -expected, atol=1e-5)
+
+
+def test_two_texts(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
+    other = minilm.maps("He studies soapy drama theory.")
+    longer = minilm.maps("This text has quite another number of tokens.")
+    path = to_html([soap, other, longer], tmp_path / "both.html")
+    viewer.open(path, "view=compare&a=0:2:FF&b=1:2:FF")
+    assert len(other.tokens) == len(soap.tokens)
+    expected = normalise(other[FF][1]) - normalise(soap[FF][1])
+    np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
+    labels = viewer.svg_texts('[data-figure="difference"] .row-labels text')
+    assert labels[1] == "she / he"
+    viewer.page.select_option('[data-control="b-item"]', "2")
+    viewer.settled()
+    assert "cannot be compared" in viewer.page.inner_text('[data-role="comparison"]')
+    assert viewer.page.locator(".panels").first.is_hidden()
+
+
+def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "view=overview&layer=2")
+    assert viewer.page.locator(".multiples button").count() == 6 * 8
+
+    def grid(name: str) -> np.ndarray:
+        cells = viewer.page.locator(f'[data-grid="{name}"] rect[data-value]')
+        return np.array(
+            [float(value) for value in cells.evaluate_all("e => e.map((x) => x.dataset.value)")]
+        )
+
+    rho = np.array([[soap.similarity(a, b) for b in soap.scopes] for a in soap.scopes])
+    np.testing.assert_allclose(grid("similarity-layer"), rho[..., 1].ravel(), atol=1e-6)
+    np.testing.assert_allclose(grid("similarity-mean"), rho.mean(axis=-1).ravel(), atol=1e-6)
+    viewer.page.select_option('[data-control="mixing-scope"]', "ATTNRESLN-N")
+    viewer.settled()
+    np.testing.assert_allclose(grid("mixing"), soap.mixing_ratio("LN1").ravel(), atol=1e-6)
+    viewer.click(f'[data-open="5:{FF}"]')
+    assert (viewer.root("view"), viewer.root("layer"), viewer.root("scope")) == ("map", "5", FF)
+
+
+def saved(viewer: Any, kind: str, folder: Path) -> Path:
+    with viewer.page.expect_download() as download:
+        viewer.page.click(f'[data-save="{kind}"]')
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_take_away(viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    viewer.open(soap_html, "layer=4&scope=FF&form=heat")
+    figure = saved(viewer, "svg", tmp_path)
+    assert figure.name == f"minilm-{FF}-layer-4.svg"
+    text = figure.read_text()
+    assert text.count("<rect") > len(soap.tokens) ** 2
+    assert "teaches" in text
+    assert "completeness" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    picture = saved(viewer, "png", tmp_path)
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    table = pd.read_csv(saved(viewer, "csv", tmp_path))
+    n = len(soap.tokens)
+    np.testing.assert_allclose(table["value"].to_numpy().reshape(n, n), soap[FF][3], rtol=1e-6)
+    assert set(table["layer"]) == {4}
+    page = saved(viewer, "html", tmp_path)
+    viewer.open(page)
+    assert (viewer.root("layer"), viewer.root("scope")) == ("4", FF)
+    np.testing.assert_allclose(viewer.values(), soap[FF][3], rtol=1e-6)
+    for view in ("compare", "overview"):
+        viewer.choose("view", view)
+        assert b"<svg" in saved(viewer, "svg", tmp_path).read_bytes()
+        assert saved(viewer, "png", tmp_path).stat().st_size > 10_000
+        assert saved(viewer, "csv", tmp_path).stat().st_size > 1000
+
+
+def test_tokens_stay_text(viewer: Any, tmp_path: Path) -> None:
+    alerts: list[str] = []
+    viewer.page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+    maps = hostile_maps()
+    viewer.open(to_html(maps, tmp_path / "hostile.html"))
+    labels = viewer.svg_texts(".row-labels text")
+    assert labels[0].startswith("<script>alert(1)")
+    for view in ("compare", "overview", "map"):
+        viewer.choose("view", view)
+    viewer.choose("form", "arcs").choose("form", "heat")
+    viewer.page.mouse.move(*viewer.cell(0, 1))
+    assert maps.tokens[0] in viewer.page.inner_text(".tooltip")
+    page = saved(viewer, "html", tmp_path)
+    viewer.open(page)
+    found = viewer.page.evaluate(
+        """() => {
+          const root = document.querySelector('#normlens-page').shadowRoot;
+          return [document, root].map((x) => x.querySelectorAll('script, img').length);
+        }"""
+    )
+    assert found == [2, 0]
+    assert alerts == []
+
+
+def test_causal_maps_leave_the_future_blank(viewer: Any, tmp_path: Path) -> None:
+    maps = hostile_maps(6, 2, causal=True)
+    viewer.open(to_html(maps, tmp_path / "causal.html", precision=16), "scope=FF")
+    np.testing.assert_allclose(viewer.values(), maps["FF"][0], rtol=1e-4)
+    pixels = viewer.pixels()
+    future = np.triu(np.ones((6, 6), dtype=bool), 1)
+    assert (pixels[future] == [239, 240, 243]).all()
+    change = float(viewer.page.get_attribute(f'.node[data-scope="{FF}"]', "data-change"))
+    assert change == pytest.approx(1 - maps.similarity("LN1", "FF")[0], abs=1e-6)
+
+
+def test_what_is_left_out_is_said(viewer: Any, soap: Maps, tmp_path: Path) -> None:
+    from normlens.viewer import page
+
+    size = len(page.script()) / 1e6
+    path = to_html(soap, tmp_path / "short.html", largest=size + 0.016)
+    viewer.open(path)
+    note = viewer.page.inner_text(".missing")
+    assert "of 6 layers are in this file" in note
+
+
+def test_light_and_dark(viewer: Any, soap_html: Path) -> None:
+    viewer.open(soap_html)
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = viewer.page.evaluate(ground)
+    viewer.click('[data-action="theme"]')
+    assert viewer.root("theme") == "dark"
+    dark = viewer.page.evaluate(ground)
+    assert sum(json.loads(light[3:].replace("(", "[").replace(")", "]"))) > 700
+    assert sum(json.loads(dark[3:].replace("(", "[").replace(")", "]"))) < 120
+
+
+def test_every_control_has_a_name_and_can_be_reached(viewer: Any, soap_html: Path) -> None:
+    for view in ("map", "compare", "overview"):
+        viewer.open(soap_html, f"view={view}")
+        unnamed = viewer.page.evaluate(
+            """() => {
+              const root = document.querySelector('#normlens-page').shadowRoot;
+              const named = (e) => e.getAttribute('aria-label') || e.textContent.trim() ||
+                (e.labels && [...e.labels].some((l) => l.textContent.trim()));
+              return [...root.querySelectorAll('button, select, input, textarea, svg[role=img]')]
+                .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 120));
+            }"""
+        )
+        assert unnamed == []
+    viewer.open(soap_html)
+    seen = set()
+    for _ in range(60):
+        viewer.page.keyboard.press("Tab")
+        name = viewer.page.evaluate(
+            """() => {
+              const root = document.querySelector('#normlens-page').shadowRoot;
+              const e = root.activeElement;
+              return e && (e.dataset.value || e.dataset.layer || e.dataset.scope || e.dataset.save);
+            }"""
+        )
+        seen.add(name)
+    assert {"svg", "compare", "3", FF, "sqrt", "hide", "words"} <= seen
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_screenshots(browser: Any, soap_html: Path, theme: str) -> None:
+    """Pictures for people to look at, in build/screenshots."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(viewport={"width": 1360, "height": 860}, color_scheme=theme)
+    page = context.new_page()
+    for name, state in {
+        "map": "layer=4&scope=FF",
+        "arcs": "layer=4&scope=FF&form=arcs&norm=source",
+        "compare": "layer=4&view=compare&special=0",
+        "overview": "view=overview",
+    }.items():
+        page.goto("about:blank")
+        page.goto(f"{soap_html.as_uri()}#{state}")
+        page.wait_for_selector('.normlens[data-busy="false"]')
+        path = SHOTS / f"{name}-{theme}.png"
+        page.screenshot(path=path, full_page=name == "overview")
+        assert path.stat().st_size > 10_000
+    context.close()

@@ -1,0 +1,113 @@
+"""Ways to the page: the command line, the methods of maps, and what notebooks show."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from viewer_examples import hostile_maps
+
+from normlens import export
+from normlens.cli import main
+from normlens.errors import InputError, OutputError
+from normlens.viewer import widget
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return hostile_maps().save(tmp_path / "maps.safetensors")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    addresses: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", addresses.append)
+    return addresses
+
+
+def test_view_writes_a_page(saved: Path, opened: list[str], capsys: Any) -> None:
+    out = saved.with_name("soap.html")
+    assert main(["view", str(saved), "--out", str(out)]) == 0
+    assert "normlens-payload" in out.read_text()
+    assert str(out) in capsys.readouterr().out
+    assert opened == []
+    assert main(["view", str(saved), str(saved), "--out", str(out)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["view", str(saved), str(saved), "--out", str(out), "--force", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_view_opens_the_browser_unless_told_not_to(
+    saved: Path, opened: list[str], capsys: Any
+) -> None:
+    assert main(["view", str(saved)]) == 0
+    (address,) = opened
+    assert address.startswith("file://")
+    assert address.endswith("maps.html")
+    assert main(["view", str(saved), "--no-browser"]) == 0
+    assert len(opened) == 1
+    written = capsys.readouterr().out.split()[-3]
+    assert Path(written).is_file()
+
+
+def test_view_refuses_what_it_cannot_do(saved: Path, tmp_path: Path, capsys: Any) -> None:
+    for arguments, words in (
+        ([str(tmp_path / "none.safetensors")], "no maps file"),
+        ([str(saved), "--out", str(tmp_path / "soap.png")], "end it in .html"),
+        ([str(saved), "--out", str(tmp_path / "a.html"), "--precision", "7"], "32, 16, 8"),
+    ):
+        assert main(["view", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+
+
+def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
+    maps = hostile_maps()
+    path = maps.to_html(tmp_path / "a.html")
+    assert path.read_text().startswith("<!doctype html>")
+    with pytest.raises(OutputError, match="exists already"):
+        maps.to_html(path)
+    export.write(maps, tmp_path / "b.html", layers=[1])
+    with pytest.raises(InputError, match="for pictures"):
+        export.check_format("c.html", {"colour": "sqrt"})
+
+
+def test_notebooks_get_a_widget() -> None:
+    pytest.importorskip("anywidget")
+    maps = hostile_maps()
+    shown = maps.show(layer=2, scope="FF")
+    assert shown.state == {"layer": "2", "scope": "FF"}
+    assert shown.payload.startswith(b"NLVIEW01")
+    bundle = maps._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert data["text/plain"] == repr(maps)
+
+
+def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "anywidget":
+            raise ModuleNotFoundError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.delitem(sys.modules, "anywidget", raising=False)
+    widget.widget_class.cache_clear()
+    maps = hostile_maps()
+    data = maps._repr_mimebundle_()
+    assert "pip install 'normlens[widget]'" in data["text/html"].replace("&#x27;", "'")
+    assert "srcdoc=" in data["text/html"]
+    assert "<script" not in data["text/html"]
+    shown = maps.show()
+    assert "pip install" in repr(shown)
+    assert "<iframe" in shown._repr_html_()
+    widget.widget_class.cache_clear()

@@ -1,0 +1,614 @@
+// The viewer: a state, what it shows, and the controls that change it.
+
+import { DARK, LIGHT, scientific, type Ink, type Palette, type Scale } from "./colours";
+import { CompareView } from "./compare";
+import { buttons, h, list, pause, replace } from "./dom";
+import type { Cell } from "./heat";
+import { MapView } from "./mapview";
+import type { Axis } from "./measures";
+import { OverviewView } from "./overview";
+import { BytesSource, packed, type Item } from "./payload";
+import { csv, download, png, standalone, svgText } from "./save";
+import { feedForward, steps } from "./scopes";
+import { Shown } from "./shown";
+import { comparison, fit, read, write, type Ref, type State, type View } from "./state";
+import { Strip } from "./strip";
+import css from "./style.css";
+import { itemName, type Context, type Panel } from "./view";
+
+export interface Surroundings {
+  kind: "file" | "serve" | "widget";
+  /** Called with the state's words whenever it changes. */
+  changed(words: Record<string, string>): void;
+  /** The text of this script, for saving the page. */
+  script(): Promise<string>;
+  /** Whether the page around the viewer is dark; null where it does not say. */
+  dark(): boolean | null;
+}
+
+type Theme = "auto" | "light" | "dark";
+
+export class App implements Context {
+  readonly root: HTMLElement;
+  state!: State;
+  items: Item[] = [];
+  /** A place for what a surrounding puts above the maps. */
+  readonly above = h("div", { class: "above" });
+  private readonly views: Record<View, Panel & { el: HTMLElement }>;
+  private readonly strip: Strip;
+  private readonly body = h("div", { class: "body" });
+  private readonly tip = h("div", { class: "tooltip", hidden: true });
+  private readonly live = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
+  private readonly trust = h("p", { class: "trust", "aria-label": "How these maps were made" });
+  private readonly text = h("span", { class: "quote" });
+  private readonly missing = h("p", { class: "missing", role: "note" });
+  private readonly layerRow = h("span", { class: "buttons" });
+  private readonly problem = h("p", { class: "problem", role: "alert", hidden: true });
+  private readonly content = h("div", { class: "content", hidden: true });
+  private readonly controls;
+  private readonly kept = new Map<string, Shown>();
+  private theme: Theme = "auto";
+  private serial = 0;
+  private drawn = 0;
+  private current = 0;
+  private cursor: Cell | null = null;
+
+  constructor(
+    host: HTMLElement,
+    private readonly around: Surroundings,
+  ) {
+    this.views = {
+      map: new MapView(this),
+      compare: new CompareView(this),
+      overview: new OverviewView(this),
+    };
+    this.strip = new Strip(this);
+    this.controls = this.makeControls();
+    this.root = h("div", { class: `normlens ${around.kind}`, "data-lm-suppress-shortcuts": "true" });
+    this.root.append(this.header(), this.problem, this.above, this.content, this.tip, this.live);
+    this.content.append(
+      this.missing,
+      this.navigation(),
+      this.strip.el,
+      this.toolbar(),
+      this.body,
+    );
+    const shadow = host.attachShadow({ mode: "open" });
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync(css);
+    shadow.adoptedStyleSheets = [sheet];
+    shadow.append(this.root);
+    this.listen(host);
+    this.applyTheme();
+  }
+
+  // Opening ------------------------------------------------------------------------------------
+
+  open(items: Item[], words: Record<string, string>): void {
+    this.items = items;
+    this.kept.clear();
+    this.state = read(words, this.headers);
+    this.content.hidden = false;
+    this.update({});
+  }
+
+  /** One more analysis beside those at hand. */
+  add(item: Item, words: Record<string, string> | null): void {
+    if (this.items.length === 0) return this.open([item], words ?? {});
+    this.items = [...this.items, item];
+    const last = this.items.length - 1;
+    if (words !== null) this.state = read(words, this.headers);
+    else {
+      const state = { ...this.state, item: last, pin: null, pair: null, zoom: null };
+      this.state = fit(state, this.headers, this.shown(last).n);
+      [this.state.a, this.state.b] = comparison(this.state, this.headers);
+    }
+    this.update({});
+  }
+
+  say(text: string): void {
+    this.live.textContent = text;
+  }
+
+  fail(error: unknown): void {
+    this.problem.hidden = false;
+    this.problem.textContent = error instanceof Error ? error.message : String(error);
+    this.root.dataset.busy = "false";
+  }
+
+  // What views ask for -------------------------------------------------------------------------
+
+  get ink(): Ink {
+    return this.root.dataset.theme === "dark" ? DARK : LIGHT;
+  }
+
+  get caption(): string {
+    const item = this.items[this.state.item];
+    const text = (item.header.text ?? []).join(" / ").replace(/\s+/g, " ");
+    const quoted = text === "" ? "" : `“${text.length > 70 ? `${text.slice(0, 69)}…` : text}” · `;
+    return `${quoted}${[...this.provenance(item), this.version(item)].join(" · ")}`;
+  }
+
+  update(patch: Partial<State>): void {
+    const changed = { ...this.state, ...patch };
+    if (patch.layer !== undefined || patch.item !== undefined) this.follow(changed, patch);
+    if (patch.special !== undefined || patch.level !== undefined || patch.item !== undefined) {
+      changed.pin = changed.pair = changed.zoom = null;
+    }
+    this.state = changed;
+    this.state = fit(changed, this.headers, this.shown(changed.item).n);
+    this.around.changed(write(this.state, this.headers));
+    void this.render();
+  }
+
+  shown(item: number): Shown {
+    const { special, level } = this.state;
+    const key = `${item}/${special}/${level}`;
+    let found = this.kept.get(key);
+    if (found === undefined) {
+      found = new Shown(this.items[item], special, level === "words");
+      if (this.kept.size > 4) this.kept.delete(this.kept.keys().next().value as string);
+      this.kept.set(key, found);
+    }
+    return found;
+  }
+
+  room(): { width: number; height: number } {
+    const width = Math.max(300, this.root.clientWidth - 32);
+    // A map of many tokens may be taller than the window: its cells are what counts.
+    const tokens = this.shown(this.state.item).n;
+    const cells = Math.min(900, Math.max(0, 4 * tokens - 60));
+    const height = this.around.kind === "widget" ? 640 : Math.max(460, window.innerHeight - 230);
+    return { width, height: Math.max(height, cells) };
+  }
+
+  stale(): boolean {
+    return this.current !== this.serial;
+  }
+
+  tooltip(lines: string[] | null, event: PointerEvent | null): void {
+    this.tip.hidden = lines === null || event === null;
+    if (lines === null || event === null) return;
+    replace(this.tip, ...lines.map((line) => h("div", {}, line)));
+    const box = this.root.getBoundingClientRect();
+    const x = event.clientX - box.left + 14;
+    const y = event.clientY - box.top + 14;
+    this.tip.style.left = `${Math.max(4, Math.min(x, box.width - this.tip.offsetWidth - 8))}px`;
+    this.tip.style.top = `${y}px`;
+  }
+
+  // Drawing ------------------------------------------------------------------------------------
+
+  private async render(): Promise<void> {
+    const mine = ++this.serial;
+    this.root.dataset.busy = "true";
+    // One drawing at a time: the newest state is drawn when the one before has stopped.
+    if (this.current !== 0) return;
+    this.current = mine;
+    try {
+      this.renderControls();
+      const view = this.views[this.state.view];
+      if (view.el.parentNode !== this.body) replace(this.body, view.el);
+      await view.render();
+      if (!this.stale()) this.root.dataset.painted = String(mine);
+      if (!this.stale()) await this.strip.render();
+      this.problem.hidden = true;
+    } catch (error) {
+      this.fail(error);
+    }
+    const again = this.stale();
+    this.current = 0;
+    if (again) return this.render();
+    this.drawn++;
+    Object.assign(this.root.dataset, {
+      busy: "false",
+      drawn: this.drawn,
+      items: this.items.length,
+      view: this.state.view,
+      layer: this.items[this.state.item].header.layers[this.state.layer] + 1,
+      scope: this.state.scope,
+    });
+    window.setTimeout(() => void this.prepare(mine), 150);
+  }
+
+  /** Decodes and ranks the neighbouring layers while nothing else is to do. */
+  private async prepare(serial: number): Promise<void> {
+    const { item, layer } = this.state;
+    const shown = this.shown(item);
+    for (const next of [layer + 1, layer - 1]) {
+      if (next < 0 || next >= shown.layers.length) continue;
+      for (const { before, after } of steps(shown.scopes)) {
+        if (this.serial !== serial) return;
+        await shown.rho(next, before, after);
+        await pause();
+      }
+    }
+  }
+
+  private renderControls(): void {
+    const { state, items, controls } = this;
+    const { header } = items[state.item];
+    const compare = state.view === "compare";
+    controls.view.set(state.view);
+    controls.form.set(state.form);
+    controls.scale.set(state.scale);
+    controls.norm.set(state.norm);
+    controls.range.set(state.range, state.scale !== "rank");
+    controls.special.set(state.special ? "show" : "hide", header.special.some(Boolean));
+    controls.level.set(state.level, header.words !== null);
+    controls.palette.set(state.palette, [
+      ["viridis", "Viridis"], ["cividis", "Cividis"], ["magma", "Magma"], ["greys", "Greys"],
+    ]);
+    controls.item.set(String(state.item), items.map((item, k) => [String(k), itemName(item, k, items)]));
+    controls.amplification.hidden = this.feedForward() === null;
+    this.text.hidden = items.length > 1 || header.text === null;
+    this.text.textContent = `“${(header.text ?? []).join(" / ")}”`;
+    controls.form.el.hidden = state.view !== "map";
+    controls.norm.el.hidden = compare;
+    controls.range.el.hidden = state.view === "overview";
+    controls.zoom.hidden = state.zoom === null || state.view === "overview";
+    const numbers = header.layers.map((layer) => String(layer + 1));
+    if (this.layerRow.dataset.layers !== numbers.join()) {
+      this.layerRow.dataset.layers = numbers.join();
+      replace(
+        this.layerRow,
+        ...numbers.map((number, layer) =>
+          h(
+            "button",
+            { type: "button", "data-layer": number, "aria-label": `Layer ${number}`, onclick: () => this.update({ layer }) },
+            number,
+          ),
+        ),
+      );
+    }
+    [...this.layerRow.children].forEach((button, k) =>
+      button.setAttribute("aria-pressed", String(k === state.layer)),
+    );
+    const words = this.provenance(items[state.item]);
+    replace(this.trust, ...words.map((word) => h("span", {}, word)));
+    this.trust.title = this.version(items[state.item]);
+    this.missing.hidden = header.left_out.length === 0;
+    this.missing.textContent = header.left_out.join(" ");
+  }
+
+  /** Completeness first: it says how far the maps can be trusted. */
+  private provenance(item: Item): string[] {
+    const { header } = item;
+    const about = header.provenance;
+    const words: string[] = [];
+    const tolerance = typeof about.tolerance === "number" ? ` (tolerance ${scientific(about.tolerance)})` : "";
+    words.push(
+      header.completeness === null
+        ? "completeness not measured"
+        : `completeness error ${scientific(header.completeness)}${tolerance}`,
+    );
+    words.push(about.model_type ? `${header.model} (${String(about.model_type)})` : header.model);
+    if (about.dtype) {
+      const other = about.compute_dtype && about.compute_dtype !== about.dtype;
+      words.push(other ? `${String(about.dtype)} (maps in ${String(about.compute_dtype)})` : String(about.dtype));
+    }
+    if (about.nonlinearity) words.push(`rule ${String(about.nonlinearity)}`);
+    const error = header.precision.relative_error;
+    words.push(
+      header.precision.bits === 32
+        ? "values in float32"
+        : `values kept to ±${(100 * error).toPrecision(1)} % (${header.precision.bits} bits)`,
+    );
+    return words;
+  }
+
+  private version(item: Item): string {
+    const versions = item.header.provenance.versions as Record<string, unknown> | undefined;
+    return versions?.normlens ? `normlens ${String(versions.normlens)}` : "normlens";
+  }
+
+  // Controls -----------------------------------------------------------------------------------
+
+  private makeControls() {
+    const set = <K extends keyof State>(name: K) => (value: State[K]) =>
+      this.update({ [name]: value } as unknown as Partial<State>);
+    return {
+      view: buttons<View>(
+        "View",
+        [
+          { value: "map", label: "Map" },
+          { value: "compare", label: "Compare" },
+          { value: "overview", label: "Overview" },
+        ],
+        set("view"),
+        "view",
+      ),
+      form: buttons<State["form"]>(
+        "As",
+        [
+          { value: "heat", label: "heat map" },
+          { value: "arcs", label: "arcs" },
+        ],
+        set("form"),
+        "form",
+      ),
+      scale: buttons<Scale>(
+        "Colours",
+        [
+          { value: "linear", label: "linear" },
+          { value: "sqrt", label: "√", title: "Square root: small values are easier to see" },
+          { value: "rank", label: "rank", title: "By rank among the allowed pairs" },
+        ],
+        set("scale"),
+        "scale",
+      ),
+      norm: buttons<Axis>(
+        "Sums to 1",
+        [
+          { value: "none", label: "neither" },
+          { value: "source", label: "columns", title: "Each source’s column sums to 1" },
+          { value: "target", label: "rows", title: "Each target’s row sums to 1" },
+        ],
+        set("norm"),
+        "norm",
+      ),
+      range: buttons<State["range"]>(
+        "Range",
+        [
+          { value: "map", label: "this map" },
+          { value: "layer", label: "layer", title: "Shared by the scopes of the layer; in a comparison by both maps" },
+          { value: "all", label: "all", title: "Shared by all layers and scopes" },
+        ],
+        set("range"),
+        "range",
+      ),
+      palette: list("Palette", (value) => this.update({ palette: value as Palette }), "palette"),
+      special: buttons<"show" | "hide">(
+        "Special tokens",
+        [
+          { value: "show", label: "show" },
+          { value: "hide", label: "hide" },
+        ],
+        (value) => this.update({ special: value === "show" }),
+        "special",
+      ),
+      level: buttons<State["level"]>(
+        "Level",
+        [
+          { value: "subwords", label: "subwords" },
+          { value: "words", label: "words", title: "Columns of a word summed, rows averaged" },
+        ],
+        set("level"),
+        "level",
+      ),
+      amplification: h(
+        "button",
+        {
+          type: "button",
+          "data-action": "ff-amp",
+          title: "What the feed-forward block amplifies and damps in this layer",
+          onclick: () => this.amplification(),
+        },
+        "FF-amp",
+      ),
+      item: list("Text", (value) => this.update({ item: Number(value) }), "item"),
+      zoom: h(
+        "button",
+        { type: "button", "data-action": "zoom-out", onclick: () => this.update({ zoom: null }) },
+        "Zoom out (Esc)",
+      ),
+    };
+  }
+
+  private header(): HTMLElement {
+    const theme = h("button", {
+      type: "button",
+      "data-action": "theme",
+      onclick: () => {
+        this.theme = this.ink.dark ? "light" : "dark";
+        this.applyTheme();
+        if (this.items.length > 0) void this.render();
+      },
+    }, "◐");
+    theme.setAttribute("aria-label", "Light or dark");
+    theme.title = "Light or dark";
+    const save = (kind: string, title: string, action: () => Promise<void>) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "data-save": kind.toLowerCase(),
+          title,
+          onclick: () => {
+            if (this.items.length > 0) action().catch((error) => this.fail(error));
+          },
+        },
+        kind,
+      );
+    return h(
+      "header",
+      { class: "head" },
+      h("span", { class: "brand" }, "Norm", h("b", {}, "Lens")),
+      this.trust,
+      h(
+        "div",
+        { class: "row", role: "group", "aria-label": "Save" },
+        h("span", { class: "label", "aria-hidden": "true" }, "Save"),
+        h(
+          "span",
+          { class: "buttons" },
+          save("SVG", "This view as a vector figure", async () =>
+            download(`${this.fileName()}.svg`, svgText(await this.figure()), "image/svg+xml"),
+          ),
+          save("PNG", "This view as a picture", async () =>
+            download(`${this.fileName()}.png`, await png(await this.figure())),
+          ),
+          save("CSV", "The numbers of this view", async () =>
+            download(`${this.fileName()}.csv`, csv(await this.views[this.state.view].table()), "text/csv"),
+          ),
+          save("HTML", "The whole viewer with these maps", async () =>
+            download("normlens.html", await this.page(), "text/html"),
+          ),
+        ),
+      ),
+      h("div", { class: "row" }, this.controls.palette.el, theme),
+    );
+  }
+
+  /** Before and after the feed-forward block, columns summing to 1. */
+  private amplification(): void {
+    const { item, layer } = this.state;
+    const step = this.feedForward();
+    if (step === null) return;
+    this.update({
+      view: "compare",
+      a: { item, layer, scope: step.before },
+      b: { item, layer, scope: step.after },
+      cnorm: "source",
+    });
+  }
+
+  private feedForward() {
+    const { scopes, provenance } = this.items[this.state.item].header;
+    return feedForward(scopes, String(provenance.components ?? ""));
+  }
+
+  private navigation(): HTMLElement {
+    return h(
+      "div",
+      { class: "toolbar" },
+      this.controls.view.el,
+      this.controls.amplification,
+      h(
+        "div",
+        { class: "control", role: "group", "aria-label": "Layer", "data-control": "layer" },
+        h("span", { class: "label", "aria-hidden": "true" }, "Layer"),
+        this.layerRow,
+      ),
+      this.controls.item.el,
+      this.text,
+    );
+  }
+
+  private toolbar(): HTMLElement {
+    const { form, scale, norm, range, special, level, zoom } = this.controls;
+    return h(
+      "div",
+      { class: "toolbar" },
+      form.el, scale.el, range.el, norm.el, special.el, level.el, zoom,
+    );
+  }
+
+  /** A comparison of two maps of the layer looked at moves with the layer. */
+  private follow(changed: State, patch: Partial<State>): void {
+    const { state } = this;
+    const moved = (ref: Ref): Ref => {
+      const item = patch.item !== undefined && ref.item === state.item ? patch.item : ref.item;
+      const layer = ref.layer === state.layer ? changed.layer : ref.layer;
+      return { ...ref, item, layer };
+    };
+    if (patch.a === undefined) changed.a = moved(state.a);
+    if (patch.b === undefined) changed.b = moved(state.b);
+  }
+
+  // Keyboard and surroundings ------------------------------------------------------------------
+
+  private listen(host: HTMLElement): void {
+    const widget = this.around.kind === "widget";
+    const target: HTMLElement | Document = widget ? this.root : document;
+    target.addEventListener("keydown", (event) => this.key(event as KeyboardEvent));
+    let width = 0;
+    new ResizeObserver(() => {
+      const now = this.root.clientWidth;
+      if (Math.abs(now - width) < 2) return;
+      width = now;
+      if (this.items.length > 0 && now > 0) void this.render();
+    }).observe(host);
+    const query = window.matchMedia("(prefers-color-scheme: dark)");
+    query.addEventListener("change", () => {
+      this.applyTheme();
+      if (this.items.length > 0) void this.render();
+    });
+  }
+
+  private key(event: KeyboardEvent): void {
+    const from = event.composedPath()[0] as HTMLElement;
+    const typing = ["INPUT", "TEXTAREA", "SELECT"].includes(from.tagName ?? "");
+    if (this.items.length === 0 || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { state } = this;
+    const arrows: Record<string, [number, number]> = {
+      ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
+    };
+    const arrow = arrows[event.key];
+    if (arrow !== undefined && event.shiftKey) this.moveCursor(arrow);
+    else if (arrow !== undefined) this.go(arrow);
+    else if (event.key === "Escape") {
+      this.cursor = null;
+      if (state.zoom !== null) this.update({ zoom: null });
+      else this.update({ pin: null, pair: null });
+    } else if (event.key === " " && from.tagName !== "BUTTON") this.strip.toggle();
+    else if (this.cursor !== null && (event.key === "r" || event.key === "R")) {
+      this.update({ pin: { axis: "row", index: this.cursor.target }, pair: null });
+    } else if (this.cursor !== null && (event.key === "c" || event.key === "C")) {
+      this.update({ pin: { axis: "column", index: this.cursor.source }, pair: null });
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** Down and up are layers, right and left components. */
+  private go([down, right]: [number, number]): void {
+    const { state } = this;
+    const { layers } = this.items[state.item].header;
+    if (down !== 0) {
+      const layer = state.layer + down;
+      if (layer >= 0 && layer < layers.length) this.update({ layer });
+    } else this.strip.step(right as 1 | -1);
+  }
+
+  private moveCursor([down, right]: [number, number]): void {
+    const view = this.views[this.state.view];
+    if (!(view instanceof MapView || view instanceof CompareView) || view.current === null) return;
+    const { rows, columns } = view.current.window;
+    const inside = (value: number, [from, to]: [number, number]) => Math.max(from, Math.min(to - 1, value));
+    const old = this.cursor;
+    this.cursor =
+      old === null
+        ? { target: rows[0], source: columns[0] }
+        : { target: inside(old.target + down, rows), source: inside(old.source + right, columns) };
+    view.cursor(this.cursor);
+    this.say(view.describe(this.cursor));
+  }
+
+  private applyTheme(): void {
+    const system = window.matchMedia("(prefers-color-scheme: dark)").matches;
+    const dark = this.theme === "auto" ? (this.around.dark() ?? system) : this.theme === "dark";
+    this.root.dataset.theme = dark ? "dark" : "light";
+    if (this.around.kind !== "widget") {
+      document.documentElement.style.colorScheme = dark ? "dark" : "light";
+      document.body.style.margin = "0";
+      document.body.style.background = dark ? DARK.paper : LIGHT.paper;
+    }
+  }
+
+  // Saving -------------------------------------------------------------------------------------
+
+  figure(): Promise<SVGElement> {
+    return this.views[this.state.view].saved();
+  }
+
+  async page(): Promise<string> {
+    const state = new URLSearchParams(write(this.state, this.headers)).toString();
+    const one = this.items.every((item) => item.source === this.items[0].source);
+    const payload = one ? this.items[0].source.base64() : new BytesSource(packed(this.items)).base64();
+    const title = document.title && this.around.kind !== "widget" ? document.title : "NormLens";
+    return standalone({ title, state, payload, script: await this.around.script() });
+  }
+
+  private fileName(): string {
+    const { state } = this;
+    const { header } = this.items[state.item];
+    const layer = header.layers[state.layer] + 1;
+    const what = state.view === "map" ? `${state.scope}-layer-${layer}` : state.view;
+    return `${header.model}-${what}`.replace(/[^\w.-]+/g, "_");
+  }
+
+  private get headers() {
+    return this.items.map((item) => item.header);
+  }
+}

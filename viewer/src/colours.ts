@@ -1,0 +1,252 @@
+// From values to colours. Every map of colours here can be told apart with common colour blindness.
+
+import { format } from "d3-format";
+import { interpolateRgbBasis } from "d3-interpolate";
+import { scaleLinear, scalePow } from "d3-scale";
+import {
+  interpolateCividis,
+  interpolateGreys,
+  interpolateMagma,
+  interpolateRdBu,
+  interpolateViridis,
+} from "d3-scale-chromatic";
+
+import { Mask, allowedValues, centredRanks } from "./measures";
+
+export type Scale = "linear" | "sqrt" | "rank";
+export type Palette = "viridis" | "cividis" | "magma" | "greys";
+
+/** Colours of text and lines; figures that are saved use the light ones. */
+export interface Ink {
+  dark: boolean;
+  paper: string;
+  text: string;
+  muted: string;
+  line: string;
+  absent: string;
+  accent: string;
+}
+
+export const LIGHT: Ink = {
+  dark: false,
+  paper: "#ffffff",
+  text: "#1c1f27",
+  muted: "#5b6170",
+  line: "#c9ccd6",
+  absent: "#eff0f3",
+  accent: "#c2410c",
+};
+
+export const DARK: Ink = {
+  dark: true,
+  paper: "#14161c",
+  text: "#eceef4",
+  muted: "#a3a9b8",
+  line: "#3a3f4d",
+  absent: "#1d2029",
+  accent: "#ffb86b",
+};
+
+const SEQUENTIAL: Record<Palette, (t: number) => string> = {
+  viridis: interpolateViridis,
+  cividis: interpolateCividis,
+  magma: interpolateMagma,
+  greys: interpolateGreys,
+};
+
+const darkDiverging = interpolateRgbBasis([
+  "#b5dcff", "#5aa9f0", "#2a5f9e", "#1c2a3d", "#16181e", "#3b2119", "#a3482a", "#f08a5a", "#ffd2b5",
+]);
+
+export interface Colouring {
+  /** The place of a value on the scale, 0 to 1, by its place in the map. */
+  at(place: number): number;
+  colour(t: number): string;
+  ticks: { t: number; label: string }[];
+  what: string;
+  packed: Uint32Array; // 256 colours for image data
+}
+
+export function sequential(
+  map: Float32Array,
+  mask: Mask,
+  options: { scale: Scale; palette: Palette; top: number; what: string; dark: boolean },
+): Colouring {
+  const { scale, palette, top, what } = options;
+  const interpolate = SEQUENTIAL[palette];
+  // On a dark page grey begins dark too, so that large values stand out.
+  const colour = (t: number) => interpolate(palette === "greys" && options.dark ? 1 - t : t);
+  const packed = pack(colour);
+  if (scale === "rank") {
+    const place = rankPlaces(map, mask);
+    const ticks = [0, 0.25, 0.5, 0.75, 1].map((t) => ({ t, label: `${100 * t} %` }));
+    return { at: (k) => place[k], colour, ticks, what: `rank of the ${what}`, packed };
+  }
+  const positions = scaleFor(scale, top);
+  return {
+    at: scale === "linear" ? (k) => map[k] / top : (k) => Math.sqrt(map[k] / top),
+    colour,
+    ticks: ticksOf(positions, 0, top),
+    what,
+    packed,
+  };
+}
+
+export function diverging(
+  map: Float32Array,
+  mask: Mask,
+  options: { scale: Scale; top: number; what: string; dark: boolean },
+): Colouring {
+  const { scale, top, what, dark } = options;
+  const colour = dark ? darkDiverging : (t: number) => interpolateRdBu(1 - t);
+  const packed = pack(colour);
+  if (scale === "rank") {
+    const sizes = map.map(Math.abs);
+    const place = rankPlaces(sizes, mask);
+    const ticks = [
+      { t: 0, label: "damped" },
+      { t: 0.5, label: "0" },
+      { t: 1, label: "amplified" },
+    ];
+    const at = (k: number) => 0.5 + 0.5 * Math.sign(map[k]) * place[k];
+    return { at, colour, ticks, what: `rank of the ${what}`, packed };
+  }
+  const root = scale === "sqrt";
+  const half = (value: number) => 0.5 * (root ? Math.sqrt(value / top) : value / top);
+  const at = (k: number) => (map[k] < 0 ? 0.5 - half(-map[k]) : 0.5 + half(map[k]));
+  const positions = scaleFor(scale, top);
+  const ticks = ticksOf(positions, 0, top, 3, 0.25).flatMap(({ t, label }) =>
+    t === 0
+      ? [{ t: 0.5, label: "0" }]
+      : [
+          { t: 0.5 - t / 2, label: `−${label}` },
+          { t: 0.5 + t / 2, label: `+${label}` },
+        ],
+  );
+  return { at, colour, ticks, what, packed };
+}
+
+type Positions = (value: number) => number;
+
+function scaleFor(scale: Scale, top: number): Positions & { ticks(count: number): number[] } {
+  const made = scale === "sqrt" ? scalePow().exponent(0.5) : scaleLinear();
+  return made.domain([0, top]).range([0, 1]) as unknown as Positions & { ticks(n: number): number[] };
+}
+
+function ticksOf(
+  scale: Positions & { ticks(count: number): number[] },
+  low: number,
+  top: number,
+  count = 5,
+  gap = 0.12,
+): { t: number; label: string }[] {
+  const kept: { t: number; label: string }[] = [];
+  for (const value of scale.ticks(count)) {
+    if (value < low || value > top) continue;
+    const t = scale(value);
+    // Labels of a square-root scale crowd at its lower end.
+    if (kept.length > 0 && t - kept[kept.length - 1].t < gap) continue;
+    kept.push({ t, label: tick(value) });
+  }
+  return kept;
+}
+
+/** Ranks of the values between 0 and 1; equal values share a place. */
+function rankPlaces(map: Float32Array, mask: Mask): Float32Array {
+  const places = new Float32Array(map.length);
+  const ranks = centredRanks(allowedValues(map, mask));
+  if (ranks === null || ranks.length < 2) return places;
+  const most = ranks.length - 1;
+  for (let k = 0, at = 0; k < map.length; k++) {
+    if (mask === null || mask[k]) places[k] = (ranks[at++] + most) / (2 * most);
+  }
+  return places;
+}
+
+function pack(colour: (t: number) => string): Uint32Array {
+  const packed = new Uint32Array(256);
+  for (let k = 0; k < 256; k++) {
+    const [r, g, b] = rgb(colour(k / 255));
+    packed[k] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  }
+  return packed;
+}
+
+export function rgb(colour: string): [number, number, number] {
+  if (colour.startsWith("#")) {
+    const value = parseInt(colour.slice(1), 16);
+    return [value >> 16, (value >> 8) & 255, value & 255];
+  }
+  const [r, g, b] = (colour.match(/[\d.]+/g) ?? ["0", "0", "0"]).map(Number);
+  return [Math.round(r), Math.round(g), Math.round(b)];
+}
+
+/** Black or white, whichever is readable on a colour. */
+export function readableOn(colour: string): string {
+  const [r, g, b] = rgb(colour).map((part) => {
+    const share = part / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 ? "#000000" : "#ffffff";
+}
+
+/** One pixel per pair: [target, source] as a small canvas. */
+export function pixels(colouring: Colouring, n: number, mask: Mask, blank: string): HTMLCanvasElement {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = n;
+  const context = canvas.getContext("2d") as CanvasRenderingContext2D;
+  const image = context.createImageData(n, n);
+  const colours = new Uint32Array(image.data.buffer);
+  const [r, g, b] = rgb(blank);
+  const empty = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  for (let k = 0; k < colours.length; k++) {
+    if (mask !== null && !mask[k]) {
+      colours[k] = empty;
+      continue;
+    }
+    const t = colouring.at(k);
+    colours[k] = t >= 0 ? colouring.packed[t < 1 ? (t * 255 + 0.5) | 0 : 255] : empty;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+const general = format(".3~g");
+const small = format(".2e");
+const whole = format(",.0f");
+
+/** A number as a person reads it: three digits that matter. */
+export function number(value: number): string {
+  if (Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1000) return minus(whole(value));
+  return minus(size !== 0 && size < 1e-3 ? small(value) : general(value));
+}
+
+/** A number for a narrow place: two digits that matter, at most three decimals. */
+export function brief(value: number): string {
+  const size = Math.abs(value);
+  if (Number.isNaN(value)) return "–";
+  if (size < 0.0005) return "0";
+  if (size >= 100) return minus(whole(value));
+  const decimals = size < 0.1 ? 3 : size < 10 ? 2 : 1;
+  return minus(value.toFixed(decimals));
+}
+
+export function signed(value: number): string {
+  return (value > 0 ? "+" : "") + number(value);
+}
+
+export function tick(value: number): string {
+  return value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5)
+    ? minus(format(".1~e")(value))
+    : minus(format(".4~g")(value));
+}
+
+export function scientific(value: number): string {
+  return minus(format(".1e")(value));
+}
+
+function minus(text: string): string {
+  return text.replace(/-/g, "−");
+}

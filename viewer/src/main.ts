@@ -1,0 +1,146 @@
+// Where the viewer finds itself: in a page with its maps inside, on a server's page, or in a notebook.
+
+import { App, type Surroundings } from "./app";
+import { Base64Source, BytesSource, open } from "./payload";
+import { ServePanel } from "./serve";
+
+declare global {
+  interface HTMLElement {
+    viewer?: App;
+  }
+}
+
+function wordsOf(text: string): Record<string, string> {
+  return Object.fromEntries(new URLSearchParams(text.replace(/^#/, "")));
+}
+
+/** Writes the state behind # without adding to the history. */
+function setAddress(words: Record<string, string>): void {
+  const text = new URLSearchParams(words).toString();
+  try {
+    history.replaceState(null, "", `#${text}`);
+  } catch {
+    // A frame inside a notebook has no address of its own.
+  }
+}
+
+async function startFile(host: HTMLElement): Promise<void> {
+  const around: Surroundings = {
+    kind: "file",
+    changed: setAddress,
+    script: async () => document.getElementById("normlens-script")?.textContent ?? "",
+    dark: () => null,
+  };
+  const app = new App(host, around);
+  host.viewer = app;
+  try {
+    const text = document.getElementById("normlens-payload")?.textContent ?? "";
+    const first = location.hash.length > 1 ? location.hash : (host.dataset.state ?? "");
+    const items = await open(new Base64Source(text.trim()));
+    app.open(items, wordsOf(first));
+    window.addEventListener("hashchange", () => app.open(items, wordsOf(location.hash)));
+  } catch (error) {
+    app.fail(error);
+  }
+}
+
+async function startServe(host: HTMLElement): Promise<void> {
+  let state: Record<string, string> = {};
+  let panel: ServePanel | null = null;
+  const showAddress = () => {
+    if (panel === null || app.items.length === 0) return;
+    const { item, view, a, b } = app.state;
+    const used = view === "compare" ? [...new Set([item, a.item, b.item])] : [item];
+    // Items are numbered anew in the address, which names only those that are looked at.
+    const renumbered = { ...state };
+    delete renumbered.item;
+    for (const side of ["a", "b"] as const) {
+      if (state[side] === undefined) continue;
+      const [at, ...rest] = state[side].split(":");
+      renumbered[side] = [used.indexOf(Number(at)), ...rest].join(":");
+    }
+    setAddress({ ...panel.words(used), ...renumbered });
+  };
+  const around: Surroundings = {
+    kind: "serve",
+    changed: (words) => {
+      state = words;
+      showAddress();
+    },
+    script: async () => (await fetch("static/viewer.js")).text(),
+    dark: () => null,
+  };
+  const app = new App(host, around);
+  host.viewer = app;
+  panel = new ServePanel(app, showAddress);
+  await panel.open(wordsOf(location.hash));
+}
+
+interface WidgetModel {
+  get(name: string): unknown;
+  set(name: string, value: unknown): void;
+  save_changes(): void;
+  on(event: string, call: () => void): void;
+  off(event: string, call: () => void): void;
+}
+
+function bytesOf(value: unknown): Uint8Array {
+  if (value instanceof DataView) {
+    return new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+  }
+  return new Uint8Array(value as ArrayBuffer);
+}
+
+/** Whether the notebook says that it is dark. */
+function notebookIsDark(): boolean | null {
+  const { body } = document;
+  if (body.dataset.jpThemeLight !== undefined) return body.dataset.jpThemeLight === "false";
+  if (body.classList.contains("vscode-dark")) return true;
+  if (body.classList.contains("vscode-light")) return false;
+  if (document.documentElement.getAttribute("theme") === "dark") return true;
+  return null;
+}
+
+function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
+  const host = document.createElement("div");
+  el.append(host);
+  let written = "";
+  const around: Surroundings = {
+    kind: "widget",
+    changed: (words) => {
+      written = JSON.stringify(words);
+      model.set("state", words);
+      model.save_changes();
+    },
+    script: async () => String(model.get("_esm") ?? ""),
+    dark: notebookIsDark,
+  };
+  const app = new App(host, around);
+  host.viewer = app;
+  const load = async () => {
+    try {
+      const items = await open(new BytesSource(bytesOf(model.get("payload"))));
+      app.open(items, model.get("state") as Record<string, string>);
+    } catch (error) {
+      app.fail(error);
+    }
+  };
+  const follow = () => {
+    const words = model.get("state") as Record<string, string>;
+    if (JSON.stringify(words) !== written && app.items.length > 0) app.open(app.items, words);
+  };
+  model.on("change:payload", load);
+  model.on("change:state", follow);
+  void load();
+  return () => {
+    model.off("change:payload", load);
+    model.off("change:state", follow);
+  };
+}
+
+export default { render };
+
+const page = typeof document === "undefined" ? null : document.getElementById("normlens-page");
+if (page !== null && page.viewer === undefined) {
+  void (page.dataset.mode === "serve" ? startServe(page) : startFile(page));
+}

@@ -1,0 +1,405 @@
+// All layers and scopes as small maps; similarity of scopes; mixing ratios of tokens.
+
+import { interpolateCividis, interpolateViridis } from "d3-scale-chromatic";
+
+import { Ink, LIGHT, pixels, readableOn, sequential, type Colouring } from "./colours";
+import { h, list, pause, replace, svg } from "./dom";
+import { FONT, cut, drawBar, type Cell } from "./heat";
+import { largestValue } from "./measures";
+import type { Row } from "./save";
+import { shortName } from "./scopes";
+import type { Shown } from "./shown";
+import type { Context, Panel } from "./view";
+
+interface Grid {
+  name: string;
+  title: string;
+  subtitle: string;
+  rows: string[];
+  columns: string[];
+  values: ArrayLike<number>;
+  low: number;
+  high: number;
+  colour: (t: number) => string;
+  what: string;
+  cell: [number, number];
+  digits: number | null; // written into the cells
+  rowWord: string;
+  columnWord: string;
+}
+
+export class OverviewView implements Panel {
+  readonly el: HTMLElement;
+  private readonly maps = h("div", { class: "multiples", "data-figure": "overview" });
+  private readonly similarity = h("div", { class: "panels", "data-figure": "similarity" });
+  private readonly mixingChoice;
+  private readonly mixing = h("div", { class: "scrolled", "data-figure": "mixing" });
+  private mixingScope = "";
+  private grids: Grid[] = [];
+  private mixingGrid: Grid | null = null;
+  private thumbs = new Map<string, HTMLCanvasElement>();
+  private drawn = "";
+  private means: { key: string; values: Promise<number[][]> } | null = null;
+
+  constructor(private readonly context: Context) {
+    this.mixingChoice = list("Scope", (scope) => {
+      this.mixingScope = scope;
+      context.update({});
+    }, "mixing-scope");
+    this.el = h(
+      "div",
+      { class: "overview" },
+      h("h3", {}, "Every layer and scope"),
+      h("p", { class: "note" }, "Rows are layers, columns scopes; each map has its own range. Click one to open it."),
+      this.maps,
+      h("h3", {}, "How alike the scopes are"),
+      this.similarity,
+      h("div", { class: "toolbar" }, h("h3", {}, "Mixing ratio"), this.mixingChoice.el),
+      h("p", { class: "note" }, "How much of each token’s vector the other tokens supplied."),
+      this.mixing,
+    );
+  }
+
+  async render(): Promise<void> {
+    const { state } = this.context;
+    const shown = this.context.shown(state.item);
+    await this.renderMaps(shown);
+    if (this.context.stale()) return;
+    await this.renderSimilarity(shown);
+    if (this.context.stale()) return;
+    await this.renderMixing(shown);
+  }
+
+  async saved(): Promise<SVGElement> {
+    const parts = [this.savedMaps(), ...this.grids.map((grid) => gridFigure(grid, LIGHT))];
+    if (this.mixingGrid !== null) parts.push(gridFigure(this.mixingGrid, LIGHT));
+    return below(parts, this.context.caption);
+  }
+
+  async table(): Promise<Row[]> {
+    const { state } = this.context;
+    const shown = this.context.shown(state.item);
+    const rows: Row[] = [["measure", "layer", "scope", "scope_or_token", "value"]];
+    for (const [layer, index] of shown.layers.entries()) {
+      for (const a of shown.scopes) {
+        for (const b of shown.scopes) {
+          rows.push(["spearman", index + 1, a, b, await shown.rho(layer, a, b)]);
+        }
+      }
+    }
+    for (const scope of shown.scopes) {
+      const ratios = await shown.mixing(scope);
+      if (ratios === null) continue;
+      shown.layers.forEach((index, layer) =>
+        shown.labels.forEach((label, k) =>
+          rows.push(["mixing_ratio", index + 1, scope, label, ratios[layer * shown.n + k]]),
+        ),
+      );
+    }
+    return rows;
+  }
+
+  describe(_cell: Cell): string {
+    return "";
+  }
+
+  /** The small maps; drawn anew only when what they show has changed. */
+  private async renderMaps(shown: Shown): Promise<void> {
+    const { context } = this;
+    const { state, ink } = context;
+    const key = [state.item, state.special, state.level, state.scale, state.norm, state.palette, ink.dark].join();
+    const { scopes, layers } = shown;
+    const room = context.room().width - 40;
+    const most = layers.length > 8 ? 96 : 120;
+    const size = Math.max(44, Math.min(most, Math.floor(room / scopes.length) - 8));
+    if (key !== this.drawn) {
+      this.drawn = "";
+      this.thumbs.clear();
+      this.maps.style.gridTemplateColumns = `auto repeat(${scopes.length}, ${size}px)`;
+      replace(
+        this.maps,
+        h("span", {}),
+        ...scopes.map((scope) =>
+          h("span", { class: "head", title: scope }, scope.endsWith("-W") ? scope : shortName(scope, scopes)),
+        ),
+        ...layers.flatMap((index, layer) => [
+          h("span", { class: "side" }, String(index + 1)),
+          ...scopes.map((scope) => {
+            const canvas = h("canvas", { width: shown.n, height: shown.n });
+            canvas.style.width = canvas.style.height = `${size}px`;
+            this.thumbs.set(`${scope}/${layer}`, canvas);
+            return h(
+              "button",
+              {
+                type: "button",
+                "data-open": `${index + 1}:${scope}`,
+                "aria-label": `Open ${scope}, layer ${index + 1}`,
+                title: `${scope}, layer ${index + 1}`,
+                onclick: () => context.update({ layer, scope, view: "map" }),
+              },
+              canvas,
+            );
+          }),
+        ]),
+      );
+    }
+    for (const button of this.maps.querySelectorAll("button")) {
+      const here = button.dataset.open === `${layers[state.layer] + 1}:${state.scope}`;
+      button.toggleAttribute("data-current", here);
+    }
+    if (key === this.drawn) return;
+    let since = performance.now();
+    for (const layer of layers.keys()) {
+      for (const scope of scopes) {
+        const map = await shown.normalised(scope, layer, state.norm);
+        if (context.stale()) return;
+        const mask = shown.mask(layer);
+        const colouring = sequential(map, mask, {
+          scale: state.scale, palette: state.palette, top: largestValue(map, mask), what: "", dark: ink.dark,
+        });
+        const small = pixels(colouring, shown.n, mask, ink.absent);
+        this.thumbs.get(`${scope}/${layer}`)?.getContext("2d")?.drawImage(small, 0, 0);
+        if (performance.now() - since > 30) {
+          await pause();
+          since = performance.now();
+        }
+      }
+    }
+    this.drawn = key;
+  }
+
+  private async renderSimilarity(shown: Shown): Promise<void> {
+    const { context } = this;
+    const { state, ink } = context;
+    const { scopes, layers } = shown;
+    const names = scopes.map((scope) => (scope.endsWith("-W") ? scope : shortName(scope, scopes)));
+    const here = await this.rhos(shown, state.layer);
+    if (context.stale()) return;
+    const grid = (title: string, values: number[], name: string): Grid => ({
+      name,
+      title,
+      subtitle: "Spearman’s ρ over the pairs that attention allows",
+      rows: names,
+      columns: names,
+      values,
+      low: Math.min(0, ...values.filter((value) => !Number.isNaN(value))),
+      high: 1,
+      colour: interpolateViridis,
+      what: "Spearman’s ρ",
+      cell: [46, 30],
+      digits: 2,
+      rowWord: "",
+      columnWord: "",
+    });
+    const current = grid(`Layer ${layers[state.layer] + 1}`, here, "similarity-layer");
+    replace(this.similarity, gridFigure(current, ink));
+    this.grids = [current];
+    const key = [state.item, state.special, state.level].join();
+    if (this.means?.key !== key) {
+      this.means = { key, values: this.everyRho(shown) };
+    }
+    const all = await this.means.values;
+    if (context.stale()) return;
+    const mean = here.map((_, k) => {
+      const known = all.map((rhos) => rhos[k]).filter((rho) => !Number.isNaN(rho));
+      return known.reduce((sum, rho) => sum + rho, 0) / known.length;
+    });
+    const average = grid(`Mean of ${layers.length} layers`, mean, "similarity-mean");
+    this.grids = [current, average];
+    replace(this.similarity, ...this.grids.map((each) => gridFigure(each, ink)));
+  }
+
+  private async everyRho(shown: Shown): Promise<number[][]> {
+    const all: number[][] = [];
+    for (const layer of shown.layers.keys()) {
+      all.push(await this.rhos(shown, layer));
+      await pause();
+    }
+    return all;
+  }
+
+  private async rhos(shown: Shown, layer: number): Promise<number[]> {
+    const { scopes } = shown;
+    const size = scopes.length;
+    const values = new Array<number>(size * size).fill(1);
+    for (let a = 0; a < size; a++) {
+      for (let b = 0; b < a; b++) {
+        values[a * size + b] = values[b * size + a] = await shown.rho(layer, scopes[a], scopes[b]);
+      }
+    }
+    return values;
+  }
+
+  private async renderMixing(shown: Shown): Promise<void> {
+    const { context } = this;
+    const { state, ink } = context;
+    const known = shown.scopes.filter((scope) => scope in shown.item.header.mixing);
+    if (!known.includes(this.mixingScope)) {
+      this.mixingScope = known.includes(state.scope) ? state.scope : (known.at(-1) ?? "");
+    }
+    this.mixingChoice.set(this.mixingScope, known.map((scope) => [scope, scope]));
+    const ratios = this.mixingScope === "" ? null : await shown.mixing(this.mixingScope);
+    if (context.stale()) return;
+    if (ratios === null) {
+      this.mixingGrid = null;
+      replace(
+        this.mixing,
+        h("p", { class: "note" }, "Mixing ratios belong to tokens; they are shown for subwords only."),
+      );
+      return;
+    }
+    const wide = Math.max(3, Math.min(46, Math.floor((context.room().width - 90) / shown.n)));
+    this.mixingGrid = {
+      name: "mixing",
+      title: `Mixing ratio of ${this.mixingScope}`,
+      subtitle: "‖Σ of other tokens’ parts‖ / (‖Σ of other tokens’ parts‖ + ‖own part‖)",
+      rows: shown.layers.map((layer) => String(layer + 1)),
+      columns: shown.labels,
+      values: ratios,
+      low: 0,
+      high: 1,
+      colour: interpolateCividis,
+      what: "mixing ratio, 0 to 1",
+      cell: [wide, 22],
+      digits: wide >= 34 ? 2 : null,
+      rowWord: "layer",
+      columnWord: "target i (output)",
+    };
+    replace(this.mixing, gridFigure(this.mixingGrid, ink));
+  }
+
+  private savedMaps(): SVGElement {
+    const { state } = this.context;
+    const shown = this.context.shown(state.item);
+    const { scopes, layers } = shown;
+    const size = 96;
+    const [left, top] = [30, 40];
+    const width = left + scopes.length * (size + 6);
+    const height = top + layers.length * (size + 6);
+    const figure = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT });
+    const words = (x: number, y: number, text: string, more: Record<string, unknown>) =>
+      figure.append(svg("text", { x, y, fill: LIGHT.text, ...more }, text));
+    words(0, 14, `${shown.item.header.model}: layers (rows) and scopes (columns)`, {
+      "font-size": 14, "font-weight": 650,
+    });
+    scopes.forEach((scope, k) =>
+      words(left + k * (size + 6) + size / 2, top - 6, scope.endsWith("-W") ? scope : shortName(scope, scopes), {
+        "font-size": 10.5, "text-anchor": "middle",
+      }),
+    );
+    layers.forEach((index, layer) => {
+      const y = top + layer * (size + 6);
+      words(left - 6, y + size / 2 + 4, String(index + 1), { "font-size": 11, "text-anchor": "end" });
+      scopes.forEach((scope, k) => {
+        const canvas = this.thumbs.get(`${scope}/${layer}`);
+        if (canvas === undefined) return;
+        const large = document.createElement("canvas");
+        large.width = large.height = Math.max(size * 2, canvas.width);
+        const context = large.getContext("2d") as CanvasRenderingContext2D;
+        context.imageSmoothingEnabled = false;
+        context.drawImage(canvas, 0, 0, large.width, large.height);
+        figure.append(
+          svg("image", { x: left + k * (size + 6), y, width: size, height: size, href: large.toDataURL() }),
+        );
+      });
+    });
+    return figure;
+  }
+}
+
+/** A table of numbers as colours. */
+function gridFigure(grid: Grid, ink: Ink): SVGElement {
+  const [wide, high] = grid.cell;
+  const left = 20 + Math.max(...grid.rows.map((row) => 7.2 * cut(row, 12).length), 12);
+  const crowded = wide < 40 || grid.columns.some((label) => 6.2 * cut(label, 14).length > wide);
+  const lean = wide > 17 ? 0.72 : 1;
+  const longest = Math.max(...grid.columns.map((label) => cut(label, 14).length));
+  const top = 46 + (grid.columnWord ? 16 : 0) + (crowded ? lean * longest * 6.4 + 6 : 14);
+  const width = Math.max(left + wide * grid.columns.length + (crowded ? lean * longest * 6 : 8), 330);
+  const height = top + high * grid.rows.length + 52;
+  const figure = svg("svg", {
+    width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT, role: "img",
+    "aria-label": grid.title, "data-grid": grid.name, fill: ink.text,
+  });
+  const words = (x: number, y: number, text: string, more: Record<string, unknown>) =>
+    figure.append(svg("text", { x, y, fill: ink.text, ...more }, text));
+  words(0, 14, grid.title, { "font-size": 14, "font-weight": 650 });
+  words(0, 31, grid.subtitle, { "font-size": 11.5, fill: ink.muted });
+  if (grid.columnWord) {
+    words(left + (wide * grid.columns.length) / 2, 50, grid.columnWord, {
+      "font-size": 11.5, fill: ink.muted, "text-anchor": "middle",
+    });
+  }
+  if (grid.rowWord) {
+    words(0, 0, grid.rowWord, {
+      "font-size": 11.5, fill: ink.muted, "text-anchor": "middle",
+      transform: `translate(11 ${top + (high * grid.rows.length) / 2}) rotate(-90)`,
+    });
+  }
+  const every = Math.ceil(12 / wide);
+  grid.columns.forEach((label, k) => {
+    if (k % every !== 0) return;
+    const x = left + (k + 0.5) * wide;
+    const text = cut(label, 14);
+    if (!crowded) words(x, top - 6, text, { "font-size": 10.5, "text-anchor": "middle" });
+    else {
+      const turn = lean < 1 ? `translate(${x - 2} ${top - 6}) rotate(-45)` : `translate(${x + 3} ${top - 6}) rotate(-90)`;
+      words(0, 0, text, { "font-size": 10.5, transform: turn });
+    }
+  });
+  const columns = grid.columns.length;
+  const place = (value: number) =>
+    Math.max(0, Math.min(1, (value - grid.low) / (grid.high - grid.low || 1)));
+  grid.rows.forEach((label, i) => {
+    words(left - 6, top + (i + 0.5) * high + 4, cut(label, 12), { "font-size": 10.5, "text-anchor": "end" });
+    for (let j = 0; j < columns; j++) {
+      const value = grid.values[i * columns + j];
+      const known = !Number.isNaN(value);
+      const fill = known ? grid.colour(place(value)) : ink.absent;
+      const cell = svg(
+        "rect",
+        { x: left + j * wide, y: top + i * high, width: wide, height: high, fill },
+        svg("title", {}, `${grid.columns[j]}, ${grid.rows[i]}: ${known ? value.toFixed(3) : "not defined"}`),
+      );
+      cell.setAttribute("data-value", String(value));
+      if (wide > 12) {
+        cell.setAttribute("stroke", ink.paper);
+      }
+      figure.append(cell);
+      if (grid.digits === null) continue;
+      words(left + (j + 0.5) * wide, top + (i + 0.5) * high + 4, known ? value.toFixed(grid.digits) : "–", {
+        "font-size": 11, "text-anchor": "middle", fill: known ? readableOn(fill) : ink.muted, "pointer-events": "none",
+      });
+    }
+  });
+  const bar: Colouring = {
+    at: () => 0,
+    colour: grid.colour,
+    ticks: [0, 0.5, 1].map((t) => ({ t, label: (grid.low + t * (grid.high - grid.low)).toFixed(2) })),
+    what: grid.what,
+    packed: new Uint32Array(0),
+  };
+  drawBar(figure, bar, left, height - 44, Math.max(wide * columns, 200), ink);
+  return figure;
+}
+
+/** Figures one below the other, with a caption. */
+function below(figures: SVGElement[], caption: string): SVGElement {
+  const size = (figure: SVGElement, name: string) => Number(figure.getAttribute(name));
+  const gap = 18;
+  const width = Math.max(...figures.map((figure) => size(figure, "width"))) + 16;
+  const height = figures.reduce((sum, figure) => sum + size(figure, "height") + gap, 24);
+  const whole = svg("svg", {
+    xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT,
+  });
+  whole.append(svg("rect", { width, height, fill: LIGHT.paper }));
+  let y = 8;
+  for (const figure of figures) {
+    figure.setAttribute("x", "8");
+    figure.setAttribute("y", String(y));
+    y += size(figure, "height") + gap;
+    whole.append(figure);
+  }
+  whole.append(svg("text", { x: 8, y: height - 8, "font-size": 10, fill: LIGHT.muted }, caption));
+  return whole;
+}

@@ -1,0 +1,75 @@
+// Names of scopes, as in normlens.scopes.
+
+export function componentsOf(scope: string): string[] {
+  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|RES|LN|FF/g) ?? [];
+}
+
+/** Short names: a scope by its last component, numbered where the layer has several of it. */
+export function aliases(scopes: string[]): Map<string, string> {
+  const prefixes = scopes.filter((scope) => scope.endsWith("-N"));
+  const longest = prefixes.map(componentsOf).reduce((a, b) => (b.length > a.length ? b : a), []);
+  const count = (parts: string[], name: string) => parts.filter((part) => part === name).length;
+  const names = new Map<string, string>();
+  for (const scope of prefixes) {
+    const parts = componentsOf(scope);
+    const last = parts[parts.length - 1];
+    if (count(longest, last) === 1) names.set(last, scope);
+    names.set(`${last}${count(parts, last)}`, scope);
+    names.set(scope.slice(0, -2), scope);
+  }
+  return names;
+}
+
+/** The scope that a full or short name means, or null. */
+export function resolve(name: string, scopes: string[]): string | null {
+  const wanted = name.trim().toUpperCase();
+  return scopes.includes(wanted) ? wanted : (aliases(scopes).get(wanted) ?? null);
+}
+
+export function shortName(scope: string, scopes: string[]): string {
+  for (const [name, full] of aliases(scopes)) if (full === scope) return name;
+  return scope;
+}
+
+export interface Step {
+  component: string; // what was added to the scope before, such as "FF"
+  short: string; // a name that is unique in the layer, such as "LN2"
+  before: string;
+  after: string;
+}
+
+/** Scopes of the layer in which each has the one before as its beginning; ATTN-W comes first. */
+export function chain(scopes: string[]): string[] {
+  const prefixes = scopes.filter((scope) => scope.endsWith("-N"));
+  const whole = scopes.includes("ATTN-W") ? ["ATTN-W", ...prefixes] : prefixes;
+  return whole.length > 0 ? whole : scopes;
+}
+
+export function added(scope: string, before: string | undefined): string {
+  if (scope === "ATTN-W") return "weights";
+  const parts = componentsOf(scope);
+  const known = before === undefined || before.endsWith("-W") ? 0 : componentsOf(before).length;
+  return parts.slice(known).join(" ") || scope;
+}
+
+export function steps(scopes: string[]): Step[] {
+  const sequence = chain(scopes);
+  return sequence.slice(1).map((after, k) => ({
+    component: added(after, sequence[k]),
+    short: shortName(after, scopes),
+    before: sequence[k],
+    after,
+  }));
+}
+
+/** The step of the feed-forward block, unless the block works beside the attention. */
+export function feedForward(scopes: string[], components: string): Step | null {
+  if (components.includes("∥")) return null;
+  return steps(scopes).find((step) => step.component === "FF") ?? null;
+}
+
+export function unit(scope: string, axis: string): string {
+  if (axis === "source") return "share of each source’s column";
+  if (axis === "target") return "share of each target’s row";
+  return scope.endsWith("-N") ? "norm of the part ‖Fᵢ(xⱼ)‖" : "attention weight";
+}

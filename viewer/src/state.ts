@@ -1,0 +1,201 @@
+// What is looked at, and how it is written into an address.
+
+import type { Palette, Scale } from "./colours";
+import type { Cell, Pin, Window_ } from "./heat";
+import type { Axis } from "./measures";
+import { chain, feedForward, resolve, steps } from "./scopes";
+
+/** The parts of an item's header that the state depends on. */
+export interface Known {
+  tokens?: string[];
+  layers: number[];
+  scopes: string[];
+  provenance: Record<string, unknown>;
+}
+
+export interface Ref {
+  item: number;
+  layer: number; // place among the item's layers
+  scope: string;
+}
+
+export type View = "map" | "compare" | "overview";
+
+export interface State extends Ref {
+  view: View;
+  form: "heat" | "arcs";
+  scale: Scale;
+  norm: Axis;
+  range: "map" | "layer" | "all";
+  palette: Palette;
+  special: boolean;
+  level: "subwords" | "words";
+  pin: Pin | null;
+  pair: Cell | null;
+  zoom: Window_ | null;
+  a: Ref;
+  b: Ref;
+  cnorm: Axis;
+}
+
+export const CHOICES = {
+  view: ["map", "compare", "overview"],
+  form: ["heat", "arcs"],
+  scale: ["linear", "sqrt", "rank"],
+  norm: ["none", "source", "target"],
+  range: ["map", "layer", "all"],
+  palette: ["viridis", "cividis", "magma", "greys"],
+  level: ["subwords", "words"],
+  cnorm: ["source", "target", "none"],
+} as const;
+
+const MANY = 64; // tokens
+const USUAL: Record<string, string> = {
+  view: "map",
+  form: "heat",
+  scale: "sqrt",
+  norm: "none",
+  range: "map",
+  palette: "viridis",
+  special: "1",
+  level: "subwords",
+  cnorm: "source",
+};
+
+/** Of many pairs a few large values leave nothing for the others to be seen by, so ranks do. */
+function usual(name: string, items: Known[]): string {
+  if (name === "scale" && (items[0].tokens?.length ?? 0) > MANY) return "rank";
+  return USUAL[name];
+}
+
+/** A state from an address; whatever does not fit these maps is as usual. */
+export function read(given: Record<string, string>, items: Known[]): State {
+  const one = <K extends keyof typeof CHOICES>(name: K): (typeof CHOICES)[K][number] => {
+    const value = given[name] as (typeof CHOICES)[K][number];
+    const known: readonly string[] = CHOICES[name];
+    return known.includes(value) ? value : (usual(name, items) as (typeof CHOICES)[K][number]);
+  };
+  const item = inside(Number(given.item ?? 0), items.length);
+  const here = { item, ...placeIn(items[item], given.layer, given.scope) };
+  const [a, b] = comparison(here, items);
+  return {
+    ...here,
+    view: one("view"),
+    form: one("form"),
+    scale: one("scale"),
+    norm: one("norm"),
+    range: one("range"),
+    palette: one("palette"),
+    special: (given.special ?? USUAL.special) !== "0",
+    level: one("level"),
+    pin: readPin(given.pin),
+    pair: readPair(given.pair),
+    zoom: readZoom(given.zoom),
+    a: readRef(given.a, items) ?? a,
+    b: readRef(given.b, items) ?? b,
+    cnorm: one("cnorm"),
+  };
+}
+
+/** A state as the words of an address; what is as usual is left out. */
+export function write(state: State, items: Known[]): Record<string, string> {
+  const ref = ({ item, layer, scope }: Ref) => `${item}:${items[item].layers[layer] + 1}:${scope}`;
+  const all: Record<string, string> = {
+    item: String(state.item),
+    layer: String(items[state.item].layers[state.layer] + 1),
+    scope: state.scope,
+    view: state.view,
+    form: state.form,
+    scale: state.scale,
+    norm: state.norm,
+    range: state.range,
+    palette: state.palette,
+    special: state.special ? "1" : "0",
+    level: state.level,
+    cnorm: state.cnorm,
+  };
+  if (state.pin !== null) all.pin = `${state.pin.axis}:${state.pin.index}`;
+  if (state.pair !== null) all.pair = `${state.pair.target}:${state.pair.source}`;
+  if (state.zoom !== null) all.zoom = [...state.zoom.rows, ...state.zoom.columns].join(":");
+  if (state.view === "compare") [all.a, all.b] = [ref(state.a), ref(state.b)];
+  const unusual = ([name, value]: [string, string]) =>
+    usual(name, items) !== value && !(name === "item" && value === "0");
+  return Object.fromEntries(Object.entries(all).filter(unusual));
+}
+
+/** What is compared first: before and after the feed-forward block, or the last step. */
+export function comparison(here: Ref, items: Known[]): [Ref, Ref] {
+  const { scopes, provenance } = items[here.item];
+  const step =
+    feedForward(scopes, String(provenance.components ?? "")) ?? steps(scopes).at(-1) ?? null;
+  if (step === null) return [here, here];
+  return [
+    { ...here, scope: step.before },
+    { ...here, scope: step.after },
+  ];
+}
+
+/** The same state with places that exist, after items or their tokens changed. */
+export function fit(state: State, items: Known[], tokens: number): State {
+  const known = (ref: Ref): boolean =>
+    ref.item < items.length &&
+    ref.layer < items[ref.item].layers.length &&
+    items[ref.item].scopes.includes(ref.scope);
+  const here = known(state) ? state : { ...state, ...placeOf(state, items) };
+  const first = comparison(here, items);
+  const { pin, pair, zoom } = here;
+  const within = (window: Window_ | null) =>
+    window !== null && window.rows[1] <= tokens && window.columns[1] <= tokens;
+  return {
+    ...here,
+    a: known(here.a) ? here.a : first[0],
+    b: known(here.b) ? here.b : first[1],
+    pin: pin !== null && pin.index < tokens ? pin : null,
+    pair: pair !== null && pair.target < tokens && pair.source < tokens ? pair : null,
+    zoom: within(zoom) ? zoom : null,
+  };
+}
+
+function placeOf(state: State, items: Known[]): Ref {
+  const item = inside(state.item, items.length);
+  const { layers, scopes } = items[item];
+  const scope = scopes.includes(state.scope) ? state.scope : (chain(scopes).at(-1) as string);
+  return { item, layer: inside(state.layer, layers.length), scope };
+}
+
+function placeIn(item: Known, layer: string | undefined, scope: string | undefined) {
+  const at = item.layers.indexOf(Number(layer) - 1);
+  const first = chain(item.scopes).find((name) => name.endsWith("-N")) ?? item.scopes[0];
+  return { layer: at < 0 ? 0 : at, scope: resolve(scope ?? "", item.scopes) ?? first };
+}
+
+function readRef(text: string | undefined, items: Known[]): Ref | null {
+  const match = /^(\d+):(\d+):(.+)$/.exec(text ?? "");
+  if (match === null) return null;
+  const item = items[Number(match[1])];
+  if (item === undefined) return null;
+  const layer = item.layers.indexOf(Number(match[2]) - 1);
+  const scope = resolve(match[3], item.scopes);
+  return layer < 0 || scope === null ? null : { item: Number(match[1]), layer, scope };
+}
+
+function readPin(text: string | undefined): Pin | null {
+  const match = /^(row|column):(\d+)$/.exec(text ?? "");
+  return match && { axis: match[1] as Pin["axis"], index: Number(match[2]) };
+}
+
+function readPair(text: string | undefined): Cell | null {
+  const match = /^(\d+):(\d+)$/.exec(text ?? "");
+  return match && { target: Number(match[1]), source: Number(match[2]) };
+}
+
+function readZoom(text: string | undefined): Window_ | null {
+  const match = /^(\d+):(\d+):(\d+):(\d+)$/.exec(text ?? "");
+  if (match === null) return null;
+  const [r0, r1, c0, c1] = match.slice(1).map(Number);
+  return r0 < r1 && c0 < c1 ? { rows: [r0, r1], columns: [c0, c1] } : null;
+}
+
+function inside(value: number, size: number): number {
+  return Number.isInteger(value) && value >= 0 && value < size ? value : 0;
+}

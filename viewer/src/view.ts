@@ -1,0 +1,39 @@
+// What the views share.
+
+import type { Ink } from "./colours";
+import type { Cell } from "./heat";
+import type { Item } from "./payload";
+import type { Row } from "./save";
+import type { Shown } from "./shown";
+import type { State } from "./state";
+
+export interface Context {
+  readonly state: State;
+  readonly items: Item[];
+  readonly ink: Ink;
+  readonly caption: string;
+  update(patch: Partial<State>): void;
+  shown(item: number): Shown;
+  room(): { width: number; height: number };
+  tooltip(lines: string[] | null, event: PointerEvent | null): void;
+  say(text: string): void;
+  /** Whether a newer drawing has begun, so that this one may stop. */
+  stale(): boolean;
+}
+
+export interface Panel {
+  readonly el: HTMLElement;
+  render(): Promise<void>;
+  saved(): Promise<SVGElement>;
+  table(): Promise<Row[]>;
+  /** The value of a pair in words, for the keyboard's cursor. */
+  describe(cell: Cell): string;
+}
+
+export function itemName(item: Item, index: number, items: Item[]): string {
+  const text = (item.header.text ?? []).join(" / ").replace(/\s+/g, " ");
+  const short = text.length > 48 ? `${text.slice(0, 47)}…` : text;
+  const model = item.header.model;
+  const name = short === "" ? model : `${short} (${model})`;
+  return items.length > 1 ? `${index + 1}: ${name}` : name;
+}

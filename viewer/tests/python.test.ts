@@ -1,0 +1,117 @@
+// What Python computes from maps, this code computes from their payload.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import fixture from "./fixture.json";
+import { allowedValues, centredRanks, difference, ranksOfCodes, type Axis } from "../src/measures";
+import { Base64Source, BytesSource, open, packed } from "../src/payload";
+import { Shown } from "../src/shown";
+
+type Expected = (typeof fixture.whole.expected)["subwords"];
+
+const levels: [keyof typeof fixture.whole.expected, boolean, boolean][] = [
+  ["subwords", true, false],
+  ["words", true, true],
+  ["without_special", false, false],
+  ["words_without_special", false, true],
+];
+
+function near(found: ArrayLike<number>, wanted: number[], tolerance: number, what: string): void {
+  assert.equal(found.length, wanted.length, what);
+  for (let k = 0; k < wanted.length; k++) {
+    const size = Math.abs(wanted[k]);
+    assert.ok(Math.abs(found[k] - wanted[k]) <= tolerance * size + 1e-9, `${what}: ${found[k]}, ${wanted[k]}`);
+  }
+}
+
+for (const name of ["whole", "causal"] as const) {
+  for (const [level, special, words] of levels) {
+    test(`${name} maps, ${level}, in float32`, async () => {
+      const [item] = await open(new Base64Source(fixture[name].payloads["32"]));
+      const shown = new Shown(item, special, words);
+      const expected = fixture[name].expected[level] as unknown as Expected;
+      assert.deepEqual(shown.labels, expected.tokens);
+      for (const [scope, layers] of Object.entries(expected.maps)) {
+        for (const [layer, map] of layers.entries()) {
+          near(await shown.map(scope, layer), map.flat(), 1e-6, `${scope} ${layer}`);
+        }
+      }
+      for (const [layer, allowed] of expected.allowed.entries()) {
+        const mask = shown.mask(layer);
+        const flat = allowed.flat().map(Number);
+        assert.deepEqual(mask === null ? flat.map(() => 1) : [...mask], flat);
+      }
+      for (const [pair, rhos] of Object.entries(expected.similarity)) {
+        const [a, b] = pair.split("|");
+        for (const [layer, rho] of rhos.entries()) {
+          const found = await shown.rho(layer, a, b);
+          assert.ok(Math.abs(found - rho) < 1e-8, `${pair} ${layer}: ${found}, ${rho}`);
+        }
+      }
+      for (const [axis, layers] of Object.entries(expected.amplification)) {
+        for (const [layer, map] of layers.entries()) {
+          const [before, after] = await Promise.all(
+            ["ATTNRESLN-N", "ATTNRESLNFF-N"].map((scope) => shown.map(scope, layer)),
+          );
+          const found = difference(before, after, shown.n, axis as Axis);
+          map.flat().forEach((value, k) => {
+            assert.ok(Math.abs(found[k] - value) < 1e-6 * Math.max(1, Math.abs(value)), axis);
+          });
+        }
+      }
+      for (const [scope, ratios] of Object.entries(expected.mixing)) {
+        near((await shown.mixing(scope)) ?? [], (ratios as number[][]).flat(), 1e-7, "mixing");
+      }
+      if (words) assert.equal(await shown.mixing("ATTN-N"), null);
+    });
+  }
+
+  for (const bits of ["16", "8"] as const) {
+    test(`${name} maps with ${bits} bits are as exact as the payload says`, async () => {
+      const [item] = await open(new Base64Source(fixture[name].payloads[bits]));
+      const { relative_error: error } = item.header.precision;
+      assert.ok(error < (bits === "16" ? 2e-4 : 0.06), String(error));
+      for (const [scope, layers] of Object.entries(fixture[name].expected.subwords.maps)) {
+        for (const [layer, map] of layers.entries()) {
+          near(await item.map(scope, layer), map.flat(), error * 1.001 + 1e-6, scope);
+        }
+      }
+    });
+  }
+}
+
+test("ranks of codes are the ranks of the decoded values", async () => {
+  for (const name of ["whole", "causal"] as const) {
+    const [item] = await open(new Base64Source(fixture[name].payloads["16"]));
+    for (const scope of Object.keys(item.header.maps)) {
+      for (const layer of item.header.layers.keys()) {
+        const codes = await item.codes(scope, layer);
+        const values = allowedValues(await item.map(scope, layer), item.mask(layer));
+        assert.deepEqual(ranksOfCodes(codes ?? new Uint16Array()), centredRanks(values));
+      }
+    }
+  }
+  assert.equal(ranksOfCodes(Uint16Array.from([1, 65535])), null);
+});
+
+test("base64 and bytes hold the same; items of two payloads can be packed into one", async () => {
+  const texts = [fixture.whole.payloads["16"], fixture.causal.payloads["32"]];
+  const sources = texts.map((text) => new BytesSource(Uint8Array.from(Buffer.from(text, "base64"))));
+  assert.equal(sources[0].base64(), texts[0]);
+  const items = (await Promise.all(sources.map(open))).flat();
+  const again = await open(new Base64Source(new BytesSource(packed(items)).base64()));
+  assert.equal(again.length, 2);
+  for (const [k, item] of items.entries()) {
+    assert.deepEqual(again[k].header.tokens, item.header.tokens);
+    for (const scope of item.header.scopes) {
+      for (const layer of item.header.layers.keys()) {
+        assert.deepEqual(await again[k].map(scope, layer), await item.map(scope, layer));
+        assert.deepEqual(again[k].mask(layer), item.mask(layer));
+      }
+    }
+  }
+});
+
+test("what is no payload is refused", async () => {
+  await assert.rejects(open(new BytesSource(new Uint8Array(40))), /not a payload/);
+});

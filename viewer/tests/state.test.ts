@@ -1,0 +1,63 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { chain, feedForward, resolve, shortName, steps } from "../src/scopes";
+import { fit, read, write } from "../src/state";
+import { csv, standalone } from "../src/save";
+
+const BERT = [
+  "ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N",
+  "ATTNRESLNFFRESLN-N",
+];
+const NEOX = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNFF-N", "ATTNFFRES-N"];
+const items = [
+  { layers: [0, 1, 2], scopes: BERT, provenance: { components: "ATTN RES LN FF RES LN" } },
+  { layers: [3, 7], scopes: NEOX, provenance: { components: "(LN) ATTN ∥ (LN) FF RES" } },
+];
+
+test("scopes have the short names that Python gives them", () => {
+  assert.deepEqual(BERT.slice(2).map((scope) => shortName(scope, BERT)), ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2"]);
+  assert.equal(resolve("ln2", BERT), "ATTNRESLNFFRESLN-N");
+  assert.equal(resolve("LN3", BERT), null);
+});
+
+test("steps follow the layer, and a parallel block amplifies nothing", () => {
+  assert.deepEqual(steps(BERT).map((step) => step.component), ["ATTN", "RES", "LN", "FF", "RES", "LN"]);
+  assert.ok(!chain(BERT).includes("ATTNRES-W"));
+  assert.equal(feedForward(BERT, "ATTN RES LN FF RES LN")?.before, "ATTNRESLN-N");
+  assert.equal(feedForward(NEOX, "(LN) ATTN ∥ (LN) FF RES"), null);
+});
+
+test("a state survives its address", () => {
+  const words = {
+    item: "1", layer: "8", scope: "ATTNFF-N", view: "compare", form: "arcs", scale: "rank", norm: "target",
+    range: "all", palette: "cividis", special: "0", level: "words", cnorm: "none", pin: "row:3", pair: "1:2",
+    zoom: "0:4:1:3", a: "0:2:ATTN-N", b: "1:4:ATTNFF-N",
+  };
+  const state = read(words, items);
+  assert.equal(state.layer, 1);
+  assert.deepEqual(state.a, { item: 0, layer: 1, scope: "ATTN-N" });
+  assert.deepEqual(write(state, items), words);
+});
+
+test("what does not fit is as usual", () => {
+  const state = read({ layer: "99", scope: "XX", view: "?", item: "7", a: "9:1:ATTN-N", zoom: "4:1:0:9" }, items);
+  assert.deepEqual([state.item, state.layer, state.scope, state.view], [0, 0, "ATTN-N", "map"]);
+  assert.deepEqual([state.a.scope, state.b.scope, state.zoom], ["ATTNRESLN-N", "ATTNRESLNFF-N", null]);
+  assert.equal(fit(read({ pin: "row:50" }, items), items, 10).pin, null);
+});
+
+test("a saved page lets nothing out of its script", () => {
+  const page = standalone({
+    title: "</title><script>alert(1)</script>", state: '"><img src=x>', payload: "AAAA",
+    script: 'const a = "</script><!--";',
+  });
+  assert.equal(page.match(/<script/g)?.length, 2);
+  assert.ok(!page.includes("<img"));
+  assert.ok(!page.includes("<!--"));
+  assert.ok(page.includes(">AAAA</script>"));
+});
+
+test("CSV quotes what needs it", () => {
+  assert.equal(csv([["a", 1], ['say "x",\n', NaN]]), 'a,1\n"say ""x"",\n",\n');
+});
