@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from normlens.corpus import Entity, Record, conll, open_data
 from normlens.errors import InputError
+
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
 
 
 def write(folder: Path, name: str, content: str) -> Path:

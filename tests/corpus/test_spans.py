@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from normlens.corpus import Entity, Record, encode_record, open_data
 from normlens.errors import InputError
+
+hypothesis = pytest.importorskip("hypothesis")
+HealthCheck, given, settings = hypothesis.HealthCheck, hypothesis.given, hypothesis.settings
+st = hypothesis.strategies
 
 KINDS = ("wordpiece", "byte-bpe", "byte-bpe-prefix", "unigram", "sentencepiece-bpe")
 WORDS = ("Gustav", "Kirchhoff", "visited", "New", "York", ",", "unmistakably", "pleased", ".")

@@ -18,10 +18,8 @@ from normlens.experiments.relations import EXPERIMENTS, histogram, matched, prop
 from normlens.experiments.settings import Settings
 
 duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
-pytest.importorskip("hypothesis", reason="needs hypothesis")
-
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+hypothesis = pytest.importorskip("hypothesis")
+given, st = hypothesis.given, hypothesis.strategies
 
 POST = ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N"]
 POST += ["ATTNRESLNFFRESLN-N"]
