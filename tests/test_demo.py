@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import normlens
-from normlens import export
+from normlens import demo, export
 from normlens.demo import SENTENCES, run_demo
 from normlens.embedded import EMBEDDED
 from normlens.errors import ModelLoadError, OutputError
@@ -34,6 +34,7 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_RESOLUTION", 50)  # small pictures are written sooner
+    monkeypatch.setattr(demo, "SEQUENCES", 6)
     folder = tmp_path / "demo"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -51,11 +52,17 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
     assert "normlens map" in said
 
     assert (folder / "notes.txt").read_text() == "mine"
-    written = {path.name for path in folder.iterdir()} - {"notes.txt"}
+    written = {path.name for path in folder.iterdir()} - {"notes.txt", "papers"}
     listed = set(re.findall(r"^  (minilm-\S+)", said, re.MULTILINE))
     assert written == listed
     assert len([name for name in written if name.endswith(".png")]) == 4
-    assert f"open {folder / 'minilm-viewer.html'} in a browser" in lines[-1]
+    assert f"open {folder / 'minilm-viewer.html'} in a browser" in lines[-2]
+    report = folder / "papers" / "report.html"
+    assert report.resolve().as_uri() in lines[-1]
+    assert "papers/report.html" in said
+    text = report.read_text()
+    assert "Kobayashi et al. 2024" in text
+    assert "Kobayashi et al. 2021" in text
     for number, sentence in enumerate(SENTENCES, start=1):
         assert normlens.open(folder / f"minilm-{number}.safetensors").text == sentence
 

@@ -77,12 +77,13 @@ def test_missing_package_through_load(monkeypatch: pytest.MonkeyPatch) -> None:
         normlens.load()
 
 
-def test_a_folder_of_the_same_name_comes_first(
+def test_a_model_in_a_folder_of_the_same_name_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minilm").mkdir()
-    with pytest.raises(ModelLoadError, match=r"the folder 'minilm' holds no config\.json"):
+    (tmp_path / "minilm" / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="the folder 'minilm' holds no weights"):
         normlens.load("minilm")
 
 
