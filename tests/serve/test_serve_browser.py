@@ -13,9 +13,11 @@ import httpx
 import pytest
 from serving import PATIENCE, Site, StepwiseModels
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright and Chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="browser tests: needs playwright")
 CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt install chromium)")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="browser tests: needs Chromium (apt install chromium)"
+)
 
 # What a script of a page learns from a request: its status, or that the browser kept it away.
 ASK = """async ([address, method, body]) => {

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from viewer_examples import hostile_maps
 
+import normlens
 from normlens.analysis import normalise, strongest_pairs
 from normlens.figures.labels import readable_tokens
 from normlens.maps import Maps
+from normlens.models.examples import tiny_model
 from normlens.viewer import to_html
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
@@ -259,6 +263,19 @@ def test_two_texts(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None
     viewer.settled()
     assert "cannot be compared" in viewer.page.inner_text('[data-role="comparison"]')
     assert viewer.page.locator(".panels").first.is_hidden()
+
+
+def test_two_models_on_one_text(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
+    bare = normlens.load(tiny_model("bert", vocab_size=minilm.model.config.vocab_size).eval())
+    (other,) = bare.maps(input_ids=torch.tensor([soap.token_ids]))
+    other = replace(other, tokens=soap.tokens)  # it has no tokenizer of its own
+    path = to_html([soap, other], tmp_path / "models.html")
+    viewer.open(path, "view=compare&a=0:2:FF&b=1:2:FF")
+    expected = normalise(other[FF][1]) - normalise(soap[FF][1])
+    np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
+    names = viewer.page.locator('[data-control="b-item"] option').all_inner_texts()
+    assert "minilm" in names[0]
+    assert "minilm" not in names[1]
 
 
 def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
