@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from normlens.experiments import words
+
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "papers"
 BEGIN, END = (
@@ -53,8 +55,8 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def number(value: float, digits: int = 2) -> str:
-    return "–" if value != value else f"{value:.{digits}f}".replace("-", "−")
+def number(value: float) -> str:
+    return "–" if value != value else words.number(value)
 
 
 def data_table(models: list[Results]) -> str:
@@ -113,13 +115,7 @@ def significance(models: list[Results]) -> str:
 
 
 def ranges(layers: pd.Series) -> str:
-    found: list[list[int]] = []
-    for layer in sorted(layers):
-        if found and layer == found[-1][-1] + 1:
-            found[-1].append(layer)
-        else:
-            found.append([layer])
-    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 1 else str(r[0]) for r in found) or "–"
+    return words.layers(layers).partition(" ")[2] if len(layers) else "–"
 
 
 def special(models: list[Results]) -> str:

@@ -47,14 +47,14 @@ def resolve(name: str, scopes: Sequence[str]) -> str:
     known = aliases(scopes)
     if wanted in known:
         return known[wanted]
-    brief = _shortest(scopes)
+    brief = shortest(scopes)
     raise UnknownScopeError(
         f"unknown scope {name!r}; this model has {', '.join(scopes)}"
         + (f" (short: {', '.join(brief.values())})" if brief else "")
     )
 
 
-def _shortest(scopes: Iterable[str]) -> dict[str, str]:
+def shortest(scopes: Iterable[str]) -> dict[str, str]:
     """The first of each scope's short names."""
     names: dict[str, str] = {}
     for alias, scope in aliases(scopes).items():
@@ -87,5 +87,5 @@ def consecutive(scopes: Sequence[str]) -> list[Step]:
     chain = [scope for scope in scopes if scope.endswith("-N")]
     if "ATTN-W" in scopes and "ATTN-N" in chain:
         chain.insert(0, "ATTN-W")
-    names = _shortest(scopes)
+    names = shortest(scopes)
     return [Step(names[after], before, after) for before, after in pairwise(chain)]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normlens.figures.canvas import FAINT, FRAME, INK, require_matplotlib
+from normlens.figures.canvas import COLOURS, FAINT, FRAME, INK, MARKERS, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with colour-blindness tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX"
 GREY = "#8c8c8c"
 TEXT, SMALL = 8.0, 7.0  # points
 
@@ -72,3 +69,10 @@ def layer_ticks(axes: Any, layers: int) -> None:
 def legend(axes: Any, **options: Any) -> None:
     """A frameless legend in small type."""
     axes.legend(fontsize=SMALL, frameon=False, handlelength=1.8, **options)
+
+
+def line(axes: Any, x: Any, y: Any, low: Any, high: Any, place: int, label: str = "") -> None:
+    """The `place`-th line of a panel, with its interval as a band."""
+    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+    axes.fill_between(x, low, high, color=colour, alpha=0.25, lw=0)
+    axes.plot(x, y, marker=marker, color=colour, ms=3.5, lw=1.2, label=label or None)

@@ -10,7 +10,7 @@ import pandas as pd
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.experiments import words
 from normlens.experiments.base import Evidence, Experiment, Figure, Result, Table
-from normlens.experiments.drawing import COLOURS, layer_ticks, legend, panels, style
+from normlens.experiments.drawing import COLOURS, layer_ticks, legend, line, panels, style
 from normlens.experiments.published import compare
 
 if TYPE_CHECKING:
@@ -84,20 +84,11 @@ def _means(evidence: Evidence, table: str, columns: tuple[str, ...]) -> pd.DataF
 
 def _draw_norms(found: pd.DataFrame) -> Drawing:
     figure, (axes,) = panels(width=3.8, height=2.5)
-    for place, (name, label, marker) in enumerate(
-        (("ff_output_norm", "FF's output", "o"), ("bypassed_norm", "bypassed vector", "s"))
+    for place, (name, label) in enumerate(
+        (("ff_output_norm", "FF's output"), ("bypassed_norm", "bypassed vector"))
     ):
-        axes.fill_between(
-            found.index,
-            found[f"{name}_low"],
-            found[f"{name}_high"],
-            color=COLOURS[place],
-            alpha=0.25,
-            lw=0,
-        )
-        axes.plot(
-            found.index, found[name], marker, ls="-", color=COLOURS[place], ms=3.5, label=label
-        )
+        low, high = found[f"{name}_low"], found[f"{name}_high"]
+        line(axes, found.index, found[name], low, high, place, label)
     layer_ticks(axes, int(found.index.max()))
     values = found[["ff_output_norm", "bypassed_norm"]]
     if values.max(axis=None) > 50 * values.min(axis=None) > 0:
@@ -256,20 +247,11 @@ def special(evidence: Evidence) -> Result | None:
 
 def _draw_special(found: pd.DataFrame) -> Drawing:
     figure, (axes,) = panels(width=3.8, height=2.5)
-    for place, (name, label, marker) in enumerate(
-        (("rho_with", "all dimensions", "o"), ("rho_without", "without special dimensions", "s"))
+    for place, (name, label) in enumerate(
+        (("rho_with", "all dimensions"), ("rho_without", "without special dimensions"))
     ):
-        axes.fill_between(
-            found.index,
-            found[f"{name}_low"],
-            found[f"{name}_high"],
-            color=COLOURS[place],
-            alpha=0.25,
-            lw=0,
-        )
-        axes.plot(
-            found.index, found[name], marker, ls="-", color=COLOURS[place], ms=3.5, label=label
-        )
+        low, high = found[f"{name}_low"], found[f"{name}_high"]
+        line(axes, found.index, found[name], low, high, place, label)
     layer_ticks(axes, int(found.index.max()))
     axes.set_ylim(min(0.0, float(found.min(axis=None)) - 0.03), 1.03)
     style(axes, x="layer", y="Spearman's ρ before / behind FF")

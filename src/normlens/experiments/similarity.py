@@ -10,10 +10,10 @@ import pandas as pd
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.experiments import words
 from normlens.experiments.base import Evidence, Experiment, Figure, Result, Table
-from normlens.experiments.drawing import COLOURS, MARKERS, SMALL, layer_ticks, legend, panels, style
+from normlens.experiments.drawing import COLOURS, SMALL, layer_ticks, legend, line, panels, style
 from normlens.experiments.published import compare
 from normlens.measures.scope_pairs import feed_forward_pair, whole_block_pair
-from normlens.scopes import Step, aliases, consecutive
+from normlens.scopes import Step, consecutive, shortest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -155,17 +155,7 @@ def _draw_layers(layers: pd.DataFrame, components: list[str]) -> Drawing:
     figure, axes = panels(columns=len(components), width=2.3, height=2.2, sharey=True)
     for place, (panel, component) in enumerate(zip(axes, components, strict=True)):
         rows = layers[layers["component"] == component]
-        panel.fill_between(
-            rows["layer"], rows["low"], rows["high"], color=COLOURS[place % 7], alpha=0.25, lw=0
-        )
-        panel.plot(
-            rows["layer"],
-            rows["rho"],
-            marker=MARKERS[place % 7],
-            color=COLOURS[place % 7],
-            ms=3.5,
-            lw=1.2,
-        )
+        line(panel, rows["layer"], rows["rho"], rows["low"], rows["high"], place)
         layer_ticks(panel, int(layers["layer"].max()))
         panel.set_ylim(min(0.0, layers["low"].min() - 0.03), 1.03)
         style(
@@ -225,7 +215,7 @@ def cancellation(evidence: Evidence) -> Result | None:
         return None
     chain = [scope for scope in evidence.scopes if scope.endswith("-N")]
     later = chain[chain.index(pair[1]) :]
-    names = _names(evidence)
+    names = shortest(evidence.scopes)
     pairs = [_ordered(evidence, pair[0], scope) for scope in later]
     overall = _with_intervals(evidence, _per_sequence(evidence, pairs, by_layer=False))
     by_layer = _with_intervals(evidence, _per_sequence(evidence, pairs, by_layer=True))
@@ -257,27 +247,11 @@ def cancellation(evidence: Evidence) -> Result | None:
     )
 
 
-def _names(evidence: Evidence) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for alias, scope in aliases(evidence.scopes).items():
-        names.setdefault(scope, alias)
-    return names
-
-
 def _draw_lines(layers: pd.DataFrame, before: str) -> Drawing:
     figure, (axes,) = panels(width=4.2, height=2.7)
     for place, (through, rows) in enumerate(layers.groupby("through", sort=False)):
-        colour = COLOURS[place % 7]
-        axes.fill_between(rows["layer"], rows["low"], rows["high"], color=colour, alpha=0.2, lw=0)
-        axes.plot(
-            rows["layer"],
-            rows["rho"],
-            marker=MARKERS[place % 7],
-            color=colour,
-            ms=3.5,
-            lw=1.2,
-            label=f"behind {through}",
-        )
+        name = f"behind {through}"
+        line(axes, rows["layer"], rows["rho"], rows["low"], rows["high"], place, name)
     layer_ticks(axes, int(layers["layer"].max()))
     axes.set_ylim(min(0.0, layers["low"].min() - 0.03), 1.03)
     style(axes, x="layer", y=f"{_RHO} with {before}")

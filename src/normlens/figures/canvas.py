@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from normlens.maps import Maps
 
+# Okabe and Ito's colours, which people with colour-blindness tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
 INK, FAINT, FRAME = "#1a1a1a", "#5f5f5f", "#9a9a9a"
 # Sizes of text in points, lengths in inches.
 HEADING, TEXT, TITLE, NOTE = 10.0, 8.5, 8.0, 6.5

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.figures.canvas import (
+    COLOURS,
     INK,
     LARGEST_TICK,
     MARGIN,
+    MARKERS,
     TITLE,
     Head,
     Notes,
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normlens.maps import Maps
-
-# Okabe and Ito's colours, which people with colour-blindness tell apart.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = "osD^vPX"
 
 
 def plot_similarity(maps: Maps) -> Figure:
@@ -89,11 +87,11 @@ def _draw_lines(axes: Any, layers: list[int], similarities: NDArray, labels: Seq
         axes.plot(
             layers,
             rho,
-            marker=_MARKERS[number % len(_MARKERS)],
-            color=_COLOURS[number % len(_COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
             linewidth=1.3,
             markersize=4,
-            linestyle="-" if number < len(_COLOURS) else "--",
+            linestyle="-" if number < len(COLOURS) else "--",
             label=label,
             clip_on=False,
         )
