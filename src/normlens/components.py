@@ -135,7 +135,8 @@ class Reach:
 
     def pairs(self, n: int) -> int:
         """How many pairs the mask allows."""
-        return sum(stop - start for start, stop in (self.sources(i, i + 1, n) for i in range(n)))
+        far = [n - 1 if reach is None else min(reach, n - 1) for reach in (self.back, self.ahead)]
+        return n + sum(k * n - k * (k + 1) // 2 for k in far)
 
     def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
         """The half-open range of sources that any target in [first, last) may see."""

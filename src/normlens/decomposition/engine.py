@@ -30,7 +30,7 @@ def run_feed_forward(
     if not is_fused(job):
         found = feed_forward_norms(job, lengths, memory_limit)
         return found, str(job.ff.down.weight.dtype).removeprefix("torch.")
-    from normlens.decomposition.fused.stage import fused_norms
+    from normlens.decomposition.fused.ways import fused_norms
 
     chosen = DEFAULT_PRECISION if precision == AUTO else precision
     return fused_norms(job, lengths, chosen, memory_limit), chosen

@@ -19,6 +19,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     "both-rms": {"order": "both", "gated": True, "activation": "gelu_new", "centred": False},
     "bare": {"order": "bare", "activation": "relu"},
 }
+#: both slopes of a gated block can be zero
+GATED_RELU = {"order": "pre", "gated": True, "activation": "relu"}
 #: the largest relative error of any entry
 TOLERANCE = {"float32": 2e-5, "tf32": 3e-3, "bfloat16": 1e-2}
 
@@ -49,3 +51,19 @@ def entry_error(found: Tensor, expected: Tensor) -> float:
         return float("inf")
     error = ((found - expected).abs() / expected.where(~nothing, torch.ones(()).double())).max()
     return float(error) if torch.isfinite(error) else float("inf")
+
+
+def force_way(name: str, monkeypatch: Any) -> None:
+    """One way through the stage, whatever it costs."""
+    from normlens.decomposition import projections
+    from normlens.decomposition.fused import ways
+    from normlens.decomposition.fused.sources import BySource
+    from normlens.decomposition.fused.targets import Activity, Gather, Matrices
+
+    known = {
+        "by source": BySource,
+        "gather": lambda stage: Gather(stage, Activity.of(stage)),
+        "matrices": Matrices,
+    }
+    monkeypatch.setattr(projections, "_pays", lambda basis, tokens: True)
+    monkeypatch.setattr(ways, "cheapest_way", known[name])

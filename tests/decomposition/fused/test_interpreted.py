@@ -7,17 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fused_examples import LAYERS, TOLERANCE, entry_error
+from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_way
 from reference import reference
 
 from normlens.decomposition import decompose_layer, engine
 from normlens.decomposition.feedforward import ORDINARY, FeedForwardJob, feed_forward_norms
-from normlens.decomposition.fused import stage
-from normlens.decomposition.fused.stage import Tiling, fused_norms, tail_of
 from normlens.decomposition.layer import Settings
 from normlens.lens import KERNEL_TOLERANCE
 
-pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernel, is not installed")
+pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
+
+from normlens.decomposition.fused import operands, sources
+from normlens.decomposition.fused.sources import Tiling
+from normlens.decomposition.fused.stage import Slots, tail_of
+from normlens.decomposition.fused.targets import TargetTiling
+from normlens.decomposition.fused.ways import fused_norms
+
 pytestmark = [
     pytest.mark.skipif(
         os.environ.get("TRITON_INTERPRET") != "1", reason="the GPU runs the kernel itself here"
@@ -27,6 +32,7 @@ pytestmark = [
 #: The interpreter rounds bfloat16 towards zero, which doubles the error of the bypassed parts.
 INTERPRETED = {"float32": 5e-5, "tf32": 3e-3, "bfloat16": 2e-2}
 TINY = Tiling(targets=16, dims=16, neurons=16, warps=1, stages=1)
+TINY_TARGETS = TargetTiling(16, 16, 16, 16, 16, 16, 16, 1, 1)
 
 
 @pytest.fixture
@@ -34,6 +40,9 @@ def fused(monkeypatch):
     """Every layer that the kernel knows goes through it."""
     monkeypatch.setattr(engine, "is_fused", lambda job: tail_of(job) is not None)
     monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: TINY))
+    monkeypatch.setattr(TargetTiling, "choose", classmethod(lambda cls, *_: TINY_TARGETS))
+    monkeypatch.setattr(operands, "ROWS", 16)
+    monkeypatch.setattr(operands, "COLUMNS", 16)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
@@ -51,13 +60,52 @@ def test_every_layer_and_precision_gives_the_reference(name, precision, problem,
     assert found.kernel_error <= KERNEL_TOLERANCE[precision]
 
 
+@pytest.fixture
+def forced(monkeypatch, fused):
+    return lambda way: force_way(way, monkeypatch)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
+@pytest.mark.parametrize("way", ["gather", "matrices"])
+def test_other_ways_give_the_reference(way, name, precision, problem, forced):
+    forced(way)
+    options = LAYERS.get(name, GATED_RELU)
+    given = problem(n=3, d=20, m=24, heads=4, dtype=torch.float32, **options)
+    found = given.solve(precision=precision)
+    assert found.kernel_error <= KERNEL_TOLERANCE[precision]
+    expected = reference(given.layer, given.x[0], given.alpha[0])
+    for scope, norms in found.norms.items():
+        error = entry_error(norms[0], expected.maps[scope])
+        assert error <= INTERPRETED[precision], f"{scope}: {error:.1e}"
+
+
+@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
+def test_many_tiles_of_a_ragged_batch(way, problem, forced):
+    """Sequences of 18 and 5 tokens, in tiles of 16 targets and blocks of 16 sources."""
+    forced(way)
+    given = problem("pre", n=18, d=20, m=24, batch=2, activation="relu", causal=True,
+                    dtype=torch.float32)  # fmt: skip
+    lengths, scopes = [18, 5], given.layer.scopes
+    x, alpha = given.x.clone(), given.alpha.clone()
+    x[1, 5:], alpha[1, :, :, 5:], alpha[1, :, 5:] = 1e6, 0, 1e6  # whatever the padding holds
+    settings = Settings(precision="float32", memory_limit=40_000)
+    found = decompose_layer(given.layer, x, alpha, lengths, scopes, settings)
+    for place, length in enumerate(lengths):
+        some = slice(length)
+        expected = reference(given.layer, x[place, some], alpha[place, :, some, some])
+        for scope, norms in found.norms.items():
+            error = entry_error(norms[place, some, some], expected.maps[scope])
+            assert error <= INTERPRETED["float32"], f"{scope}: {error:.1e}"
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_stored_hidden_rows_give_the_same_numbers(precision, problem, fused, monkeypatch):
     given = problem("post", n=3, d=20, m=40, dtype=torch.float32)
     mixed_anew = given.solve(precision=precision)
-    monkeypatch.setattr(stage, "STORED_FROM", 1)
-    monkeypatch.setattr(stage, "STORED_BEYOND", 0)
-    monkeypatch.setattr(stage, "HIDDEN_RUN", 16)
+    monkeypatch.setattr(sources, "STORED_FROM", 1)
+    monkeypatch.setattr(sources, "STORED_BEYOND", 0)
+    monkeypatch.setattr(sources, "HIDDEN_RUN", 16)
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
@@ -103,7 +151,7 @@ def test_every_element_of_the_output_is_written(problem, fused, monkeypatch):
     given = problem("pre", n=5, dtype=torch.float32, causal=True)
     job = job_of(given, monkeypatch)
     job.ordinary = torch.arange(3, 12)
-    slots = stage.Slots.of(job, tail_of(job))
+    slots = Slots.of(job, tail_of(job))
     poisoned = torch.full((1, slots.count, 1, 5, 5), torch.nan)
     found = fused_norms(job, [4], "float32", sums=poisoned)
     assert not poisoned.isnan().any()
@@ -137,8 +185,6 @@ def test_faint_pairs_keep_their_digits(faint, problem, fused):
 def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     """As when operands were kept from weights that have been edited since."""
     given = problem("post", n=3, dtype=torch.float32)
-    scaled = stage.operands.down
-    monkeypatch.setattr(
-        stage.operands, "down", lambda weight, precision: scaled(1.1 * weight, precision)
-    )
+    scaled = operands.down
+    monkeypatch.setattr(operands, "down", lambda weight, precision: scaled(1.1 * weight, precision))
     assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fused_examples import LAYERS, TOLERANCE, entry_error, on
+from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_way, on
 from reference import reference, references
 
 import normlens
@@ -92,6 +92,53 @@ def test_odd_sizes(sizes, name, precision, problem):
     for scope, norms in expected.norms.items():
         error = entry_error(found.norms[scope], norms)
         assert error <= TOLERANCE[precision], f"{scope}: {error:.1e}"
+
+
+@every_precision
+@pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
+@pytest.mark.parametrize("way", ["gather", "matrices"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n": 19, "d": 21, "m": 37, "heads": 3},
+        {"n": 131, "d": 40, "m": 72, "heads": 4, "memory_limit": 1 << 20},
+        {"n": 70, "d": 264, "m": 130, "heads": 12, "scale": 0.1},
+    ],
+    ids=lambda sizes: f"n{sizes['n']}-d{sizes['d']}",
+)
+def test_other_ways(sizes, way, name, precision, problem, monkeypatch):
+    force_way(way, monkeypatch)
+    settings = {**LAYERS.get(name, GATED_RELU), **sizes}
+    settings.pop("groups", None)
+    limit = settings.pop("memory_limit", None)
+    given = on(problem(batch=2, dtype=torch.float32, seed=sizes["n"], **settings), "cuda")
+    found, expected = given.solve(precision=precision, memory_limit=limit), exactly(given)
+    assert found.precision == precision
+    for scope, norms in expected.norms.items():
+        error = entry_error(found.norms[scope], norms)
+        assert error <= TOLERANCE[precision], f"{scope}: {error:.1e}"
+
+
+def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
+    """A ReLU layer of which one neuron in ten is active, and one with a smooth activation."""
+    from normlens.decomposition.fused import targets, ways
+
+    gathered = []
+    run = targets.Gather.fill
+    monkeypatch.setattr(
+        targets.Gather, "fill", lambda way, limit: (gathered.append(way), run(way, limit))[1]
+    )
+    monkeypatch.setattr(ways.Costs, "matrices", float("inf"))
+    sizes = {"n": 300, "d": 256, "m": 2048, "heads": 4, "scale": 0.1, "causal": True}
+    for name, expected in (("relu", 1), ("gelu", 1)):
+        given = problem("pre", activation=name, dtype=torch.float32, **sizes)
+        given.layer.steps[6].up.bias.sub_(2.5 * given.layer.steps[6].up.weight.norm(dim=0))
+        given = on(given, "cuda")
+        found, exact = given.solve(precision="float32"), exactly(given)
+        assert len(gathered) == expected, name
+        for scope, norms in exact.norms.items():
+            assert entry_error(found.norms[scope], norms) <= TOLERANCE["float32"], scope
+    assert 0.001 < gathered[0].activity.share < 0.3
 
 
 def test_a_long_sum_keeps_float32(problem):

@@ -1,8 +1,11 @@
-"""The feed-forward stage on a GPU, as one kernel that leaves a few sums per pair in memory.
+"""The feed-forward stage on a GPU, by kernels that leave a few sums per pair in memory.
 
 | module | holds |
 |---|---|
-| `kernel` | the Triton kernel; the only module that imports Triton |
-| `operands` | what the kernel multiplies: scaled, padded, in the type that a precision asks for |
-| `stage` | launches, and the norms that follow from the sums |
+| `kernels` | the Triton kernels |
+| `launching` | how a kernel is called |
+| `operands` | what the kernels multiply: scaled, padded, in the type that a precision asks for |
+| `stage` | one batch's operands, and the norms that follow from the sums |
+| `way`, `sources`, `targets` | the ways through the stage: what each launches |
+| `ways` | the cost model that chooses between them |
 """

@@ -1,4 +1,4 @@
-"""What the kernel multiplies: operands scaled to order 1, in the type that a precision asks for.
+"""What the kernels multiply: operands scaled to order 1, in the type that a precision asks for.
 
 A part is a product of five factors, and each is divided by a size before it is rounded:
 
@@ -18,16 +18,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normlens.decomposition.fused.kernels import preparation
+from normlens.decomposition.fused.launching import launch
+
 ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
+ROWS, COLUMNS, INNER = 128, 128, 64  # of a block of projected rows
+LONGEST_ROW_SUM = 1024
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How the kernel's products are formed. They are summed in float32 in every case."""
+    """How the kernels' products are formed. They are summed in float32 in every case."""
 
     name: str
     operand: torch.dtype  # of the second product; rows are mixed in float16 before it
     split: bool = False  # an operand is the sum of two, a product of three
+
+    @property
+    def products(self) -> int:
+        return 3 if self.split else 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an operand's element."""
+        return 4 if self.split else 2
 
 
 #: "tf32" has the significand of that type, 11 bits. Scaled float16 operands have the same one and
@@ -50,9 +64,22 @@ class Operand:
     high: Tensor
     low: Tensor
 
+    @classmethod
+    def empty(cls, like: Tensor, shape: Sequence[int], dtype: torch.dtype, split: bool) -> Operand:
+        high = torch.empty(tuple(shape), dtype=dtype, device=like.device)
+        return cls(high, torch.empty_like(high) if split else high)
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        return self.high, self.low
+
+    @property
+    def nbytes(self) -> int:
+        return self.high.nbytes + (0 if self.low is self.high else self.low.nbytes)
+
 
 def rounded(x: Tensor, dtype: torch.dtype, split: bool) -> Operand:
-    """`x` as an operand of the kernel."""
+    """`x` as an operand of a kernel."""
     high = x.to(dtype)
     return Operand(high, (x - high).to(dtype) if split else high)
 
@@ -74,14 +101,32 @@ def nonzero(size: Tensor) -> Tensor:
     return torch.where(size > 0, size, torch.ones_like(size))
 
 
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
+    return 1 << max(0, size - 1).bit_length()
+
+
 def slopes(given: Sequence[Tensor], precision: Precision) -> tuple[list[Tensor], Tensor]:
-    """Each r^k (b, i, m) over the target's largest slope, as (b·i, m), and that slope (b, i)."""
-    largest = [torch.linalg.vector_norm(r, ord=torch.inf, dim=-1) for r in given]
-    size = nonzero(torch.stack(largest).amax(0))
+    """Each r^k (b, i, m) over the target's largest slope, as (b·i, m), and that slope (b·i,)."""
+    given = [r.flatten(0, 1).contiguous() for r in given]
+    rows, m = given[0].shape
     dtype = torch.float32 if precision.split else torch.float16
-    m = aligned(given[0].shape[-1])
-    scaled = [padded((r / size[..., None]).to(dtype), m).flatten(0, 1) for r in given]
-    return scaled, size
+    scaled = [torch.empty((rows, aligned(m)), dtype=dtype, device=r.device) for r in given]
+    sizes = torch.empty(rows, dtype=torch.float32, device=given[0].device)
+    launch(
+        preparation.scale_slopes,
+        rows,
+        scaled[0],
+        scaled[-1],
+        sizes,
+        given[0],
+        given[-1],
+        M=m,
+        PADDED=aligned(m),
+        GATED=len(given) > 1,
+        BLOCK=min(1024, power_of_two(m)),
+    )
+    return scaled, sizes
 
 
 def down(weight: Tensor, precision: Precision) -> tuple[Operand, Tensor]:
@@ -96,16 +141,16 @@ def down(weight: Tensor, precision: Precision) -> tuple[Operand, Tensor]:
 class ScaledWeights:
     """Input projections over one size for all of them, so that parts through them can be added."""
 
-    weights: tuple[Tensor, ...]  # each (e, m) or (h, e, m), padded
+    weights: tuple[Operand, ...]  # each (h, e, m), padded; h = 1 where all heads share it
     size: Tensor
 
     @classmethod
     def of(cls, given: Sequence[Tensor], precision: Precision) -> ScaledWeights:
         columns = [torch.linalg.vector_norm(w, dim=-2).amax() for w in given]
         size = nonzero(torch.stack(columns).amax())
-        dtype = torch.float32 if precision.split else torch.float16
         m = aligned(given[0].shape[-1])
-        return cls(tuple(padded((w / size).to(dtype), m) for w in given), size)
+        whole = [padded(w / size, m).view(-1, w.shape[-2], m) for w in given]
+        return cls(tuple(rounded(w, torch.float16, precision.split) for w in whole), size)
 
     @property
     def nbytes(self) -> int:
@@ -113,32 +158,92 @@ class ScaledWeights:
 
 
 class SourceRows:
-    """``Q^k_jh = x_jh P^k_h`` for any run of sources of the batch, over its sizes.
+    """``Q^k_jh = x_jh P^k_h`` for any sources of the batch, over its sizes.
 
     x is a head's value vector and P its path to the neurons, or x is U_jh and P is W_k itself.
     """
 
     def __init__(self, x: Tensor, scaled: ScaledWeights, precision: Precision):
         self.split = precision.split
-        self.x = x.flatten(0, 1)  # (b·j, h, e)
-        self.weights, self.weight_size = scaled.weights, scaled.size
-        self.source_sizes = nonzero(torch.linalg.vector_norm(self.x, dim=-1).amax(-1))  # (b·j,)
+        self.x = x.contiguous()  # (b, j, h, e)
+        self.heads, self.weights, self.weight_size = x.shape[2], scaled.weights, scaled.size
+        b, n, h, e = self.x.shape
+        self.source_sizes = torch.empty(b * n, dtype=torch.float32, device=x.device)
+        launch(
+            preparation.measure_sources,
+            b * n,
+            self.source_sizes,
+            self.x,
+            H=h,
+            E=e,
+            H_BLOCK=power_of_two(h),
+            BLOCK=min(64, power_of_two(e)),
+        )
+
+    @property
+    def neurons(self) -> int:
+        return self.weights[0].high.shape[-1]
 
     @property
     def bytes_per_source(self) -> int:
-        """Memory of one source's rows while they are made; splitting them takes a float32 copy."""
-        elements = len(self.weights) * self.x.shape[1] * self.weights[0].shape[-1]
-        return elements * (12 if self.split else 2)
+        """Memory of one source's rows."""
+        return len(self.weights) * self.heads * self.neurons * (4 if self.split else 2)
 
     def take(self, first: int, last: int) -> list[Operand]:
-        """Each projection's rows (j, h, m) of the sources in [first, last)."""
-        x = self.x[first:last] / self.source_sizes[first:last, None, None]
-        x = x.to(self.weights[0].dtype)
-        found = []
-        for w in self.weights:
-            if w.dim() == 2:
-                q = torch.mm(x.flatten(0, 1), w).view(*x.shape[:2], -1)
-            else:
-                q = torch.bmm(x.transpose(0, 1), w).transpose(0, 1)
-            found.append(rounded(q, torch.float16, self.split))
-        return found
+        """Each projection's rows (j, h, m) of the tokens in [first, last)."""
+        h, m = self.heads, self.neurons
+        x = self.x.flatten(0, 1)[first:last]
+        sizes = self.source_sizes[first:last]
+        return [
+            self._project(w, x, sizes, (last - first, h, m), (h * m, m, 1)) for w in self.weights
+        ]
+
+    def take_columns(self, sequences: slice, sources: slice) -> list[Operand]:
+        """Each projection's rows as (h, m, b·j), of some sources of some sequences."""
+        x = self.x[sequences, sources]
+        sizes = self.source_sizes.view(self.x.shape[:2])[sequences, sources]
+        x, sizes = x.contiguous().flatten(0, 1), sizes.contiguous()
+        h, m, columns = self.heads, self.neurons, len(x)
+        assert self.weights[0].high.shape[0] == h, "columns need each head's own path"
+        shape, strides = (h, m, columns), (1, m * columns, columns)
+        return [self._project(w, x, sizes, shape, strides) for w in self.weights]
+
+    def _project(
+        self,
+        weight: Operand,
+        x: Tensor,
+        sizes: Tensor,
+        shape: tuple[int, int, int],
+        strides: tuple[int, int, int],
+    ) -> Operand:
+        """``x P`` with the strides of tokens, heads and neurons in the result."""
+        groups, e, m = weight.high.shape
+        shared = groups < self.heads  # then every head of a token is a row of its own
+        rows = len(x) * (self.heads if shared else 1)
+        out = Operand.empty(x, shape, torch.float16, self.split)
+        by_row, by_head, by_neuron = strides
+        columns, inner = min(COLUMNS, power_of_two(m)), max(16, min(INNER, power_of_two(e)))
+        launch(
+            preparation.project_rows,
+            -(-m // columns) * groups * -(-rows // ROWS),
+            *out.both,
+            by_head if shared else by_row,
+            by_head,
+            by_neuron,
+            x,
+            sizes,
+            *weight.both,
+            rows,
+            operand=torch.float16,
+            GROUPS=groups,
+            E=e,
+            COLUMNS=m,
+            PER_SIZE=self.heads if shared else 1,
+            SPLIT=self.split,
+            ROWS=ROWS,
+            BLOCK=columns,
+            INNER=inner,
+            CHUNK=LONGEST_ROW_SUM,
+            num_warps=8,
+        )
+        return out

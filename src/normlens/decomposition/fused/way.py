@@ -1,0 +1,48 @@
+"""What the ways through the feed-forward stage have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from normlens.decomposition.fused.stage import Stage
+from normlens.decomposition.memory import is_out_of_memory
+from normlens.errors import MemoryLimitError
+
+#: What one kind of intermediate may take; more would make no launch faster.
+CHUNK_BYTES = 128 << 20
+
+
+class Way(ABC):
+    """One way to fill a stage's sums."""
+
+    sums: Tensor
+
+    def __init__(self, stage: Stage):
+        self.stage = stage
+
+    @abstractmethod
+    def fill(self, limit: int) -> None:
+        """Launch everything, with no more than about `limit` bytes for intermediates."""
+
+    @property
+    @abstractmethod
+    def least_bytes(self) -> int:
+        """The smallest limit that makes a difference."""
+
+    def run(self, memory_limit: int | None = None) -> None:
+        """Fill the sums; with less at once where the device runs out of memory."""
+        limit = min(memory_limit or CHUNK_BYTES, CHUNK_BYTES)
+        while True:
+            try:
+                return self.fill(limit)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if limit <= self.least_bytes:
+                    raise MemoryLimitError(
+                        "out of memory in the feed-forward block, even with the smallest pieces; "
+                        "use a shorter text, fewer texts at once, or another device"
+                    ) from None
+            limit //= 2
