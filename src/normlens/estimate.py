@@ -271,20 +271,20 @@ def _layer_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) 
 
 def _attention_operations(layer: LayerSizes, analysis: Analysis, depth: int) -> int:
     n, d, heads = analysis.tokens, layer.d, layer.heads
-    values = 2 * n * heads * layer.d_head * d  # U
+    values = 2 * n * heads * layer.d_head * d  # U, or a sum of it
     projection = 2 * n * d * layer.groups * layer.d_head
-    total = projection + values + 2 * n * heads * d + 2 * n * n * heads * d
+    total = projection + 2 * values + 2 * n * n * heads * layer.d_head
     gram = 2 * n * heads * heads * d + 2 * n * n * heads * heads
-    fresh, seen = True, False  # a residual leaves the factors, and so their norms, as they were
+    seen = False  # a residual leaves the factors, and so their norms, as they were
     last = depth if layer.feed_forward_at is None else min(depth, layer.feed_forward_at)
     for position in range(last):
         if layer.symbols[position] == "LN":
-            fresh, seen = False, False
+            seen = False
         if layer.symbols[position] == "FF":
             total += 2 * n * layer.parallel
         if analysis.wants(layer, position) and not seen:
-            total += gram + (0 if fresh else values)
-            fresh, seen = True, True
+            total += gram + values
+            seen = True
     return total
 
 

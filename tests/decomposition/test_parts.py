@@ -6,10 +6,33 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import reference
+from reference import largest_error, reference
+from torch.utils.flop_counter import FlopCounterMode
 
 from normlens.components import Layer, Linear
 from normlens.decomposition import parts
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("biases", [False, True])
+def test_attention_gives_the_sums_of_its_parts(groups, biases, problem):
+    given = problem("post", groups=groups, biases=biases, batch=2)
+    vectors, _ = parts.attend(given.layer.attention, given.x, given.alpha)
+    for index in range(2):
+        expected = reference(given.layer, given.x[index], given.alpha[index]).parts["ATTN-N"]
+        own = expected.owned.diagonal().T  # (i, d)
+        assert largest_error(vectors.diagonal[index], own) < 1e-12
+        assert largest_error(vectors.mixed[index], expected.owned.sum(1) - own) < 1e-12
+        torch.testing.assert_close(vectors.bias[index], expected.bias, rtol=0, atol=1e-15)
+
+
+def test_attention_sums_cost_no_more_than_the_attention_itself(problem):
+    """Three products with d×d weights and one with α: heads are mixed before ``W_O``."""
+    n, d = 40, 16
+    given = problem("post", n=n, d=d, heads=4, biases=False)
+    with FlopCounterMode(display=False) as counted:
+        parts.attend(given.layer.attention, given.x, given.alpha)
+    assert counted.get_total_flops() == 3 * 2 * n * d * d + 2 * n * n * d
 
 
 @pytest.mark.parametrize("gap", [1e-1, 1e-2, 1e-3])

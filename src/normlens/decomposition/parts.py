@@ -72,10 +72,6 @@ class Factors:
         basis = stretch(self.basis, norm)
         return Factors(self.weights, self.scale * inverse_deviation, self.heads, basis)
 
-    def mixed(self) -> Tensor:
-        """``Σ_{j≠i} F_i(x_j)``, (b, i, d)."""
-        return torch.einsum("bjih,bjhd->bid", self.weights, self.values) * self.scale[..., None]
-
     @cached_property
     def norms(self) -> Tensor:
         """``‖F_i(x_j)‖² = s_i² A_ijᵀ G_j A_ij`` with ``G_j = U_j U_jᵀ``; (b, i, j), 0 if i = j.
@@ -129,12 +125,16 @@ def attend(attention: Attention, s: Tensor, alpha: Tensor) -> tuple[Vectors, Fac
     v = attention.value(s).view(b, n, groups, -1)
     v = v.repeat_interleave(heads // groups, dim=2)  # (b, j, h, d_head)
     basis = attention.output.weight.reshape(heads, v.shape[-1], -1)
-    weights = alpha.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)  # (b, j, i, h)
+    own = alpha.diagonal(dim1=2, dim2=3)  # (b, h, i)
+    others = alpha.clone(memory_format=torch.contiguous_format)
+    others.diagonal(dim1=2, dim2=3).zero_()
+    weights = others.permute(0, 3, 2, 1).contiguous()  # (b, j, i, h)
     factors = Factors(weights, alpha.new_ones(b, n), v, basis)
-    own = weights.diagonal(dim1=1, dim2=2)  # (b, h, i)
-    diagonal = torch.einsum("bhi,bihd->bid", own, factors.values)
-    own.zero_()
+    # Sums over sources are taken before W_O: v is H times smaller than U.
+    v = v.transpose(1, 2)
+    sums = torch.stack([others @ v, own[..., None] * v])  # (2, b, h, i, d_head)
+    mixed, diagonal = sums.transpose(2, 3).flatten(3) @ attention.output.weight
     bias = torch.zeros_like(diagonal)
     if attention.output.bias is not None:
         bias = bias + attention.output.bias
-    return Vectors(factors.mixed(), diagonal, bias), factors
+    return Vectors(mixed, diagonal, bias), factors
