@@ -301,9 +301,9 @@ def _feed_forward_operations(
             "feed-forward rows": b * 2 * n * m * d * (k + 2),
             "feed-forward pairs": b * (players + draws),
         }
-    # Three products with each input projection (the real vector, the bias's share, the token's
-    # own part) and three with the output projection.
-    rows = b * 2 * n * d * m * 3 * (k + 1)
+    # Two products with each input projection (the real vector, the token's own part) and three
+    # with the output projection; the bias's share has a few rows only.
+    rows = b * 2 * n * d * m * (2 * k + 3)
     per_source = d
     if _projects_heads(layer, analysis):
         rows += 2 * d * _head_projections(layer)
