@@ -271,20 +271,20 @@ def _layer_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) 
 
 def _attention_operations(layer: LayerSizes, analysis: Analysis, depth: int) -> int:
     n, d, heads = analysis.tokens, layer.d, layer.heads
-    values = 2 * n * heads * layer.d_head * d  # U
+    values = 2 * n * heads * layer.d_head * d  # U, or a sum of it
     projection = 2 * n * d * layer.groups * layer.d_head
-    total = projection + values + 2 * n * heads * d + 2 * n * n * heads * d
+    total = projection + 2 * values + 2 * n * n * heads * layer.d_head
     gram = 2 * n * heads * heads * d + 2 * n * n * heads * heads
-    fresh, seen = True, False  # a residual leaves the factors, and so their norms, as they were
+    seen = False  # a residual leaves the factors, and so their norms, as they were
     last = depth if layer.feed_forward_at is None else min(depth, layer.feed_forward_at)
     for position in range(last):
         if layer.symbols[position] == "LN":
-            fresh, seen = False, False
+            seen = False
         if layer.symbols[position] == "FF":
             total += 2 * n * layer.parallel
         if analysis.wants(layer, position) and not seen:
-            total += gram + (0 if fresh else values)
-            fresh, seen = True, True
+            total += gram + values
+            seen = True
     return total
 
 
@@ -301,9 +301,9 @@ def _feed_forward_operations(
             "feed-forward rows": b * 2 * n * m * d * (k + 2),
             "feed-forward pairs": b * (players + draws),
         }
-    # Three products with each input projection (the real vector, the bias's share, the token's
-    # own part) and three with the output projection.
-    rows = b * 2 * n * d * m * 3 * (k + 1)
+    # Two products with each input projection (the real vector, the token's own part) and three
+    # with the output projection; the bias's share has a few rows only.
+    rows = b * 2 * n * d * m * (2 * k + 3)
     per_source = d
     if _projects_heads(layer, analysis):
         rows += 2 * d * _head_projections(layer)

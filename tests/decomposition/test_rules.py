@@ -14,6 +14,7 @@ from scipy.integrate import quad
 
 from normlens.components import FeedForward, Linear
 from normlens.decomposition.activations import ACTIVATIONS
+from normlens.decomposition.parts import Bias
 from normlens.decomposition.rules import GATED_RULES, PLAIN_RULES, hidden, linearise, projections
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -53,9 +54,14 @@ def points(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return table[None, :, :half], table[None, :, half:]
 
 
+def mixed(bias: torch.Tensor) -> Bias:
+    """Any vectors at all, as mixtures of the unit vectors."""
+    return Bias(bias, torch.eye(bias.shape[-1], dtype=bias.dtype))
+
+
 def rest(ff: FeedForward, total: torch.Tensor, bias: torch.Tensor, rule: str) -> torch.Tensor:
     """What `h = Σ_k ((y − b) W_k) r^k + h^b` misses, relative to the largest term of the sum."""
-    at = linearise(ff, total, bias, rule)
+    at = linearise(ff, total, mixed(bias), rule)
     terms = [((total - bias) @ w) * r for w, r in zip(projections(ff), at.slopes, strict=True)]
     terms.append(at.bias)
     size = torch.stack([at.hidden, *terms]).abs().amax(0).clamp_min(1.0)
@@ -93,7 +99,7 @@ def test_slopes_and_bias_equal_the_reference(name, rule):
     """One token part beside the bias: its share is the slope times the part."""
     moderate = PAIRS[(PAIRS.abs() < 5).all(1)]
     total, bias = points(moderate)
-    at = linearise(plain(name), total, bias, rule)
+    at = linearise(plain(name), total, mixed(bias), rule)
     token = (total - bias)[0, :, 0]
     shares, unowned = REFERENCE_RULES[rule](
         model_activation(name), [token[None, :, None]], [bias[0]]
@@ -109,7 +115,7 @@ def test_gated_slopes_and_bias_equal_the_reference(name, rule):
     moderate = QUADRUPLES[(QUADRUPLES.abs() < 5).all(1)]
     total, bias = points(moderate)
     ff = gated(name)
-    at = linearise(ff, total, bias, rule)
+    at = linearise(ff, total, mixed(bias), rule)
     tokens = [(total - bias)[0, None, :, k : k + 1] for k in (0, 1)]
     zero = torch.zeros_like(tokens[0])
     # Two players: the token's gate part and its factor part.
@@ -141,7 +147,7 @@ def test_ig_bias_is_the_mean_derivative_from_bias_to_argument(name, z, z_b):
         for low, high in itertools.pairwise(edges)
     )
     total, bias = points(torch.tensor([[z, z_b]], dtype=torch.float64))
-    found = linearise(plain(name), total, bias, "ig-bias").slopes[0]
+    found = linearise(plain(name), total, mixed(bias), "ig-bias").slopes[0]
     assert abs(float(found) - expected) < 1e-8
 
 
@@ -167,8 +173,8 @@ def test_slopes_in_float32_are_the_float64_slopes(name, rule):
     values = sorted({*values, *(-v for v in values)})
     table = torch.tensor(list(itertools.product(values, values)), dtype=torch.float32)
     total, bias = points(table)
-    found = linearise(plain(name, torch.float32), total, bias, rule)
-    exact = linearise(plain(name), total.double(), bias.double(), rule)
+    found = linearise(plain(name, torch.float32), total, mixed(bias), rule)
+    exact = linearise(plain(name), total.double(), mixed(bias.double()), rule)
     difference = (found.slopes[0] - exact.slopes[0]).abs().flatten()
     worst, where = difference.max(0)
     assert worst < 1e-5, f"at z, z_b = {table[where].tolist()}"
@@ -178,8 +184,8 @@ def test_slopes_in_float32_are_the_float64_slopes(name, rule):
 @pytest.mark.parametrize("rule", GATED_RULES)
 def test_gated_shares_in_float32_are_the_float64_shares(name, rule):
     total, bias = points(QUADRUPLES.float())
-    found = linearise(gated(name, torch.float32), total, bias, rule)
-    exact = linearise(gated(name), total.double(), bias.double(), rule)
+    found = linearise(gated(name, torch.float32), total, mixed(bias), rule)
+    exact = linearise(gated(name), total.double(), mixed(bias.double()), rule)
     for k, (slope, true) in enumerate(zip(found.slopes, exact.slopes, strict=True)):
         share, expected = (s * (total - bias)[..., k : k + 1] for s in (slope, true))
         error = (share - expected).abs() / (1 + exact.hidden.abs() + expected.abs())
@@ -190,12 +196,13 @@ def test_gated_shares_in_float32_are_the_float64_shares(name, rule):
 def test_zero_input_gives_nothing_to_tokens_under_ig_bias():
     """FF(0) stays with the bias: with the real input equal to it, h is all bias."""
     total, _ = points(PAIRS)
-    at = linearise(plain("gelu"), total, total, "ig-bias")
+    at = linearise(plain("gelu"), total, mixed(total), "ig-bias")
     torch.testing.assert_close(at.bias, at.hidden)
 
 
 def test_the_rules_differ():
     """Otherwise the tests above could not tell them apart."""
     total, bias = points(torch.tensor([[1.5, -0.5]], dtype=torch.float64))
-    slopes = [float(linearise(plain("gelu"), total, bias, rule).slopes[0]) for rule in PLAIN_RULES]
+    at = [linearise(plain("gelu"), total, mixed(bias), rule) for rule in PLAIN_RULES]
+    slopes = [float(linearised.slopes[0]) for linearised in at]
     assert len({round(slope, 3) for slope in slopes}) == len(slopes)

@@ -197,7 +197,7 @@ class _Walk:
             job.buffers = self.remembered.cache.buffers
         at = None
         if self.settings.rule != "shapley":
-            at = linearise(ff, total, parts.vectors.bias, self.settings.rule)
+            at = linearise(ff, total, parts.factors.bias, self.settings.rule)
         behind = output = ff.down(hidden(ff, total) if at is None else at.hidden)
         tail: list[tuple[int, TailStep, Vectors | None]] = []
         for position in range(index + 1, self.last + 1):

@@ -4,8 +4,9 @@ Until the feed-forward block every part is a mixture of a few vectors of its sou
 
     F_i(x_j) = s_i Σ_h A_ijh U_jh  for j ≠ i,        F_i(x_i) a vector of its own,
 
-so the n×n parts are never formed. What the model really computes is their sum,
-``y_i = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``, and these three vectors are carried along.
+so the n×n parts are never formed. The bias b_i is a mixture, too, of a few rows that are weights.
+What the model really computes is the sum, ``y_i = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``, and these
+three vectors are carried along.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normlens.components import Attention, Norm
+from normlens.components import Attention, Linear, Norm
 
 NORM_CHUNK_ELEMENTS = 1 << 22
 NORM_CHUNK_ELEMENTS_ON_GPU = 1 << 24  # fewer launches
@@ -54,13 +55,43 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class Bias:
+    """What no token owns, ``b_i = Σ_k κ_ik c_k``: a few rows of weights, scaled per target."""
+
+    coefficients: Tensor  # κ (b, i, k)
+    rows: Tensor  # c (k, d), b_O and the β of each norm, as the norms behind have left them
+
+    @property
+    def vectors(self) -> Tensor:
+        """b (b, i, d)."""
+        return self.coefficients @ self.rows
+
+    def through(self, linear: Linear) -> Tensor:
+        """What `linear` makes of b, (b, i, m), for the price of its rows."""
+        return Linear(self.rows @ linear.weight, linear.bias)(self.coefficients)
+
+    def plus(self, row: Tensor | None) -> Bias:
+        """One more row, the same for every target."""
+        if row is None:
+            return self
+        ones = self.coefficients.new_ones(*self.coefficients.shape[:2], 1)
+        return Bias(torch.cat([self.coefficients, ones], -1), torch.cat([self.rows, row[None]]))
+
+    def normalise(self, norm: Norm, inverse_deviation: Tensor) -> Bias:
+        """LN: ``c ← centre(c) ⊙ γ``, ``κ_i ← κ_i / σ_i``, and β joins the rows."""
+        coefficients = self.coefficients * inverse_deviation[..., None]
+        return Bias(coefficients, stretch(self.rows, norm)).plus(norm.beta)
+
+
+@dataclass(frozen=True)
 class Factors:
-    """The off-diagonal parts ``F_i(x_j) = s_i Σ_h A_ijh U_jh``, ``U_jh = v_jh B_h``."""
+    """The bias, and the off-diagonal ``F_i(x_j) = s_i Σ_h A_ijh U_jh`` with ``U_jh = v_jh B_h``."""
 
     weights: Tensor  # A (b, j, i, h), zero where i = j
     scale: Tensor  # s (b, i)
     heads: Tensor  # v (b, j, h, d_head), each head's value vectors
     basis: Tensor  # B (h, d_head, d), what the layer has done to them since
+    bias: Bias  # b, which norms scale like the parts
 
     @cached_property
     def values(self) -> Tensor:
@@ -69,12 +100,13 @@ class Factors:
 
     def normalise(self, norm: Norm, inverse_deviation: Tensor) -> Factors:
         """LN: ``U ← centre(U) ⊙ γ`` (through the basis) and ``s_i ← s_i / σ_i``."""
-        basis = stretch(self.basis, norm)
-        return Factors(self.weights, self.scale * inverse_deviation, self.heads, basis)
-
-    def mixed(self) -> Tensor:
-        """``Σ_{j≠i} F_i(x_j)``, (b, i, d)."""
-        return torch.einsum("bjih,bjhd->bid", self.weights, self.values) * self.scale[..., None]
+        return Factors(
+            self.weights,
+            self.scale * inverse_deviation,
+            self.heads,
+            stretch(self.basis, norm),
+            self.bias.normalise(norm, inverse_deviation),
+        )
 
     @cached_property
     def norms(self) -> Tensor:
@@ -129,12 +161,14 @@ def attend(attention: Attention, s: Tensor, alpha: Tensor) -> tuple[Vectors, Fac
     v = attention.value(s).view(b, n, groups, -1)
     v = v.repeat_interleave(heads // groups, dim=2)  # (b, j, h, d_head)
     basis = attention.output.weight.reshape(heads, v.shape[-1], -1)
-    weights = alpha.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)  # (b, j, i, h)
-    factors = Factors(weights, alpha.new_ones(b, n), v, basis)
-    own = weights.diagonal(dim1=1, dim2=2)  # (b, h, i)
-    diagonal = torch.einsum("bhi,bihd->bid", own, factors.values)
-    own.zero_()
-    bias = torch.zeros_like(diagonal)
-    if attention.output.bias is not None:
-        bias = bias + attention.output.bias
-    return Vectors(factors.mixed(), diagonal, bias), factors
+    own = alpha.diagonal(dim1=2, dim2=3)  # (b, h, i)
+    others = alpha.clone(memory_format=torch.contiguous_format)
+    others.diagonal(dim1=2, dim2=3).zero_()
+    weights = others.permute(0, 3, 2, 1).contiguous()  # (b, j, i, h)
+    bias = Bias(s.new_empty(b, n, 0), s.new_empty(0, basis.shape[-1])).plus(attention.output.bias)
+    factors = Factors(weights, alpha.new_ones(b, n), v, basis, bias)
+    # Sums over sources are taken before W_O: v is H times smaller than U.
+    v = v.transpose(1, 2)
+    sums = torch.stack([others @ v, own[..., None] * v])  # (2, b, h, i, d_head)
+    mixed, diagonal = sums.transpose(2, 3).flatten(3) @ attention.output.weight
+    return Vectors(mixed, diagonal, bias.vectors), factors

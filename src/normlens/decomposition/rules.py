@@ -20,6 +20,7 @@ from torch import Tensor
 
 from normlens.components import FeedForward
 from normlens.decomposition.activations import Activation, activation, gauss_legendre
+from normlens.decomposition.parts import Bias
 
 SHORT_PATH = 1.0
 SHORT_PATH_NODES = 16
@@ -45,12 +46,13 @@ def hidden(ff: FeedForward, y: Tensor) -> Tensor:
     return g(ff.up(y)) if ff.gate is None else g(ff.gate(y)) * ff.up(y)
 
 
-def linearise(ff: FeedForward, total: Tensor, bias: Tensor, rule: str) -> Linearised:
+def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearised:
     """Slopes and bias share of block `ff` at the real input `total`, of which `bias` is unowned."""
     g = activation(ff.activation)
     if ff.gate is None:
-        return PLAIN_RULES[rule](g, ff.up(total), ff.up(bias))
-    return GATED_RULES[rule](g, ff.gate(total), ff.up(total), ff.gate(bias), ff.up(bias))
+        return PLAIN_RULES[rule](g, ff.up(total), bias.through(ff.up))
+    arguments = ff.gate(total), ff.up(total), bias.through(ff.gate), bias.through(ff.up)
+    return GATED_RULES[rule](g, *arguments)
 
 
 # Plain blocks: h = g(z), of which z_b is the bias's share of z ----------------------------------
