@@ -1,7 +1,7 @@
-"""Who computes the feed-forward stage, and in which precision: decided here and nowhere else.
+"""Who computes the norms of pairs, and in which precision: decided here and nowhere else.
 
-On CUDA the fused kernel does, where Triton is there and the layer is of a kind that it knows; in
-every other case the tiles of `feedforward` do, in the precision of the weights.
+On CUDA the fused kernels do, where Triton is there and the layer is of a kind that they know; in
+every other case `parts` and the tiles of `feedforward` do, in the precision of the weights.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
+from normlens.components import Reach
 from normlens.decomposition.feedforward import FeedForwardJob, TileNorms, feed_forward_norms
+from normlens.decomposition.parts import Factors
 
 AUTO = "auto"
 #: What may be asked for. It binds the fused kernel; tiles are never less exact than their weights.
@@ -36,16 +39,29 @@ def run_feed_forward(
     return fused_norms(job, lengths, chosen, memory_limit), chosen
 
 
+def factored_norms(factors: Factors, lengths: Sequence[int], reach: Reach) -> Tensor:
+    """Norms (b, i, j) of factored parts, 0 where i = j."""
+    if not has_kernels(factors.weights):
+        return factors.norms()
+    from normlens.decomposition.fused.factored import fused_factored_norms
+
+    return fused_factored_norms(factors, lengths, reach)
+
+
 def is_fused(job: FeedForwardJob) -> bool:
-    """Whether the fused kernel can do this job on the device where it lies."""
-    weight = job.ff.down.weight
-    if weight.device.type != "cuda" or weight.dtype != torch.float32:
-        return False
-    if torch.cuda.get_device_capability(weight.device) < OLDEST_CAPABILITY or not has_triton():
+    """Whether the fused kernels can do this job on the device where it lies."""
+    if not has_kernels(job.ff.down.weight):
         return False
     from normlens.decomposition.fused.stage import tail_of
 
     return tail_of(job) is not None
+
+
+def has_kernels(weight: Tensor) -> bool:
+    """Whether kernels can work on what lies where `weight` does."""
+    if weight.device.type != "cuda" or weight.dtype != torch.float32:
+        return False
+    return torch.cuda.get_device_capability(weight.device) >= OLDEST_CAPABILITY and has_triton()
 
 
 @cache

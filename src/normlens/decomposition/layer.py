@@ -26,7 +26,7 @@ from normlens.components import (
     Residual,
     Step,
 )
-from normlens.decomposition.engine import AUTO, run_feed_forward
+from normlens.decomposition.engine import AUTO, factored_norms, run_feed_forward
 from normlens.decomposition.feedforward import (
     ORDINARY,
     AddBypass,
@@ -130,6 +130,7 @@ class _Walk:
     remembered: LayerProjections | None
     result: LayerMaps = field(default_factory=LayerMaps)
     branches: list[Tensor | _Parts] = field(default_factory=list)
+    normed: tuple[Factors, Tensor] | None = None  # the last factors whose norms were asked for
 
     @cached_property
     def last(self) -> int:
@@ -292,10 +293,16 @@ class _Walk:
             return
         own = torch.linalg.vector_norm(vectors.diagonal, dim=-1)  # (b, i)
         others = torch.linalg.vector_norm(vectors.mixed, dim=-1)
-        norms = (pairs if isinstance(pairs, Tensor) else pairs.norms).clone()
+        norms = pairs if isinstance(pairs, Tensor) else self._factored_norms(pairs).clone()
         norms.diagonal(dim1=1, dim2=2).copy_(own)
         self.result.norms[scope] = norms
         self.result.mixing[scope] = others / (others + own)
+
+    def _factored_norms(self, factors: Factors) -> Tensor:
+        """Norms of factored parts; a residual leaves them as they are."""
+        if self.normed is None or self.normed[0] is not factors:
+            self.normed = factors, factored_norms(factors, self.lengths, self.layer.reach)
+        return self.normed[1]
 
     def _error(self, total: Tensor, real: Tensor) -> Tensor:
         """Worst ``‖Σ_j F_i(x_j) + b_i − y_i‖ / ‖y_i‖`` over the real tokens of the batch.

@@ -108,7 +108,6 @@ class Factors:
             self.bias.normalise(norm, inverse_deviation),
         )
 
-    @cached_property
     def norms(self) -> Tensor:
         """``‖F_i(x_j)‖² = s_i² A_ijᵀ G_j A_ij`` with ``G_j = U_j U_jᵀ``; (b, i, j), 0 if i = j.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from normlens.decomposition.feedforward import (
 )
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import preparation
-from normlens.decomposition.fused.launching import launch
+from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
 from normlens.decomposition.fused.operands import (
     Operand,
     Precision,
@@ -33,7 +33,6 @@ from normlens.decomposition.rules import projections
 
 T = TypeVar("T")
 
-EVERYWHERE = 1 << 29  # a reach without limit, in tokens
 NORM_BLOCK = 32  # sources and targets of a program that makes norms from sums
 
 
@@ -133,9 +132,8 @@ class Stage:
         self.down, self.down_size = self._remembered("down", self._scaled_down)
         self.m, self.width = self.down.high.shape  # padded
         self.gamma, self.gamma_square = self._remembered("gamma", self._stretch)
-        self.lengths = _on_device(tuple(lengths), device)
-        reach = job.reach
-        self.reach = [EVERYWHERE if far is None else far for far in (reach.back, reach.ahead)]
+        self.lengths = on_device(tuple(lengths), device)
+        self.reach = reaches(job.reach)
         self._sums = sums
         self.d_blocks = 0
 
@@ -284,20 +282,6 @@ class Stage:
             BLOCK=min(1024, power_of_two(self.d)),
         )
         return dict(zip(names, found, strict=True)), errors.max()
-
-
-@lru_cache(maxsize=64)
-def _on_device(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    # A tensor that is made on the device itself would wait for it.
-    return torch.tensor(lengths, dtype=torch.int32).to(device, non_blocking=True)
-
-
-def strided(values: Tensor) -> tuple[Tensor, int, int]:
-    """U (b, j, h, d) in any order of its heads, with the strides of tokens and heads."""
-    if values.stride(3) != 1:
-        values = values.contiguous()
-    flat = values.flatten(0, 1)  # a copy where the batch does not follow on
-    return flat, flat.stride(0), flat.stride(1)
 
 
 def as_arguments(*given: Operand) -> list[Tensor]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from normlens.decomposition.fused.kernels import by_target
-from normlens.decomposition.fused.launching import described, launch
+from normlens.decomposition.fused.launching import described, launch, strided
 from normlens.decomposition.fused.operands import Operand, SourceRows
 from normlens.decomposition.fused.sources import LONGEST_SUM, block_of_dims
-from normlens.decomposition.fused.stage import Stage, as_arguments, strided
+from normlens.decomposition.fused.stage import Stage, as_arguments
 from normlens.decomposition.fused.way import Way
 
 

@@ -1,8 +1,9 @@
-"""The Triton kernels of the feed-forward stage, and nothing else.
+"""The Triton kernels, and nothing else.
 
 | module | holds |
 |---|---|
 | `pieces` | what the kernels share, from split products to the sums that they leave |
-| `by_source`, `by_target` | the stage itself |
+| `by_source`, `by_target` | the feed-forward stage itself |
+| `factored` | norms before the feed-forward block |
 | `preparation` | what comes before and after it |
 """

@@ -1,0 +1,44 @@
+"""Norms of factored parts by one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from normlens.components import Reach
+from normlens.decomposition.fused.kernels.factored import norms_of_factors
+from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
+from normlens.decomposition.fused.operands import power_of_two
+from normlens.decomposition.parts import Factors
+
+TARGETS, DIMS, STAGES = 128, 64, 2
+
+
+def fused_factored_norms(factors: Factors, lengths: Sequence[int], reach: Reach) -> Tensor:
+    """``‖F_i(x_j)‖`` (b, i, j), 0 where i = j or the mask forbids it."""
+    b, n = factors.scale.shape
+    heads = factors.weights.shape[-1]
+    targets = min(TARGETS, max(16, power_of_two(n)))
+    out = torch.empty((b, n, n), dtype=torch.float32, device=factors.scale.device)
+    launch(
+        norms_of_factors,
+        b * n * -(-n // targets),
+        out,
+        factors.weights.contiguous(),
+        factors.scale.contiguous(),
+        *strided(factors.values),
+        on_device(tuple(lengths), out.device),
+        n,
+        *reaches(reach),
+        operand=torch.float16,
+        D=factors.basis.shape[-1],
+        H=heads,
+        H_BLOCK=max(16, power_of_two(heads)),
+        TARGETS=targets,
+        DIMS=DIMS,
+        STAGES=STAGES,
+        num_warps=4,
+    )
+    return out
