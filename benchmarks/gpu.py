@@ -8,6 +8,8 @@ follow it. Layers have random weights; all times are medians between CUDA events
     fused       the kernel, in each precision, its operands' preparation included
     ceiling     one cuBLAS product with the same 2·pairs·m·d operations
 
+`gpu_ways` adds the ways target by target: silent neurons left out, and one matrix per target.
+
     python benchmarks/gpu.py            # prints the tables
     python benchmarks/gpu.py --docs     # and writes them into docs/performance.md
     python benchmarks/gpu.py --quick    # one size, a small experiment
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,11 @@ class Shape:
     gated: bool = False
     causal: bool = False
     batch: int = 1
+    active: float | None = None  # the share of active neurons, in a ReLU layer
+
+    @property
+    def activation(self) -> str:
+        return "relu" if self.active is not None else "silu" if self.gated else "gelu"
 
     @property
     def pairs(self) -> int:
@@ -85,8 +93,12 @@ def random_layer(shape: Shape, seed: int = 0) -> tuple[Layer, torch.Tensor, torc
         return Norm(1 + 0.1 * draw(d), 0.1 * draw(d), 1e-6, centred=not shape.gated)
 
     attention = Attention(linear(d, d), linear(d, d), shape.heads, shape.heads)
-    gate = linear(d, m) if shape.gated else None
-    ff = FeedForward(linear(d, m), linear(m, d), "silu" if shape.gated else "gelu", gate)
+    gate, up = linear(d, m) if shape.gated else None, linear(d, m)
+    if shape.active is not None:
+        # Behind a norm, what the neurons add up is about normal.
+        threshold = statistics.NormalDist().inv_cdf(1 - shape.active)
+        up = Linear(up.weight, torch.full_like(draw(m), -threshold))
+    ff = FeedForward(up, linear(m, d), shape.activation, gate)
     start, end = Branch(), Residual()
     steps: list[Any] = [start, attention, end, norm(), start, ff, end, norm()]
     if shape.causal:
@@ -386,9 +398,11 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
     encoded = [Encoded(row, [str(token) for token in row], [False] * tokens) for row in ids]
     measure = Similarity()
 
-    def run(wanted: list[Any]) -> tuple[float, float, int]:
+    def run(wanted: list[Any], precision: str) -> tuple[float, float, int]:
         start = time.perf_counter()
-        found = lens.analyse(wanted, scopes=scopes, arrays=False, correlations=True)
+        found = lens.analyse(
+            wanted, scopes=scopes, arrays=False, correlations=True, precision=precision
+        )
         analysed = time.perf_counter()
         rows = [
             measure.rows(Item(str(index), index, maps, sequence))["similarity"]
@@ -397,38 +411,54 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
         table = pa.concat_tables(rows).combine_chunks()
         return analysed - start, time.perf_counter() - analysed, table.num_rows
 
-    run(encoded[: min(sequences, 64)])  # compiles the kernel, fills the caches
-    analysed, tabled, count = run(encoded)
     lines = [
-        f"{sequences} sequences of {tokens} tokens, 12 layers of BERT-base shape, seven scopes, "
-        f"21 correlations per layer and sequence, `{DEFAULT_PRECISION}`: "
-        f"**{analysed + tabled:.2f} s** from token ids to a table of {count} rows "
-        f"(maps and ranks {analysed:.2f} s, table {tabled:.2f} s).",
+        f"{sequences} sequences of {tokens} tokens, 12 layers of BERT-base shape, seven scopes, 21 "
+        f"correlations per layer and sequence, from token ids to a table, in seconds "
+        f"(`{DEFAULT_PRECISION}` is the default):",
         "",
-        "| where the GPU's time goes | share |",
-        "|---|---|",
+        "| precision | all | maps and ranks | table | rows |",
+        "|---|---|---|---|---|",
     ]
-    return lines + [f"| {name} | {share:.0%} |" for name, share in profiled(run, encoded[:128])]
+    shares: dict[str, dict[str, float]] = {}
+    for precision in PRECISIONS:
+        run(encoded[: min(sequences, 64)], precision)  # compiles the kernels, fills the caches
+        analysed, tabled, count = run(encoded, precision)
+        lines.append(
+            f"| {precision} | **{analysed + tabled:.2f}** | {analysed:.2f} | {tabled:.2f} "
+            f"| {count} |"
+        )
+        print(lines[-1], flush=True)
+        shares[precision] = profiled(partial(run, encoded[:128], precision))
+    lines += [
+        "",
+        f"| where the GPU's time goes | {' | '.join(shares)} |",
+        f"|---|{'---|' * len(shares)}",
+    ]
+    purposes = sorted(shares[DEFAULT_PRECISION], key=lambda name: -shares[DEFAULT_PRECISION][name])
+    for name in purposes:
+        lines.append(f"| {name} | {' | '.join(f'{s.get(name, 0):.0%}' for s in shares.values())} |")
+    return [*lines, ""]
 
 
 #: What a kernel's name says about its purpose; the first that fits counts.
 PURPOSES = (
-    ("the fused kernel", OWN),
-    ("ranking: sort, ties, products of ranks", r"[Ss]ort|cummax|cummin|scan|scatter"),
-    ("norms of factored parts, in float64", r"f64"),
-    ("float32 products: forward pass, token-wise products", r"gemm.*f32|sgemm|gemm|gemv"),
+    ("the feed-forward kernel", OWN),
+    ("its operands, and norms from its sums", r"project_rows|slopes|sources|of_sums|of_totals"),
+    ("norms of factored parts", r"norms_of_factors"),
+    ("ranking: sort, ties, products of ranks", r"[Ss]ort|cummax|cummin|scan|scatter|double"),
+    ("float32 products: forward pass, token-wise products", r"gemm|gemv"),
     ("transfers", r"[Mm]emcpy"),
     ("elementwise", r""),
 )
 
 
-def profiled(run: Callable[[list[Any]], object], encoded: list[Any]) -> list[tuple[str, float]]:
-    """Shares of the GPU's busy time by purpose, largest first."""
+def profiled(run: Callable[[], object]) -> dict[str, float]:
+    """Shares of the GPU's busy time by purpose."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
-        run(encoded)
+        run()
         torch.cuda.synchronize()
     spent: dict[str, float] = {}
     for event in found.events():
@@ -436,10 +466,11 @@ def profiled(run: Callable[[list[Any]], object], encoded: list[Any]) -> list[tup
             purpose = next(name for name, words in PURPOSES if re.search(words, event.name))
             spent[purpose] = spent.get(purpose, 0.0) + event.time_range.elapsed_us()
     total = sum(spent.values())
-    return sorted(((name, t / total) for name, t in spent.items()), key=lambda pair: -pair[1])
+    return {name: t / total for name, t in spent.items()}
 
 
-def report(shapes: list[Shape], sequences: int, model: str | None = None) -> str:
+def report(shapes: list[Shape], sequences: int, model: str | None, quick: bool) -> str:
+    import gpu_ways
     import triton
 
     lines = [
@@ -462,7 +493,8 @@ def report(shapes: list[Shape], sequences: int, model: str | None = None) -> str
         torch.cuda.empty_cache()
     lines += ["", "The two limits in bfloat16:", "", *(f"- {note}" for note in notes), ""]
     real = spearman_errors(model) if model else []
-    return "\n".join(lines + real + experiment(sequences))
+    ways = gpu_ways.tables(quick)
+    return "\n".join(lines + real + experiment(sequences) + ways).rstrip()
 
 
 def main() -> None:
@@ -476,7 +508,7 @@ def main() -> None:
         raise SystemExit("no CUDA device")
     torch.set_grad_enabled(False)
     shapes = BERT[:1] if options.quick else [*BERT, *BATCH, *LLAMA]
-    text = report(shapes, 128 if options.quick else 992, options.model)
+    text = report(shapes, 128 if options.quick else 992, options.model, options.quick)
     print(text)
     if options.out:
         options.out.write_text(text)

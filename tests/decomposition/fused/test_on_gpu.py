@@ -119,6 +119,21 @@ def test_other_ways(sizes, way, name, precision, problem, monkeypatch):
         assert error <= TOLERANCE[precision], f"{scope}: {error:.1e}"
 
 
+@every_precision
+@pytest.mark.parametrize("name", ["relu", "gelu", "gated"])
+def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
+    """Where every stage of every pipeline is in use, which tiny sizes leave out."""
+    settings = LAYERS["gated"] if name == "gated" else {"order": "post", "activation": name}
+    sizes = {"n": 300, "d": 768, "m": 3072, "heads": 12, "scale": 0.03, "groups": None}
+    given = on(problem(dtype=torch.float32, **{**settings, **sizes}), "cuda")
+    expected = exactly(given)
+    for way in ("by source", "gather", "matrices"):
+        force_way(way, monkeypatch)
+        for scope, norms in given.solve(precision=precision).norms.items():
+            error = entry_error(norms, expected.norms[scope])
+            assert error <= TOLERANCE[precision], f"{way}, {scope}: {error:.1e}"
+
+
 def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
     """A ReLU layer of which one neuron in ten is active, and one with a smooth activation."""
     from normlens.decomposition.fused import targets, ways

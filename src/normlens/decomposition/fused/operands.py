@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.decomposition.fused.kernels import preparation
-from normlens.decomposition.fused.launching import launch
+from normlens.decomposition.fused.launching import launch, strided
 
+#: Whether torch multiplies short operands into float32 numbers.
+WIDE = torch.__version__ >= "2.8"
 ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
 ROWS, COLUMNS, INNER = 128, 128, 64  # of a block of projected rows
 LONGEST_ROW_SUM = 1024
@@ -82,6 +85,13 @@ def rounded(x: Tensor, dtype: torch.dtype, split: bool) -> Operand:
     """`x` as an operand of a kernel."""
     high = x.to(dtype)
     return Operand(high, (x - high).to(dtype) if split else high)
+
+
+def wide_product(x: Tensor, w: Tensor) -> Tensor:
+    """``x w`` of two operands, in float32."""
+    if x.is_cuda and WIDE:
+        return torch.mm(x, w, out_dtype=torch.float32)
+    return x.float() @ w.float()
 
 
 def padded(x: Tensor, *sizes: int) -> Tensor:
@@ -157,6 +167,23 @@ class ScaledWeights:
         return sum(w.nbytes for w in self.weights)
 
 
+def source_sizes(x: Tensor) -> Tensor:
+    """The largest norm of each token's vectors x (b, j, h, e), (b·j,)."""
+    b, n, h, e = x.shape
+    sizes = torch.empty(b * n, dtype=torch.float32, device=x.device)
+    launch(
+        preparation.measure_sources,
+        b * n,
+        sizes,
+        *strided(x),
+        H=h,
+        E=e,
+        H_BLOCK=power_of_two(h),
+        BLOCK=min(64, power_of_two(e)),
+    )
+    return sizes
+
+
 class SourceRows:
     """``Q^k_jh = x_jh P^k_h`` for any sources of the batch, over its sizes.
 
@@ -165,20 +192,13 @@ class SourceRows:
 
     def __init__(self, x: Tensor, scaled: ScaledWeights, precision: Precision):
         self.split = precision.split
-        self.x = x.contiguous()  # (b, j, h, e)
+        self._given = x  # (b, j, h, e)
         self.heads, self.weights, self.weight_size = x.shape[2], scaled.weights, scaled.size
-        b, n, h, e = self.x.shape
-        self.source_sizes = torch.empty(b * n, dtype=torch.float32, device=x.device)
-        launch(
-            preparation.measure_sources,
-            b * n,
-            self.source_sizes,
-            self.x,
-            H=h,
-            E=e,
-            H_BLOCK=power_of_two(h),
-            BLOCK=min(64, power_of_two(e)),
-        )
+        self.source_sizes = source_sizes(x)
+
+    @cached_property
+    def x(self) -> Tensor:
+        return self._given.contiguous()
 
     @property
     def neurons(self) -> int:
@@ -194,33 +214,40 @@ class SourceRows:
         h, m = self.heads, self.neurons
         x = self.x.flatten(0, 1)[first:last]
         sizes = self.source_sizes[first:last]
-        return [
-            self._project(w, x, sizes, (last - first, h, m), (h * m, m, 1)) for w in self.weights
-        ]
+        made = []
+        for weight in self.weights:
+            out = Operand.empty(x, (last - first, h, m), torch.float16, self.split)
+            self._project(weight, x, sizes, out, (h * m, m, 1))
+            made.append(out)
+        return made
 
-    def take_columns(self, sequences: slice, sources: slice) -> list[Operand]:
+    def take_columns(self, sequences: slice, sources: slice) -> list[Tensor]:
         """Each projection's rows as (h, m, b·j), of some sources of some sequences."""
         x = self.x[sequences, sources]
         sizes = self.source_sizes.view(self.x.shape[:2])[sequences, sources]
         x, sizes = x.contiguous().flatten(0, 1), sizes.contiguous()
         h, m, columns = self.heads, self.neurons, len(x)
         assert self.weights[0].high.shape[0] == h, "columns need each head's own path"
-        shape, strides = (h, m, columns), (1, m * columns, columns)
-        return [self._project(w, x, sizes, shape, strides) for w in self.weights]
+        dtype = torch.float32 if self.split else torch.float16
+        made = []
+        for weight in self.weights:
+            out = Operand.empty(x, (h, m, columns), dtype, split=False)
+            self._project(weight, x, sizes, out, (1, m * columns, columns))
+            made.append(out.high)
+        return made
 
     def _project(
         self,
         weight: Operand,
         x: Tensor,
         sizes: Tensor,
-        shape: tuple[int, int, int],
+        out: Operand,
         strides: tuple[int, int, int],
-    ) -> Operand:
+    ) -> None:
         """``x P`` with the strides of tokens, heads and neurons in the result."""
         groups, e, m = weight.high.shape
         shared = groups < self.heads  # then every head of a token is a row of its own
         rows = len(x) * (self.heads if shared else 1)
-        out = Operand.empty(x, shape, torch.float16, self.split)
         by_row, by_head, by_neuron = strides
         columns, inner = min(COLUMNS, power_of_two(m)), max(16, min(INNER, power_of_two(e)))
         launch(
@@ -240,10 +267,11 @@ class SourceRows:
             COLUMNS=m,
             PER_SIZE=self.heads if shared else 1,
             SPLIT=self.split,
+            OUT_SPLIT=out.low is not out.high,
+            TURNED=by_row == 1,
             ROWS=ROWS,
             BLOCK=columns,
             INNER=inner,
             CHUNK=LONGEST_ROW_SUM,
             num_warps=8,
         )
-        return out

@@ -8,7 +8,7 @@ from typing import Any
 from normlens.decomposition.fused.kernels import by_source
 from normlens.decomposition.fused.launching import described, launch
 from normlens.decomposition.fused.operands import Operand, Precision
-from normlens.decomposition.fused.stage import Stage, as_arguments
+from normlens.decomposition.fused.stage import Stage, described_both
 from normlens.decomposition.fused.way import Way
 
 #: Neurons that "float32" may sum up in one go, where three products go into one running sum and
@@ -80,15 +80,16 @@ class BySource(Way):
         slope_block = [tiling.targets, tiling.neurons]
         rows = stage.rows.take(first, last)
         mixing = [
-            *(described(q, row_block) for q in as_arguments(rows[0], rows[-1])),
-            *(described(r, slope_block) for r in (stage.slopes[0], stage.slopes[-1])),
+            *described_both(rows[0], row_block),
+            *described_both(rows[1] if stage.gated else None, row_block),
+            described(stage.slopes[0], slope_block),
+            described(stage.slopes[1], slope_block) if stage.gated else None,
         ]
         step = last - first
         if self.stored:
             step = max(1, min(step, limit // self._hidden_bytes))
-        hidden = self._hidden_rows(step)
-        hiddens = [described(x, [1, *slope_block]) for x in hidden.both]
-        downs = [described(w, [tiling.neurons, tiling.dims]) for w in stage.down.both]
+        hiddens = described_both(self._hidden_rows(step), [1, *slope_block])
+        downs = described_both(stage.down, [tiling.neurons, tiling.dims])
         i_blocks = -(-stage.n // tiling.targets)
         whole = -(-stage.m // tiling.neurons) * tiling.neurons
         run = min(HIDDEN_RUN, whole)
@@ -117,7 +118,7 @@ class BySource(Way):
                     stage.n,
                     *stage.reach,
                     RUN=run,
-                    STAGES=2,
+                    STAGES=2 if stage.precision.split else 3,
                     **common,
                 )
             launch(
@@ -147,8 +148,10 @@ class BySource(Way):
         """Memory of one source's hidden rows."""
         return self.stage.n * self.stage.m * self.stage.precision.itemsize
 
-    def _hidden_rows(self, sources: int) -> Operand:
-        """Room for the hidden rows (j, i, m) of so many sources."""
+    def _hidden_rows(self, sources: int) -> Operand | None:
+        """Room for the hidden rows (j, i, m) of so many sources, if they are stored."""
+        if not self.stored:
+            return None
         stage = self.stage
-        shape = (sources, stage.n, stage.m) if self.stored else (1, 1, stage.m)
+        shape = (sources, stage.n, stage.m)
         return Operand.empty(stage.weights, shape, stage.precision.operand, stage.precision.split)

@@ -19,7 +19,7 @@ from normlens.decomposition.feedforward import (
 )
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import preparation
-from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
+from normlens.decomposition.fused.launching import described, launch, on_device, reaches, strided
 from normlens.decomposition.fused.operands import (
     Operand,
     Precision,
@@ -135,11 +135,15 @@ class Stage:
         self.lengths = on_device(tuple(lengths), device)
         self.reach = reaches(job.reach)
         self._sums = sums
-        self.d_blocks = 0
+        self.d_blocks, self.sum_strides = 0, (0, 0)
 
-    def prepare_sums(self, dims: int) -> Tensor:
-        """Room for the sums (d blocks, slots, b, j, i) of blocks of so many dimensions."""
+    def prepare_sums(self, dims: int, targets_first: bool = False) -> Tensor:
+        """Room for the sums (d blocks, slots, b, j, i) of blocks of so many dimensions.
+
+        With `targets_first` they are (d blocks, slots, b, i, j).
+        """
         self.d_blocks = -(-self.width // dims)
+        self.sum_strides = (1, self.n) if targets_first else (self.n, 1)
         shape = (self.d_blocks, self.slots.count, self.b, self.n, self.n)
         if self._sums is None:
             self._sums = torch.empty(shape, dtype=torch.float32, device=self.weights.device)
@@ -190,7 +194,7 @@ class Stage:
             none if bypass is None else bypass.scale.contiguous(),
             self.inverse_deviation,
             self.gamma,
-            self._ordinary,
+            self.ordinary,
         ]
 
     @cached_property
@@ -208,8 +212,9 @@ class Stage:
             **self.slots.constants,
         }
 
-    @property
-    def _ordinary(self) -> Tensor:
+    @cached_property
+    def ordinary(self) -> Tensor:
+        """1 for each ordinary dimension, if somebody asks for these alone."""
         if self.job.ordinary is None:
             return self.gamma
         kept = self.gamma.new_zeros(self.d)
@@ -258,6 +263,7 @@ class Stage:
             sums,
             self.inverse_deviation,
             self.gamma_square,
+            *self.sum_strides,
             b,
             n,
             D=self.d,
@@ -284,6 +290,9 @@ class Stage:
         return dict(zip(names, found, strict=True)), errors.max()
 
 
-def as_arguments(*given: Operand) -> list[Tensor]:
-    """High and low numbers of each, as a kernel takes them."""
-    return [tensor for operand in given for tensor in operand.both]
+def described_both(operand: Operand | None, block: list[int]) -> list[Any]:
+    """An operand's high and low numbers as a kernel takes them; None for what there is not."""
+    if operand is None:
+        return [None, None]
+    low = None if operand.low is operand.high else described(operand.low, block)
+    return [described(operand.high, block), low]

@@ -9,11 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import by_target
-from normlens.decomposition.fused.launching import described, launch, strided
-from normlens.decomposition.fused.operands import Operand, SourceRows
-from normlens.decomposition.fused.sources import LONGEST_SUM, block_of_dims
-from normlens.decomposition.fused.stage import Stage, as_arguments
+from normlens.decomposition.fused.launching import launch, strided
+from normlens.decomposition.fused.operands import Operand, SourceRows, source_sizes, wide_product
+from normlens.decomposition.fused.sources import block_of_dims
+from normlens.decomposition.fused.stage import Stage, described_both
 from normlens.decomposition.fused.way import Way
 
 
@@ -21,19 +22,22 @@ from normlens.decomposition.fused.way import Way
 class TargetTiling:
     """Sizes of the programs that work on one target or a tile of them."""
 
-    tile: int = 32  # targets
+    tile: int = 64  # targets
     sources: int = 128
     neurons: int = 64
     dims: int = 256
-    rows: int = 128  # of a matrix
-    mixed_neurons: int = 32  # of a program that gathers
+    mixed_sources: int = 128  # of a program that gathers
     mixed_dims: int = 128
     warps: int = 8
     stages: int = 3
+    gather_stages: int = 4
 
     @classmethod
     def choose(cls, d: int, split: bool) -> TargetTiling:
-        return cls(dims=block_of_dims(d), stages=2 if split else 3)
+        dims = block_of_dims(d)
+        if split:
+            return cls(dims=dims, stages=2)
+        return cls(dims=dims, mixed_sources=64)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Activity:
 
 
 class ByTarget(Way):
-    """Parts of some targets in memory, and then their sums."""
+    """What some targets multiply and what bypasses it, stored, and then the sums."""
 
     def __init__(self, stage: Stage):
         super().__init__(stage)
@@ -99,7 +103,8 @@ class ByTarget(Way):
 
     @property
     def bytes_per_pair(self) -> int:
-        return 4 * self.stage.width + self.stage.precision.itemsize * self.capacity
+        bypassed = 0 if self.stage.tail.factors is None else self.stage.width
+        return self.stage.precision.itemsize * (self.capacity + bypassed)
 
     @property
     def least_bytes(self) -> int:
@@ -115,34 +120,41 @@ class ByTarget(Way):
     def tiles_at_once(self, limit: int, sources: int) -> int:
         return max(1, limit // (sources * self.tiling.tile * self.bytes_per_pair))
 
-    def multiply(
+    def keep_sums(
         self, at: Launch, left: Operand, right: Operand, gathered: tuple[Tensor, Tensor] | None
     ) -> None:
-        """Parts of the launch's targets, and the sums of them."""
+        """The sums of what the launch's targets multiply."""
         stage, tiling = self.stage, self.tiling
         targets = at.tiles * tiling.tile
-        parts = torch.empty(
-            (targets, at.sources, stage.width), dtype=torch.float32, device=stage.weights.device
-        )
         block, matrix_block = [tiling.sources, 1, tiling.neurons], [1, tiling.neurons, tiling.dims]
         launch(
-            by_target.multiply_parts,
+            by_target.target_sums,
             stage.d_blocks * -(-at.sources // tiling.sources) * targets,
-            parts,
-            *(described(x, block) for x in left.both),
-            *(right.both if gathered else (described(w, matrix_block) for w in right.both)),
-            *(gathered or (stage.lengths, stage.lengths)),
+            self.sums,
+            stage.weights,
+            *described_both(left, block),
+            *(right.both if gathered else described_both(right, matrix_block)),
+            *(gathered or (None, None)),
+            *self._bypassed(at),
+            *stage.units(self.rows),
+            stage.inverse_deviation,
+            stage.gamma,
+            stage.ordinary,
             stage.lengths,
             at.first_tile,
             self.tiles,
+            targets,
             self.capacity,
             at.source_first,
             at.sources,
             stage.width,
+            stage.b,
             stage.n,
             *stage.reach,
             operand=stage.precision.operand,
             M=stage.m,
+            H=stage.heads,
+            H_BLOCK=stage.head_block,
             GATHER=gathered is not None,
             SPLIT=stage.precision.split,
             TILE=tiling.tile,
@@ -151,31 +163,53 @@ class ByTarget(Way):
             DIMS=tiling.dims,
             STAGES=tiling.stages,
             num_warps=tiling.warps,
+            **stage.tail_constants,
         )
+
+    def _bypassed(self, at: Launch) -> list[Tensor | None]:
+        """The bypassed parts, their sizes and scale; None for none."""
+        factors = self.stage.tail.factors
+        if factors is None:
+            return [None, None, None, None]
+        shape = (at.sources, at.tiles * self.tiling.tile, self.stage.width)
+        split = self.stage.precision.split
+        made = Operand.empty(self.stage.weights, shape, torch.float16, split)
+        self.mix(at, factors.values, self._bypass_sizes, made)
+        return [*made.both, self._bypass_sizes, factors.scale.contiguous()]
+
+    @cached_property
+    def _bypass_sizes(self) -> Tensor:
+        factors = self.stage.tail.factors
+        assert factors is not None
+        return source_sizes(factors.values)
+
+    def mix(self, at: Launch, values: Tensor, sizes: Tensor, out: Operand) -> None:
+        """``Σ_h Â_ijh U_jh`` (j, c, d) over the sources' sizes."""
+        stage, tiling = self.stage, self.tiling
         launch(
-            by_target.sums_of_parts,
-            stage.d_blocks * at.sources * at.tiles,
-            self.sums,
+            by_target.mix_parts,
+            at.sources * at.tiles,
+            *out.both,
             stage.weights,
-            parts,
-            *stage.units(self.rows),
-            *stage.tail_vectors,
+            *strided(values),
+            sizes,
             stage.lengths,
             at.first_tile,
             self.tiles,
+            at.tiles * tiling.tile,
+            out.high.shape[-1],
             at.source_first,
             at.sources,
-            stage.width,
-            stage.b,
             stage.n,
             *stage.reach,
-            operand=stage.precision.operand,
+            operand=out.high.dtype,
+            D=values.shape[-1],
             H=stage.heads,
             H_BLOCK=stage.head_block,
+            SPLIT=out.low is not out.high,
             TILE=tiling.tile,
-            DIMS=tiling.dims,
+            DIMS=tiling.mixed_dims,
             num_warps=4,
-            **stage.tail_constants,
         )
 
     def operand(self, *shape: int) -> Operand:
@@ -206,7 +240,7 @@ class Gather(ByTarget):
 
     def fill(self, limit: int) -> None:
         stage = self.stage
-        self.sums = stage.prepare_sums(self.tiling.dims)
+        self.sums = stage.prepare_sums(self.tiling.dims, targets_first=True)
         sources, sequences = self._blocks(limit)
         step = self.tiles_at_once(limit, sources)
         for batch_first in range(0, stage.b, sequences):
@@ -227,18 +261,19 @@ class Gather(ByTarget):
         whole = sources == self.stage.n
         return sources, max(1, limit // (sources * size)) if whole else 1
 
-    def _run_targets(self, at: Launch, rows: list[Operand]) -> None:
+    def _run_targets(self, at: Launch, rows: list[Tensor]) -> None:
         stage, tiling, activity = self.stage, self.tiling, self.activity
         targets = at.tiles * tiling.tile
         hidden = self.operand(at.sources, targets, self.capacity)
         launch(
             by_target.gather_hidden,
-            targets * -(-at.sources // tiling.sources),
+            targets * (self.capacity // tiling.neurons) * -(-at.sources // tiling.mixed_sources),
             *hidden.both,
             activity.active,
             activity.counts,
             self._weights,
-            *as_arguments(rows[0], rows[-1]),
+            rows[0],
+            rows[-1],
             stage.slopes[0],
             stage.slopes[-1],
             stage.lengths,
@@ -249,7 +284,7 @@ class Gather(ByTarget):
             at.batch_first,
             at.source_first,
             at.sources,
-            rows[0].high.shape[-1],
+            rows[0].shape[-1],
             stage.n,
             *stage.reach,
             operand=stage.precision.operand,
@@ -258,13 +293,12 @@ class Gather(ByTarget):
             GATED=stage.gated,
             SPLIT=stage.precision.split,
             TILE=tiling.tile,
-            SOURCES=tiling.sources,
-            NEURONS=tiling.mixed_neurons,
-            MULTIPLE=tiling.neurons,
-            STAGES=tiling.stages,
+            SOURCES=tiling.mixed_sources,
+            NEURONS=tiling.neurons,
+            STAGES=tiling.gather_stages,
             num_warps=4,
         )
-        self.multiply(at, hidden, stage.down, (activity.active, activity.counts))
+        self.keep_sums(at, hidden, stage.down, (activity.active, activity.counts))
 
 
 class Matrices(ByTarget):
@@ -280,82 +314,77 @@ class Matrices(ByTarget):
 
     def fill(self, limit: int) -> None:
         stage = self.stage
-        self.sums = stage.prepare_sums(self.tiling.dims)
+        self.sums = stage.prepare_sums(self.tiling.dims, targets_first=True)
         sources = self.block_of_sources(limit)
-        matrix_bytes = self.tiling.tile * stage.precision.itemsize * self.capacity * stage.width
+        matrix_bytes = self.tiling.tile * stage.precision.itemsize * stage.d * stage.width
         step = min(self.tiles_at_once(limit, sources), max(1, limit // matrix_bytes))
         for tile in range(0, stage.b * self.tiles, step):
             tiles = min(step, stage.b * self.tiles - tile)
-            matrices = self._matrices(tile, tiles)
+            matrices = self._matrices(tile, tiles, limit)
             for first in range(0, stage.n, sources):
                 at = Launch(tile, tiles, first, min(sources, stage.n - first))
-                self.multiply(at, self._parts(at), matrices, None)
+                self.keep_sums(at, self._parts(at), matrices, None)
 
-    def _matrices(self, first_tile: int, tiles: int) -> Operand:
-        """M_i (c, d, d) of the targets of some tiles."""
-        stage, tiling = self.stage, self.tiling
-        made = self.operand(tiles * tiling.tile, self.capacity, stage.width)
-        # Rows are scaled in registers, so there is room for no more than this.
-        rows, neurons = tiling.rows, tiling.neurons // (2 if stage.precision.split else 1)
-        ups = [stage.value_rows.weights[place] for place in (0, -1)]
-        whole = -(-stage.m // neurons) * neurons
-        short = stage.precision.split and whole > LONGEST_SUM
+    def _matrices(self, first_tile: int, tiles: int, limit: int) -> Operand:
+        """M_i (c, d, d) of the targets of some tiles, a few at a time."""
+        stage, tile = self.stage, self.tiling.tile
+        made = self.operand(tiles * tile, stage.d, stage.width)
+        step = max(1, limit // (2 * stage.precision.products * stage.d * stage.m))
+        for first in range(first_tile * tile, (first_tile + tiles) * tile, step):
+            some = slice(first, min(first + step, (first_tile + tiles) * tile))
+            product = wide_product(self._scaled_projections(some), self._down)
+            whole = operands.rounded(product, stage.precision.operand, stage.precision.split)
+            for out, found in zip(made.both, whole.both, strict=True):
+                begin = first - first_tile * tile
+                out[begin : begin + len(found) // stage.d] = found.view(-1, stage.d, stage.width)
+        return made
+
+    @cached_property
+    def _down(self) -> Tensor:
+        """What the scaled projections are multiplied by."""
+        high, low = self.stage.down.both
+        return torch.cat([high, low, high]) if self.stage.precision.split else high
+
+    @cached_property
+    def _targets(self) -> Tensor:
+        """The token of each target, tile by tile; the last one stands for those beyond the end."""
+        stage = self.stage
+        places = torch.arange(self.tiles * self.tiling.tile, device=stage.weights.device)
+        first = torch.arange(stage.b, device=stage.weights.device) * stage.n
+        return (first[:, None] + places.clamp_max(stage.n - 1)).flatten()
+
+    def _scaled_projections(self, some: slice) -> Tensor:
+        """``Σ_k W_k diag(r^k_i)`` of some targets, (c · d, m), as operands side by side."""
+        stage = self.stage
+        up, *gate = stage.value_rows.weights
+        count, split = some.stop - some.start, stage.precision.split
+        out = torch.empty(
+            (count * stage.d, stage.precision.products * stage.m),
+            dtype=stage.precision.operand,
+            device=stage.weights.device,
+        )
+        block = min(1024, operands.power_of_two(stage.m))
         launch(
-            by_target.target_matrices,
-            stage.d_blocks * -(-self.capacity // rows) * tiles * tiling.tile,
-            *made.both,
-            *(described(w[0], [rows, neurons]) for w in as_arguments(*ups)),
+            by_target.scale_projections,
+            -(-stage.m // block) * stage.d * count,
+            out,
+            *up.both,
+            *(gate[0] if gate else up).both,
             stage.slopes[0],
             stage.slopes[-1],
-            *(described(w, [neurons, tiling.dims]) for w in stage.down.both),
-            stage.lengths,
-            first_tile,
-            self.tiles,
-            self.capacity,
-            stage.width,
-            stage.n,
+            self._targets,
+            some.start,
             operand=stage.precision.operand,
+            D=stage.d,
             M=stage.m,
             GATED=stage.gated,
-            SPLIT=stage.precision.split,
-            TILE=tiling.tile,
-            ROWS=rows,
-            NEURONS=neurons,
-            CHUNK=LONGEST_SUM // 2 if short else whole,
-            DIMS=tiling.dims,
-            STAGES=tiling.stages,
-            num_warps=tiling.warps,
+            SPLIT=split,
+            BLOCK=block,
         )
-        return made
+        return out
 
     def _parts(self, at: Launch) -> Operand:
         """The parts (j, c, d) at the block's input."""
-        stage, tiling = self.stage, self.tiling
-        targets = at.tiles * tiling.tile
-        made = self.operand(at.sources, targets, self.capacity)
-        launch(
-            by_target.mix_parts,
-            at.sources * at.tiles,
-            *made.both,
-            stage.weights,
-            *strided(stage.job.factors.values),
-            self.rows.source_sizes,
-            stage.lengths,
-            at.first_tile,
-            self.tiles,
-            targets,
-            self.capacity,
-            at.source_first,
-            at.sources,
-            stage.n,
-            *stage.reach,
-            operand=stage.precision.operand,
-            D=stage.job.factors.basis.shape[-1],
-            H=stage.heads,
-            H_BLOCK=stage.head_block,
-            SPLIT=stage.precision.split,
-            TILE=tiling.tile,
-            DIMS=tiling.mixed_dims,
-            num_warps=4,
-        )
+        made = self.operand(at.sources, at.tiles * self.tiling.tile, self.capacity)
+        self.mix(at, self.stage.job.factors.values, self.rows.source_sizes, made)
         return made

@@ -10,14 +10,13 @@ from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 
-#: What one kind of intermediate may take; more would make no launch faster.
-CHUNK_BYTES = 128 << 20
-
 
 class Way(ABC):
     """One way to fill a stage's sums."""
 
     sums: Tensor
+    #: what one kind of intermediate may take; more would make no launch faster
+    chunk_bytes = 256 << 20
 
     def __init__(self, stage: Stage):
         self.stage = stage
@@ -33,7 +32,7 @@ class Way(ABC):
 
     def run(self, memory_limit: int | None = None) -> None:
         """Fill the sums; with less at once where the device runs out of memory."""
-        limit = min(memory_limit or CHUNK_BYTES, CHUNK_BYTES)
+        limit = min(memory_limit or self.chunk_bytes, self.chunk_bytes)
         while True:
             try:
                 return self.fill(limit)

@@ -1,13 +1,14 @@
 """Which way through the feed-forward stage: a cost model, and the choice.
 
 Operations of the matrix units and bytes that move, for `pairs` allowed (target, source) pairs, k
-input projections, H heads and a share ρ of active neurons; a product of pairs counts three:
+input projections, H heads and a share ρ of active neurons; an item is an operand's element, and a
+product of split operands counts three:
 
     by source   pairs · 2m(d + kH)
-    gather      ρ · pairs · 2md                 + ρ · pairs · kHm items + 2 · pairs · d numbers
-    matrices    tokens · 2d²m + pairs · 2d²     + pairs · 2d items + 2 · pairs · d numbers
+    gather      ρ · pairs · 2md              and  ρ · pairs · kHm items read, pairs · d stored
+    matrices    tokens · 2d²m + pairs · 2d²  and  pairs · 2d items stored
 
-The last two go through memory with what a target multiplies and with the parts that come of it.
+What is stored, what a target multiplies and what bypasses the block, is written and read again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from normlens.decomposition.fused.stage import Stage, tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
 from normlens.decomposition.fused.way import Way
 
-#: Operations that the matrix units do while one byte moves, measured (docs/performance.md).
-OPERATIONS_PER_BYTE = 150.0
+#: Operations that the matrix units do while a byte is stored and read again, or read from the
+#: cache; how much longer an operation takes on gathered rows; and what the launches are worth.
+#: Fitted to an H200 (docs/performance.md).
+STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 1000.0, 35.0, 1.7, 1e11
 
 
 @dataclass(frozen=True)
@@ -54,26 +57,22 @@ class Costs:
         )
 
     @property
-    def _parts(self) -> float:
-        """Write and read the parts behind the block."""
-        return OPERATIONS_PER_BYTE * self.pairs * 8 * self.d
-
-    @property
     def by_source(self) -> float:
         mixed = self.projections * self.heads
         return self.precision.products * self.pairs * 2 * self.m * (self.d + mixed)
 
     def gather(self, share: float) -> float:
-        products = self.precision.products * 2 * self.d
-        rows = self.projections * self.heads + 2
-        moved = OPERATIONS_PER_BYTE * self.precision.itemsize * rows
-        return share * self.pairs * self.m * (products + moved) + self._parts
+        item = self.precision.itemsize
+        products = GATHERED * self.precision.products * 2 * self.d
+        rows = CACHED_BYTE * item * self.projections * self.heads
+        neurons = share * self.m * (products + rows + STORED_BYTE * item)
+        return LAUNCHES + self.pairs * (neurons + STORED_BYTE * item * self.d)
 
     @property
     def matrices(self) -> float:
         products = self.tokens * self.d * self.m + self.pairs * self.d
-        moved = OPERATIONS_PER_BYTE * self.precision.itemsize * self.pairs * 2 * self.d
-        return self.precision.products * 2 * self.d * products + moved + self._parts
+        stored = STORED_BYTE * self.precision.itemsize * self.pairs * 2 * self.d
+        return LAUNCHES + self.precision.products * 2 * self.d * products + stored
 
 
 def cheapest_way(stage: Stage) -> Way:
@@ -84,7 +83,8 @@ def cheapest_way(stage: Stage) -> Way:
     """
     costs = Costs.of(stage)
     least = min(costs.by_source, costs.matrices)
-    if activation(stage.job.ff.activation).silent and stage.paths is not None:
+    silent = activation(stage.job.ff.activation).silent
+    if silent and costs.gather(0) < least and stage.paths is not None:
         activity = Activity.of(stage)
         if costs.gather(activity.share) < least:
             return Gather(stage, activity)

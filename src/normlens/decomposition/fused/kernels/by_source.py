@@ -14,8 +14,9 @@ import triton.language as tl
 from normlens.decomposition.fused.kernels.pieces import (
     dot,
     is_void,
+    keep_behind_block,
+    keep_behind_bypass,
     keep_nothing,
-    keep_sums,
     pair_weights,
     split,
     split_dot,
@@ -85,10 +86,10 @@ def _multiply(
 
 @triton.jit(do_not_specialize=["first", "offset", "batch"])
 def feed_forward_sums(
-    sums,  # as `keep_sums` leaves them
+    sums,  # as `pieces` leaves them
     weights,  # A (b, j, i, h) float32
     rows_high,  # Q (j, h, m) of the first projection; source `first` is at its place `offset`
-    rows_low,
+    rows_low,  # what rounding took from it; None where there is no such operand
     gated_high,  # the same of the second projection
     gated_low,
     slopes,  # r (b·i, m)
@@ -160,7 +161,8 @@ def feed_forward_sums(
         keep_nothing(sums, place, slot_stride, inside, SLOTS)
         return
 
-    a, largest = pair_weights(weights, token, i, n, length, H, H_BLOCK)
+    real = i < length
+    a, largest = pair_weights(weights, token * n + i, real, H, H_BLOCK)
     a_high, a_low = split(a, tl.float16)
     row = b * n + start
     v = tl.zeros((TARGETS, DIMS), tl.float32)
@@ -205,33 +207,29 @@ def feed_forward_sums(
         # The matrix units round their running sum towards zero; short sums keep that small.
         v = total if CHUNK >= M else v + total
 
-    keep_sums(
-        v,
-        a,
-        largest,
-        sums,
-        place,
-        slot_stride,
-        inside,
-        i < length,
-        b.to(tl.int64) * n + tl.minimum(i, n - 1),
-        token,
-        d_start + tl.arange(0, DIMS),
-        (scale, slope_sizes, source_sizes, weight_size, down_size),
-        (values, token_stride, head_stride, bypass_scale, inverse_deviation, gamma, ordinary),
-        D,
-        H,
-        H_BLOCK,
-        PLAIN,
-        BYPASS,
-        NORM_FIRST,
-        ORDINARY,
-        NORMED,
-        NORMED_MEAN,
-        NORMED_CROSS,
-        ADDED,
-        ADDED_CROSS,
-    )
+    target = b.to(tl.int64) * n + tl.minimum(i, n - 1)
+    dims = d_start + tl.arange(0, DIMS)
+    units = (scale, slope_sizes, source_sizes, weight_size, down_size)
+    v = keep_behind_block(
+        v, largest, sums, place, slot_stride, inside, real, target, token, dims, units,
+        inverse_deviation, gamma, ordinary,
+        D, NORM_FIRST, ORDINARY, NORMED, NORMED_MEAN, NORMED_CROSS,
+    )  # fmt: skip
+    if BYPASS:
+        # Two bfloat16 numbers in every precision: they cost nothing here, and need no scaling.
+        h = tl.arange(0, H_BLOCK)
+        u = tl.load(
+            values + token * token_stride + h.to(tl.int64)[:, None] * head_stride + dims[None, :],
+            mask=(h < H)[:, None] & (dims < D)[None, :],
+            other=0.0,
+        )
+        u_high, u_low = split(u, tl.bfloat16)
+        a_high, a_low = split(a * tl.load(bypass_scale + target)[:, None], tl.bfloat16)
+        v = split_dot(a_high, a_low, u_high, u_low, v, True, PLAIN)
+    keep_behind_bypass(
+        v, sums, place, slot_stride, inside, real, dims, gamma,
+        D, NORM_FIRST, NORMED, NORMED_MEAN, NORMED_CROSS, ADDED, ADDED_CROSS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first", "offset"])
@@ -279,7 +277,7 @@ def store_hidden(
     if is_void((token % n).to(tl.int32), start, length, back, ahead, TARGETS):
         return
     i = start + tl.arange(0, TARGETS)
-    a, _ = pair_weights(weights, token, i, n, length, H, H_BLOCK)
+    a, _ = pair_weights(weights, token * n + i, i < length, H, H_BLOCK)
     a_high, a_low = split(a, tl.float16)
     begin = program % runs * RUN
     for step in tl.range(0, RUN, NEURONS, num_stages=STAGES):

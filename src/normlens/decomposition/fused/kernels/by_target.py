@@ -7,8 +7,8 @@ What a target multiplies its parts by is smaller, or cheaper for many sources, t
 
 Targets come in tiles of `TILE` that never leave their sequence; target c of a launch is the place
 ``c % TILE`` of tile ``first_tile + c // TILE``. The launch's sources are the positions from
-`source_first` on in the sequences of its targets. What is multiplied is stored as (j, c, ·), the
-parts as (c, j, d).
+`source_first` on in the sequences of its targets. What is multiplied, and what bypasses the block,
+is stored as (j, c, ·).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import triton.language as tl
 from normlens.decomposition.fused.kernels.pieces import (
     inverse,
     is_void,
+    keep_behind_block,
+    keep_behind_bypass,
     keep_nothing,
-    keep_sums,
     pair_weights,
     split,
     split_dot,
@@ -70,8 +71,7 @@ def list_active(
 
 @triton.jit
 def _gather_mix(
-    rows_high,
-    rows_low,
+    rows,
     neuron,
     column,
     known,
@@ -82,7 +82,6 @@ def _gather_mix(
     over,
     M: tl.constexpr,
     H: tl.constexpr,
-    SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """``Σ_h Â_ijh Q_jh`` of some neurons and sources, (m, j)."""
@@ -90,10 +89,7 @@ def _gather_mix(
     at = neuron.to(tl.int64)[:, None] * columns + column[None, :]
     for h in tl.range(0, H, num_stages=STAGES):
         a = tl.load(weights + h * n, mask=real, other=0.0) * over
-        q = tl.load(rows_high + at, mask=known, other=0.0).to(tl.float32)
-        if SPLIT:
-            q += tl.load(rows_low + at, mask=known, other=0.0).to(tl.float32)
-        mixed += q * a[None, :]
+        mixed += tl.load(rows + at, mask=known, other=0.0).to(tl.float32) * a[None, :]
         at += tl.cast(columns, tl.int64) * M
     return mixed
 
@@ -105,10 +101,8 @@ def gather_hidden(
     active,
     counts,
     weights,  # A (b, i, h, j)
-    rows_high,  # Q (h, M, columns): sequences from `batch_first` on, `sources` columns of each
-    rows_low,
-    gated_high,
-    gated_low,
+    rows,  # Q (h, M, columns): sequences from `batch_first` on, `sources` columns of each
+    gated,
     slopes,  # (b·i, M)
     gated_slopes,
     lengths,
@@ -132,53 +126,50 @@ def gather_hidden(
     TILE: tl.constexpr,
     SOURCES: tl.constexpr,
     NEURONS: tl.constexpr,
-    MULTIPLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` of a target's active neurons, for a block of sources."""
+    """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` of some active neurons of a target, for a block of sources.
+
+    What is beyond the last active neuron counts as zero, up to where the product reads.
+    """
     program = tl.program_id(0)
-    blocks = tl.cdiv(sources, SOURCES)
-    c = program // blocks
-    local = program % blocks * SOURCES + tl.arange(0, SOURCES)
+    # Programs of one block of sources run together: their rows stay in the cache.
+    c = program % targets
+    blocks = tl.cdiv(capacity, NEURONS)
+    first = program // targets % blocks * NEURONS
+    first_source = program // targets // blocks * SOURCES
     b, i = _target(c, first_tile, tiles, TILE)
-    start = source_first + program % blocks * SOURCES
+    start = source_first + first_source
     length = tl.load(lengths + b)
-    if _sees_none(i, start, source_first + sources, length, back, ahead):
+    row = b.to(tl.int64) * n + i
+    count = tl.load(counts + row)
+    none = _sees_none(i, start, source_first + sources, length, back, ahead)
+    if none | (first >= count):
         return
+    local = first_source + tl.arange(0, SOURCES)
     j = source_first + local
     real = (j < length) & (local < sources)
-    own = weights + (b.to(tl.int64) * n + i) * n * H + j
+    own = weights + row * n * H + j
     largest = tl.zeros((SOURCES,), tl.float32)
     for h in range(0, H):
         largest = tl.maximum(largest, tl.abs(tl.load(own + h * n, mask=real, other=0.0)))
     over = inverse(largest)
     column = (b - batch_first) * sources + local
-    row = b.to(tl.int64) * n + i
-    count = tl.load(counts + row)
-    # What is beyond the last neuron counts as zero, up to where the product reads.
-    for first in range(0, tl.cdiv(count, MULTIPLE) * MULTIPLE, NEURONS):
-        k = first + tl.arange(0, NEURONS)
-        neuron = tl.load(active + row * M + k, mask=k < count, other=0)
-        known = (k < count)[:, None] & (local < sources)[None, :]
-        mixed = _gather_mix(
-            rows_high, rows_low, neuron, column, known, columns, own, n, real, over,
-            M, H, SPLIT, STAGES,
-        )  # fmt: skip
-        slope = tl.load(slopes + row * M + neuron, mask=k < count, other=0.0)
-        hidden = mixed * slope.to(tl.float32)[:, None]
-        if GATED:
-            mixed = _gather_mix(
-                gated_high, gated_low, neuron, column, known, columns, own, n, real, over,
-                M, H, SPLIT, STAGES,
-            )  # fmt: skip
-            slope = tl.load(gated_slopes + row * M + neuron, mask=k < count, other=0.0)
-            hidden += mixed * slope.to(tl.float32)[:, None]
-        high, low = split(tl.trans(hidden), OPERAND)
-        at = (local.to(tl.int64) * targets + c)[:, None] * capacity + k[None, :]
-        kept = (local < sources)[:, None] & (k < capacity)[None, :]
-        tl.store(hidden_high + at, high, mask=kept)
-        if SPLIT:
-            tl.store(hidden_low + at, low, mask=kept)
+    k = first + tl.arange(0, NEURONS)
+    neuron = tl.load(active + row * M + k, mask=k < count, other=0)
+    known = (k < count)[:, None] & (local < sources)[None, :]
+    mixed = _gather_mix(rows, neuron, column, known, columns, own, n, real, over, M, H, STAGES)
+    slope = tl.load(slopes + row * M + neuron, mask=k < count, other=0.0)
+    hidden = mixed * slope.to(tl.float32)[:, None]
+    if GATED:
+        mixed = _gather_mix(gated, neuron, column, known, columns, own, n, real, over, M, H, STAGES)
+        slope = tl.load(gated_slopes + row * M + neuron, mask=k < count, other=0.0)
+        hidden += mixed * slope.to(tl.float32)[:, None]
+    high, low = split(tl.trans(hidden), OPERAND)
+    at = (local.to(tl.int64) * targets + c)[:, None] * capacity + k[None, :]
+    tl.store(hidden_high + at, high, mask=(local < sources)[:, None])
+    if SPLIT:
+        tl.store(hidden_low + at, low, mask=(local < sources)[:, None])
 
 
 @triton.jit(do_not_specialize=["first_tile", "source_first", "targets"])
@@ -209,7 +200,7 @@ def mix_parts(
     TILE: tl.constexpr,
     DIMS: tl.constexpr,
 ):
-    """``Σ_h Â_ijh U_jh``, the parts at the block's input, of one source and a tile of targets."""
+    """``Σ_h Â_ijh U_jh`` over the source's size, of one source and a tile of targets."""
     program = tl.program_id(0)
     local = program % sources
     tile = program // sources
@@ -219,7 +210,8 @@ def mix_parts(
     if is_void(j, begin, length, back, ahead, TILE):
         return
     token = b.to(tl.int64) * n + j
-    a, _ = pair_weights(weights, token, begin + tl.arange(0, TILE), n, length, H, H_BLOCK)
+    i = begin + tl.arange(0, TILE)
+    a, _ = pair_weights(weights, token * n + i, i < length, H, H_BLOCK)
     a_high, a_low = split(a, tl.float16)
     size = tl.load(source_sizes + token)
     h = tl.arange(0, H_BLOCK)
@@ -240,78 +232,51 @@ def mix_parts(
             tl.store(parts_low + at + dims[None, :], low, mask=(dims < capacity)[None, :])
 
 
-@triton.jit(do_not_specialize=["first_tile"])
-def target_matrices(
-    matrices_high,  # (c, capacity, width)
-    matrices_low,
+@triton.jit(do_not_specialize=["first"])
+def scale_projections(
+    out,  # (c, D, REPEATS · M): low, high and high again, or high alone
     up_high,  # W_k (D, M) of each projection
     up_low,
     gated_high,
     gated_low,
     slopes,  # (b·i, M)
     gated_slopes,
-    down_high,  # W_down (M, width)
-    down_low,
-    lengths,
-    first_tile,
-    tiles,
-    capacity,
-    width,
-    n,
+    targets,  # (c,) int64
+    first,
+    D: tl.constexpr,
     M: tl.constexpr,
     GATED: tl.constexpr,
     SPLIT: tl.constexpr,
     OPERAND: tl.constexpr,
     PLAIN: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
-    NEURONS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    DIMS: tl.constexpr,
-    STAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """``M_i = Σ_k W_k diag(r^k_i) W_down`` of one target, for a block of rows and columns."""
+    """``Σ_k W_k diag(r^k_i)`` of one target, for one row and a block of neurons."""
     program = tl.program_id(0)
-    d_blocks = tl.cdiv(width, DIMS)
-    row_blocks = tl.cdiv(capacity, ROWS)
-    d_start = program % d_blocks * DIMS
-    start = program // d_blocks % row_blocks * ROWS
-    c = program // d_blocks // row_blocks
-    b, i = _target(c, first_tile, tiles, TILE)
-    if i >= tl.load(lengths + b):
-        return
-    target = b.to(tl.int64) * n + i
-    matrix = tl.zeros((ROWS, DIMS), tl.float32)
-    for chunk in tl.range(0, M, CHUNK, num_stages=1):
-        total = tl.zeros((ROWS, DIMS), tl.float32)
-        for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
-            neurons = k + tl.arange(0, NEURONS)
-            slope = tl.load(slopes + target * M + neurons, mask=neurons < M, other=0.0)
-            x = up_high.load([start, k]).to(tl.float32)
-            if SPLIT:
-                x += up_low.load([start, k]).to(tl.float32)
-            x *= slope.to(tl.float32)[None, :]
-            if GATED:
-                slope = tl.load(gated_slopes + target * M + neurons, mask=neurons < M, other=0.0)
-                more = gated_high.load([start, k]).to(tl.float32)
-                if SPLIT:
-                    more += gated_low.load([start, k]).to(tl.float32)
-                x += more * slope.to(tl.float32)[None, :]
-            high, low = split(x, OPERAND)
-            w = down_high.load([k, d_start])
-            w_low = w
-            if SPLIT:
-                w_low = down_low.load([k, d_start])
-            total = split_dot(high, low, w, w_low, total, SPLIT, PLAIN)
-        matrix = total if CHUNK >= M else matrix + total
-    rows = start + tl.arange(0, ROWS)
-    dims = d_start + tl.arange(0, DIMS)
-    at = (c.to(tl.int64) * capacity + rows)[:, None] * width + dims[None, :]
-    known = (rows < capacity)[:, None] & (dims < width)[None, :]
-    high, low = split(matrix, OPERAND)
-    tl.store(matrices_high + at, high, mask=known)
+    blocks = tl.cdiv(M, BLOCK)
+    k = program % blocks * BLOCK + tl.arange(0, BLOCK)
+    row = program // blocks % D
+    c = (program // blocks // D).to(tl.int64)
+    target = tl.load(targets + first + c)
+    known = k < M
+    x = tl.load(up_high + row * M + k, mask=known, other=0.0).to(tl.float32)
     if SPLIT:
-        tl.store(matrices_low + at, low, mask=known)
+        x += tl.load(up_low + row * M + k, mask=known, other=0.0).to(tl.float32)
+    x *= tl.load(slopes + target * M + k, mask=known, other=0.0).to(tl.float32)
+    if GATED:
+        more = tl.load(gated_high + row * M + k, mask=known, other=0.0).to(tl.float32)
+        if SPLIT:
+            more += tl.load(gated_low + row * M + k, mask=known, other=0.0).to(tl.float32)
+        x += more * tl.load(gated_slopes + target * M + k, mask=known, other=0.0).to(tl.float32)
+    high, low = split(x, OPERAND)
+    REPEATS: tl.constexpr = 3 if SPLIT else 1
+    at = (c * D + row) * (REPEATS * M) + k
+    if SPLIT:
+        tl.store(out + at, low, mask=known)
+        tl.store(out + M + at, high, mask=known)
+        tl.store(out + 2 * M + at, high, mask=known)
+    else:
+        tl.store(out + at, high, mask=known)
 
 
 @triton.jit
@@ -325,91 +290,33 @@ def _factor(right, c, rows, known, k, start, width, GATHER: tl.constexpr, DIMS: 
         return right.load([c, k, start]).reshape(right.block_shape[1], DIMS)
 
 
-@triton.jit(do_not_specialize=["first_tile", "source_first"])
-def multiply_parts(
-    parts,  # (c, j, width) float32
-    left_high,  # (j, c, capacity)
+@triton.jit(do_not_specialize=["batch", "first_tile", "source_first", "targets"])
+def target_sums(
+    sums,  # as `pieces` leaves them, but (…, b, i, j)
+    weights,  # A (b, j, i, h)
+    left_high,  # (j, c, capacity) what is multiplied
     left_low,
-    right_high,  # W_down (M, width), or M_i (c, capacity, width)
+    right_high,  # W_down (M, width), or M_i (c, d, width)
     right_low,
     active,
     counts,
-    lengths,
-    first_tile,
-    tiles,
-    capacity,
-    source_first,
-    sources,
-    width,
-    n,
-    back,
-    ahead,
-    M: tl.constexpr,
-    GATHER: tl.constexpr,
-    SPLIT: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PLAIN: tl.constexpr,
-    TILE: tl.constexpr,
-    SOURCES: tl.constexpr,
-    NEURONS: tl.constexpr,
-    DIMS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The parts of one target behind the block, for a block of sources and dimensions."""
-    program = tl.program_id(0)
-    d_blocks = tl.cdiv(width, DIMS)
-    j_blocks = tl.cdiv(sources, SOURCES)
-    d_start = program % d_blocks * DIMS
-    first = program // d_blocks % j_blocks * SOURCES
-    c = program // d_blocks // j_blocks
-    b, i = _target(c, first_tile, tiles, TILE)
-    start = source_first + first
-    if _sees_none(i, start, source_first + sources, tl.load(lengths + b), back, ahead):
-        return
-    target = b.to(tl.int64) * n + i
-    count = capacity
-    if GATHER:
-        count = tl.load(counts + target)
-    total = tl.zeros((SOURCES, DIMS), tl.float32)
-    for step in tl.range(0, tl.cdiv(count, NEURONS) * NEURONS, NEURONS, num_stages=STAGES):
-        k = step + tl.arange(0, NEURONS)
-        rows = k
-        if GATHER:
-            rows = tl.load(active + target * M + k, mask=k < count, other=0)
-        x = left_high.load([first, c, step]).reshape(SOURCES, NEURONS)
-        w = _factor(right_high, c, rows, k < count, step, d_start, width, GATHER, DIMS)
-        x_low = x
-        w_low = w
-        if SPLIT:
-            x_low = left_low.load([first, c, step]).reshape(SOURCES, NEURONS)
-            w_low = _factor(right_low, c, rows, k < count, step, d_start, width, GATHER, DIMS)
-        total = split_dot(x, x_low, w, w_low, total, SPLIT, PLAIN)
-    local = first + tl.arange(0, SOURCES)
-    dims = d_start + tl.arange(0, DIMS)
-    at = (c.to(tl.int64) * sources + local)[:, None] * width + dims[None, :]
-    tl.store(parts + at, total, mask=(local < sources)[:, None] & (dims < width)[None, :])
-
-
-@triton.jit(do_not_specialize=["batch", "first_tile", "source_first"])
-def sums_of_parts(
-    sums,  # as `keep_sums` leaves them
-    weights,
-    parts,  # (c, j, width)
-    scale,
+    bypass_high,  # (j, c, width) the bypassed parts, over their sources' sizes
+    bypass_low,
+    bypass_sizes,
+    bypass_scale,  # (b, i)
+    scale,  # s (b, i), and what the operands were divided by
     slope_sizes,
     source_sizes,
     weight_size,
     down_size,
-    values,
-    token_stride,
-    head_stride,
-    bypass_scale,
-    inverse_deviation,
+    inverse_deviation,  # (b, i) of a norm that stands before the bypass is added
     gamma,
     ordinary,
     lengths,
     first_tile,
     tiles,
+    targets,
+    capacity,
     source_first,
     sources,
     width,
@@ -417,9 +324,12 @@ def sums_of_parts(
     n,
     back,
     ahead,
+    M: tl.constexpr,
     D: tl.constexpr,
     H: tl.constexpr,
     H_BLOCK: tl.constexpr,
+    GATHER: tl.constexpr,
+    SPLIT: tl.constexpr,
     OPERAND: tl.constexpr,
     PLAIN: tl.constexpr,
     BYPASS: tl.constexpr,
@@ -432,58 +342,70 @@ def sums_of_parts(
     ADDED: tl.constexpr,
     ADDED_CROSS: tl.constexpr,
     TILE: tl.constexpr,
+    SOURCES: tl.constexpr,
+    NEURONS: tl.constexpr,
     DIMS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """What `feed_forward_sums` keeps, of parts that lie in memory."""
+    """The sums of one target's parts, for a block of sources and dimensions."""
     program = tl.program_id(0)
     d_blocks = tl.cdiv(width, DIMS)
     d_start = program % d_blocks * DIMS
-    local = program // d_blocks % sources
-    tile = program // d_blocks // sources
-    b, begin = _target(tile * TILE, first_tile, tiles, TILE)
-    j = source_first + local
-    token = b.to(tl.int64) * n + j
-    i = begin + tl.arange(0, TILE)
+    c = program // d_blocks % targets
+    first = program // d_blocks // targets * SOURCES
+    b, i = _target(c, first_tile, tiles, TILE)
+    start = source_first + first
     length = tl.load(lengths + b)
+    local = first + tl.arange(0, SOURCES)
+    j = source_first + local
+    pair = (b.to(tl.int64) * n + j) * n + i  # among the weights
     slot_stride = tl.cast(batch, tl.int64) * n * n
-    place = (program % d_blocks).to(tl.int64) * SLOTS * slot_stride + token * n + i
-    inside = i < n
-    if is_void(j, begin, length, back, ahead, TILE):
+    place = (program % d_blocks).to(tl.int64) * SLOTS * slot_stride
+    place += (b.to(tl.int64) * n + i) * n + j
+    inside = (local < sources) & (i + 0 * local < n)
+    if _sees_none(i, start, source_first + sources, length, back, ahead):
         keep_nothing(sums, place, slot_stride, inside, SLOTS)
         return
+
+    target = b.to(tl.int64) * n + i
+    count = capacity
+    if GATHER:
+        count = tl.load(counts + target)
+    v = tl.zeros((SOURCES, DIMS), tl.float32)
+    for step in tl.range(0, tl.cdiv(count, NEURONS) * NEURONS, NEURONS, num_stages=STAGES):
+        k = step + tl.arange(0, NEURONS)
+        rows = k
+        if GATHER:
+            rows = tl.load(active + target * M + k, mask=k < count, other=0)
+        x = left_high.load([first, c, step]).reshape(SOURCES, NEURONS)
+        w = _factor(right_high, c, rows, k < count, step, d_start, width, GATHER, DIMS)
+        x_low = x
+        w_low = w
+        if SPLIT:
+            x_low = left_low.load([first, c, step]).reshape(SOURCES, NEURONS)
+            w_low = _factor(right_low, c, rows, k < count, step, d_start, width, GATHER, DIMS)
+        v = split_dot(x, x_low, w, w_low, v, SPLIT, PLAIN)
+
     dims = d_start + tl.arange(0, DIMS)
-    seen = (i < length) & (j <= i + ahead) & (j >= i - back)
-    c = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
-    v = tl.load(
-        parts + (c * sources + local)[:, None] * width + dims[None, :],
-        mask=seen[:, None] & (dims < width)[None, :],
-        other=0.0,
-    )
-    a, largest = pair_weights(weights, token, i, n, length, H, H_BLOCK)
-    keep_sums(
-        v,
-        a,
-        largest,
-        sums,
-        place,
-        slot_stride,
-        inside,
-        i < length,
-        b.to(tl.int64) * n + tl.minimum(i, n - 1),
-        token,
-        dims,
-        (scale, slope_sizes, source_sizes, weight_size, down_size),
-        (values, token_stride, head_stride, bypass_scale, inverse_deviation, gamma, ordinary),
-        D,
-        H,
-        H_BLOCK,
-        PLAIN,
-        BYPASS,
-        NORM_FIRST,
-        ORDINARY,
-        NORMED,
-        NORMED_MEAN,
-        NORMED_CROSS,
-        ADDED,
-        ADDED_CROSS,
-    )
+    # Beyond what the target sees, nothing has been stored that could be multiplied.
+    real = inside & (j < length) & (j <= i + ahead) & (j >= i - back)
+    _, largest = pair_weights(weights, pair, real, H, H_BLOCK)
+    source = b.to(tl.int64) * n + tl.minimum(j, n - 1)
+    same_target = target + 0 * source
+    units = (scale, slope_sizes, source_sizes, weight_size, down_size)
+    v = keep_behind_block(
+        v, largest, sums, place, slot_stride, inside, real, same_target, source, dims, units,
+        inverse_deviation, gamma, ordinary,
+        D, NORM_FIRST, ORDINARY, NORMED, NORMED_MEAN, NORMED_CROSS,
+    )  # fmt: skip
+    if BYPASS:
+        at = (local.to(tl.int64) * targets + c)[:, None] * width + dims[None, :]
+        known = (local < sources)[:, None] & (dims < width)[None, :]
+        unit = (tl.load(bypass_scale + target) * tl.load(bypass_sizes + source))[:, None]
+        v += tl.load(bypass_high + at, mask=known, other=0.0).to(tl.float32) * unit
+        if SPLIT:
+            v += tl.load(bypass_low + at, mask=known, other=0.0).to(tl.float32) * unit
+    keep_behind_bypass(
+        v, sums, place, slot_stride, inside, real, dims, gamma,
+        D, NORM_FIRST, NORMED, NORMED_MEAN, NORMED_CROSS, ADDED, ADDED_CROSS,
+    )  # fmt: skip

@@ -55,7 +55,7 @@ def norms_of_factors(
         largest_value = tl.maximum(largest_value, tl.abs(u))
     size = tl.max(tl.max(largest_value, 1), 0)
     over = tl.where(size == 0, 1.0, 1 / size)
-    a, largest = pair_weights(weights, token, i, n, length, H, H_BLOCK)
+    a, largest = pair_weights(weights, token * n + i, i < length, H, H_BLOCK)
     a_high, a_low = split(a, OPERAND)
     squares = tl.zeros((TARGETS, DIMS), tl.float32)
     for step in tl.range(0, D, DIMS, num_stages=STAGES):

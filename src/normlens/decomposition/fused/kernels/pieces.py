@@ -47,13 +47,11 @@ def split_dot(x_high, x_low, y_high, y_low, total, SPLIT: tl.constexpr, PLAIN: t
 
 
 @triton.jit
-def pair_weights(weights, token, i, n, length, H: tl.constexpr, H_BLOCK: tl.constexpr):
-    """Â_ij for a block of targets (i, h), and the largest weight of each (i,)."""
+def pair_weights(weights, pair, real, H: tl.constexpr, H_BLOCK: tl.constexpr):
+    """Â (pair, h) of some pairs, and the largest weight of each; `pair` is its place in A."""
     h = tl.arange(0, H_BLOCK)
     a = tl.load(
-        weights + (token * n + i)[:, None] * H + h[None, :],
-        mask=(i < length)[:, None] & (h < H)[None, :],
-        other=0.0,
+        weights + pair[:, None] * H + h[None, :], mask=real[:, None] & (h < H)[None, :], other=0.0
     )
     largest = tl.max(tl.abs(a), 1)
     return a * inverse(largest)[:, None], largest
@@ -88,39 +86,33 @@ def _keep(sums, slot, stride, place, values, real, inside):
 
 
 @triton.jit
-def keep_sums(
-    v,  # (i, d) parts just behind the block, over the pair's largest weight and their units
-    a,  # Â (i, h)
-    largest,  # (i,)
+def keep_behind_block(
+    v,  # (pair, d) parts just behind the block, over the pair's largest weight and their units
+    largest,  # (pair,)
     sums,  # (d blocks, slots, b, j, i) float32; 0: the pair's largest weight, 1: Σ v², 2: Σ v
     place,
     slot_stride,
     inside,
     real,
-    target,  # (i,) the targets' tokens in the batch
-    token,  # the source's
+    target,  # (pair,) the target's token in the batch, and the source's
+    source,
     dims,
     units,
-    tail,
+    inverse_deviation,
+    gamma,
+    ordinary,
     D: tl.constexpr,
-    H: tl.constexpr,
-    H_BLOCK: tl.constexpr,
-    PLAIN: tl.constexpr,
-    BYPASS: tl.constexpr,
     NORM_FIRST: tl.constexpr,
     ORDINARY: tl.constexpr,  # slots of the sums; −1: not wanted
     NORMED: tl.constexpr,
     NORMED_MEAN: tl.constexpr,
     NORMED_CROSS: tl.constexpr,
-    ADDED: tl.constexpr,
-    ADDED_CROSS: tl.constexpr,
 ):
-    """Walk parts through the rest of the layer and keep the sums of each scope."""
+    """Keep the sums of parts up to where the bypassed ones are added; the parts there."""
     scale, slope_sizes, source_sizes, weight_size, down_size = units
-    values, token_stride, head_stride, bypass_scale, inverse_deviation, gamma, ordinary = tail
     known = dims < D
     unit = tl.load(scale + target) * tl.load(slope_sizes + target)
-    unit *= tl.load(source_sizes + token) * tl.load(weight_size) * tl.load(down_size)
+    unit *= tl.load(source_sizes + source) * tl.load(weight_size) * tl.load(down_size)
     v *= unit[:, None]
     tl.store(sums + place, tl.where(real, largest, 0.0), mask=inside)
     _keep(sums, 1, slot_stride, place, v * v, real, inside)
@@ -136,24 +128,35 @@ def keep_sums(
         v *= g
         _keep(sums, NORMED, slot_stride, place, v * v, real, inside)
         v *= tl.load(inverse_deviation + target)[:, None]
-    if BYPASS:
-        # Two bfloat16 numbers in every precision: they cost nothing here, and need no scaling.
-        h = tl.arange(0, H_BLOCK)
-        u = tl.load(
-            values + token * token_stride + h.to(tl.int64)[:, None] * head_stride + dims[None, :],
-            mask=(h < H)[:, None] & known[None, :],
-            other=0.0,
-        )
-        u_high, u_low = split(u, tl.bfloat16)
-        a_high, a_low = split(a * tl.load(bypass_scale + target)[:, None], tl.bfloat16)
-        v = split_dot(a_high, a_low, u_high, u_low, v, True, PLAIN)
+    return v
+
+
+@triton.jit
+def keep_behind_bypass(
+    v,
+    sums,
+    place,
+    slot_stride,
+    inside,
+    real,
+    dims,
+    gamma,
+    D: tl.constexpr,
+    NORM_FIRST: tl.constexpr,
+    NORMED: tl.constexpr,
+    NORMED_MEAN: tl.constexpr,
+    NORMED_CROSS: tl.constexpr,
+    ADDED: tl.constexpr,
+    ADDED_CROSS: tl.constexpr,
+):
+    """Keep the sums of parts to which the bypassed ones have been added."""
     if ADDED >= 0:
         _keep(sums, ADDED, slot_stride, place, v * v, real, inside)
         if ADDED_CROSS >= 0:
-            g = tl.load(gamma + dims, mask=known, other=0.0)[None, :]
+            g = tl.load(gamma + dims, mask=dims < D, other=0.0)[None, :]
             _keep(sums, ADDED_CROSS, slot_stride, place, v * g, real, inside)
     if (NORMED >= 0) & (NORM_FIRST == 0):
-        g = tl.load(gamma + dims, mask=known, other=0.0)[None, :]
+        g = tl.load(gamma + dims, mask=dims < D, other=0.0)[None, :]
         if NORMED_MEAN >= 0:
             _keep(sums, NORMED_MEAN, slot_stride, place, v, real, inside)
             _keep(sums, NORMED_CROSS, slot_stride, place, v * (g * g), real, inside)

@@ -55,7 +55,9 @@ def scale_slopes(
 @triton.jit
 def measure_sources(
     sizes,  # (tokens,)
-    x,  # (tokens, H, E)
+    x,  # (tokens, H, E) with these strides of tokens and heads
+    token_stride,
+    head_stride,
     H: tl.constexpr,
     E: tl.constexpr,
     H_BLOCK: tl.constexpr,
@@ -68,7 +70,7 @@ def measure_sources(
     for start in range(0, E, BLOCK):
         e = start + tl.arange(0, BLOCK)
         values = tl.load(
-            x + (token * H + h)[:, None] * E + e[None, :],
+            x + token * token_stride + h.to(tl.int64)[:, None] * head_stride + e[None, :],
             mask=(h < H)[:, None] & (e < E)[None, :],
             other=0.0,
         )
@@ -93,6 +95,8 @@ def project_rows(
     COLUMNS: tl.constexpr,
     PER_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
+    OUT_SPLIT: tl.constexpr,
+    TURNED: tl.constexpr,
     OPERAND: tl.constexpr,
     PLAIN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -126,12 +130,18 @@ def project_rows(
                 low_w = tl.load(w_low + place, mask=known, other=0.0)
             part = split_dot(high, low, w, low_w, part, SPLIT, PLAIN)
         total += part  # short sums round less
-    high, low = split(total, OPERAND)
-    place = row[:, None] * row_stride + group.to(tl.int64) * group_stride
-    place += column.to(tl.int64)[None, :] * column_stride
-    known = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    if TURNED:
+        # Written along the tokens, which lie side by side.
+        total = tl.trans(total)
+        place = column.to(tl.int64)[:, None] * column_stride + row[None, :] * row_stride
+        known = (column < COLUMNS)[:, None] & (row < rows)[None, :]
+    else:
+        place = row[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
+        known = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    place += group.to(tl.int64) * group_stride
+    high, low = split(total, out_high.dtype.element_ty)
     tl.store(out_high + place, high, mask=known)
-    if SPLIT:
+    if OUT_SPLIT:
         tl.store(out_low + place, low, mask=known)
 
 
@@ -162,6 +172,8 @@ def norms_of_sums(
     sums,  # as `keep_sums` leaves them
     inverse_deviation,  # (b, i)
     gamma_square,  # Σ γ²
+    source_stride,  # of the sums: (j, i) or (i, j)
+    target_stride,
     batch,
     n,
     D: tl.constexpr,
@@ -188,7 +200,8 @@ def norms_of_sums(
     stride = tl.cast(batch, tl.int64) * n * n
     block_stride = SLOTS * stride
     inside = (j < n)[:, None] & (i < n)[None, :]
-    place = b * n * n + j.to(tl.int64)[:, None] * n + i[None, :]
+    place = b * n * n + j.to(tl.int64)[:, None] * source_stride
+    place += i.to(tl.int64)[None, :] * target_stride
     turned = b * n * n + i.to(tl.int64)[None, :] * n + j[:, None]
 
     largest = tl.load(sums + place, mask=inside, other=0.0)

@@ -1,0 +1,154 @@
+"""The ways through the feed-forward stage on a GPU, measured beside what the cost model expects.
+
+Times are the GPU's own, all kernels of the stage together. `gpu.py` prints these tables.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from gpu import Shape, job_of, milliseconds
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from normlens.decomposition.feedforward import FeedForwardJob
+from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.fused.sources import BySource
+from normlens.decomposition.fused.stage import Stage, tail_of
+from normlens.decomposition.fused.targets import Activity, Gather, Matrices
+from normlens.decomposition.fused.ways import Costs
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
+OPT = [
+    Shape("OPT-125m", 512, causal=True),
+    Shape("OPT-1.3b", 1024, d=2048, m=8192, heads=32, causal=True),
+]
+LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
+WAYS = {
+    "by source": BySource,
+    "gather": lambda stage: Gather(stage, Activity.of(stage)),
+    "matrices": Matrices,
+}
+
+
+def stage_of(job: FeedForwardJob, precision: str) -> Stage:
+    tail = tail_of(job)
+    assert tail is not None
+    b, n = job.factors.scale.shape
+    return Stage(job, tail, [n] * b, PRECISIONS[precision])
+
+
+def run(job: FeedForwardJob, precision: str, way: str) -> dict[str, torch.Tensor]:
+    stage = stage_of(job, precision)
+    WAYS[way](stage).run()
+    return stage.norms()[0]
+
+
+def busy(call: Callable[[], object], times: int = 3) -> float:
+    """Milliseconds that the GPU works for a call, the median of some."""
+    call()
+    found = []
+    for _ in range(times):
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+            call()
+            torch.cuda.synchronize()
+        own = [e.time_range.elapsed_us() for e in profiled.events() if _on_gpu(e)]
+        found.append(sum(own) / 1e3)
+    return statistics.median(found)
+
+
+def _on_gpu(event: object) -> bool:
+    return event.device_type == DeviceType.CUDA  # type: ignore[attr-defined]
+
+
+def crossing(places: Sequence[float], ratios: Sequence[float]) -> str:
+    """Where a ratio passes 1, on a line between logarithms; else on which side of all places."""
+    for (a, b), (x, y) in zip(
+        zip(places, places[1:], strict=False), zip(ratios, ratios[1:], strict=False), strict=True
+    ):
+        if (x - 1) * (y - 1) <= 0 and x != y:
+            part = math.log(x) / (math.log(x) - math.log(y))
+            return f"{math.exp(math.log(a) + part * (math.log(b) - math.log(a))):.2g}"
+    return f"beyond {places[-1]:g}" if abs(ratios[-1] - 1) < abs(ratios[0] - 1) else "before"
+
+
+def silent_neurons(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
+    """Gathering against multiplying all neurons, by the share that is active."""
+    lines = [
+        "ReLU layers, only the active neurons of each target against all of them: the time of all "
+        "÷ the time of the active ones (GPU time of one layer's stage), in brackets what the cost "
+        "model expects; and the share from which all of them take less time, measured and expected:",
+        "",
+        "| shape | n | precision | all, ms | "
+        + " | ".join(f"{share:.0%} active" for share in SHARES)
+        + " | from | expected |",
+        "|---|---|---|---|" + "---|" * len(SHARES) + "---|---|",
+    ]
+    for shape in shapes:
+        for precision in precisions:
+            measured, expected, whole = [], [], 0.0
+            for share in SHARES:
+                job = job_of(replace(shape, active=share))
+                whole = busy(partial(run, job, precision, "by source"))
+                some = busy(partial(run, job, precision, "gather"))
+                stage = stage_of(job, precision)
+                costs = Costs.of(stage)
+                measured.append(whole / some)
+                expected.append(costs.by_source / costs.gather(Activity.of(stage).share))
+            cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
+            line = [shape.name, shape.n, precision, f"{whole:.2f}", *cells]
+            line += [f"{crossing(SHARES, ratios)}" for ratios in (measured, expected)]
+            lines.append("| " + " | ".join(map(str, line)) + " |")
+            print(lines[-1], flush=True)
+    return [*lines, ""]
+
+
+def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
+    """One matrix per target against one kernel per source, by the length of the input."""
+    lengths = [shape.n for shape in shapes]
+    lines = [
+        f"Long inputs, {shapes[0].name}: the time source by source ÷ the time with one matrix M_i "
+        "per target, in brackets what the cost model expects; and the length from which M_i takes "
+        "less time, measured, expected, and by operations alone:",
+        "",
+        "| precision | " + " | ".join(f"n = {n}" for n in lengths) + " | from | expected | alone |",
+        "|---|" + "---|" * len(lengths) + "---|---|---|",
+    ]
+    for precision in precisions:
+        measured, expected = [], []
+        for shape in shapes:
+            job = job_of(shape)
+            ways = [busy(partial(run, job, precision, way)) for way in ("by source", "matrices")]
+            costs = Costs.of(stage_of(job, precision))
+            measured.append(ways[0] / ways[1])
+            expected.append(costs.by_source / costs.matrices)
+        cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
+        d, m = shapes[0].d, shapes[0].m
+        line = [precision, *cells, crossing(lengths, measured), crossing(lengths, expected)]
+        lines.append("| " + " | ".join([*line, str(d * m // (m - d))]) + " |")
+        print(lines[-1], flush=True)
+    return [*lines, ""]
+
+
+def from_python(shape: Shape, precision: str) -> str:
+    """What one text costs from Python, launches included."""
+    job = job_of(replace(shape, active=0.05))
+    ways = {way: milliseconds(partial(run, job, precision, way)) for way in ("by source", "gather")}
+    return (
+        f"Launched from Python, {shape.name} with n = {shape.n} and 5 % active, `{precision}`: all "
+        f"{ways['by source']:.1f} ms, active ones {ways['gather']:.1f} ms."
+    )
+
+
+def tables(quick: bool = False) -> list[str]:
+    """Both tables, and one line about launches."""
+    precisions = ["bfloat16"] if quick else ["float32", "bfloat16"]
+    shapes, longer = (OPT[:1], LONG[:2]) if quick else (OPT, LONG)
+    lines = silent_neurons(shapes, precisions)
+    lines += [from_python(shape, "float32") for shape in shapes] + [""]
+    return lines + long_inputs(longer, precisions)
