@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from gpu import Shape, job_of, milliseconds
@@ -68,9 +69,7 @@ def _on_gpu(event: object) -> bool:
 
 def crossing(places: Sequence[float], ratios: Sequence[float]) -> str:
     """Where a ratio passes 1, on a line between logarithms; else on which side of all places."""
-    for (a, b), (x, y) in zip(
-        zip(places, places[1:], strict=False), zip(ratios, ratios[1:], strict=False), strict=True
-    ):
+    for (a, b), (x, y) in zip(pairwise(places), pairwise(ratios), strict=True):
         if (x - 1) * (y - 1) <= 0 and x != y:
             part = math.log(x) / (math.log(x) - math.log(y))
             return f"{math.exp(math.log(a) + part * (math.log(b) - math.log(a))):.2g}"
@@ -82,7 +81,8 @@ def silent_neurons(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[s
     lines = [
         "ReLU layers, only the active neurons of each target against all of them: the time of all "
         "÷ the time of the active ones (GPU time of one layer's stage), in brackets what the cost "
-        "model expects; and the share from which all of them take less time, measured and expected:",
+        "model expects; and the share from which on all of them take less time, measured and "
+        "expected:",
         "",
         "| shape | n | precision | all, ms | "
         + " | ".join(f"{share:.0%} active" for share in SHARES)

@@ -32,7 +32,7 @@ pytestmark = [
 #: The interpreter rounds bfloat16 towards zero, which doubles the error of the bypassed parts.
 INTERPRETED = {"float32": 5e-5, "tf32": 3e-3, "bfloat16": 2e-2}
 TINY = Tiling(targets=16, dims=16, neurons=16, warps=1, stages=1)
-TINY_TARGETS = TargetTiling(16, 16, 16, 16, 16, 16, 1, 1, 1)
+TINY_TARGETS = TargetTiling(16, 16, 16, 16, 16, 16, 16, 1, 1, 1)
 
 
 @pytest.fixture

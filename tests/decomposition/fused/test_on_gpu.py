@@ -135,7 +135,7 @@ def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
 
 
 def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
-    """A ReLU layer of which one neuron in ten is active, and one with a smooth activation."""
+    """A ReLU layer of which few neurons are active, and one with a smooth activation."""
     from normlens.decomposition.fused import targets, ways
 
     gathered = []
@@ -144,7 +144,7 @@ def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
         targets.Gather, "fill", lambda way, limit: (gathered.append(way), run(way, limit))[1]
     )
     monkeypatch.setattr(ways.Costs, "matrices", float("inf"))
-    sizes = {"n": 300, "d": 256, "m": 2048, "heads": 4, "scale": 0.1, "causal": True}
+    sizes = {"n": 512, "d": 512, "m": 4096, "heads": 8, "scale": 0.05, "causal": True}
     for name, expected in (("relu", 1), ("gelu", 1)):
         given = problem("pre", activation=name, dtype=torch.float32, **sizes)
         given.layer.steps[6].up.bias.sub_(2.5 * given.layer.steps[6].up.weight.norm(dim=0))

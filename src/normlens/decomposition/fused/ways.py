@@ -29,7 +29,7 @@ from normlens.decomposition.fused.way import Way
 #: Operations that the matrix units do while a byte is stored and read again, or read from the
 #: cache; how much longer an operation takes on gathered rows; and what the launches are worth.
 #: Fitted to an H200 (docs/performance.md).
-STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 1000.0, 35.0, 1.7, 1e11
+STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
 
 
 @dataclass(frozen=True)
