@@ -41,8 +41,9 @@ class Linear:
     bias: Tensor | None = None  # (out,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        product = x @ self.weight
-        return product if self.bias is None else product + self.bias
+        if self.bias is None:
+            return x @ self.weight
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
 @dataclass(frozen=True, eq=False)
