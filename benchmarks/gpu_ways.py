@@ -72,7 +72,8 @@ def crossing(places: Sequence[float], ratios: Sequence[float]) -> str:
     for (a, b), (x, y) in zip(pairwise(places), pairwise(ratios), strict=True):
         if (x - 1) * (y - 1) <= 0 and x != y:
             part = math.log(x) / (math.log(x) - math.log(y))
-            return f"{math.exp(math.log(a) + part * (math.log(b) - math.log(a))):.2g}"
+            place = math.exp(math.log(a) + part * (math.log(b) - math.log(a)))
+            return f"{place:.2g}" if place < 10 else f"{round(place, -2):.0f}"
     return f"beyond {places[-1]:g}" if abs(ratios[-1] - 1) < abs(ratios[0] - 1) else "before"
 
 

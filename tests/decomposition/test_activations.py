@@ -152,3 +152,9 @@ def test_each_element_is_on_its_own(name, z):
 def test_an_unknown_activation_is_named_beside_the_known_ones():
     with pytest.raises(UnsupportedModelError, match=r"'swoosh'.*known are: .*gelu.*silu"):
         activation("swoosh")
+
+
+@every_activation
+def test_only_silent_activations_have_slopes_of_zero(name):
+    z = torch.linspace(-3, -0.1, 30)
+    assert activation(name).silent == bool((activation(name).slope(z) == 0).all())

@@ -346,6 +346,8 @@ def test_reach(back, ahead):
     for i, j in itertools.product(range(n), repeat=2):
         seen = (back is None or j >= i - back) and (ahead is None or j <= i + ahead)
         assert bool(mask[i, j]) == seen
+    for length in (1, 2, n):
+        assert Reach(back, ahead).pairs(length) == int(Reach(back, ahead).mask(length).sum())
 
 
 @pytest.mark.parametrize(("back", "ahead"), list(itertools.product([None, 0, 2], repeat=2)))

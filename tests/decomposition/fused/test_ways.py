@@ -1,0 +1,151 @@
+"""Which way through the feed-forward stage is taken, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
+
+from normlens.components import Reach
+from normlens.decomposition import layer, projections
+from normlens.decomposition.fused import ways
+from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.fused.sources import BySource
+from normlens.decomposition.fused.stage import Stage, tail_of
+from normlens.decomposition.fused.targets import Activity, Gather, Matrices
+from normlens.decomposition.fused.ways import Costs, cheapest_way
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "performance.md"
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="the GPU runs the kernels itself here"
+)
+
+
+def bert_base(n: int, precision: str = "bfloat16") -> Costs:
+    return Costs(n, Reach().pairs(n), 768, 3072, 16, 1, PRECISIONS[precision])
+
+
+def opt(n: int, d: int, m: int, heads: int, precision: str) -> Costs:
+    return Costs(n, Reach(None, 0).pairs(n), d, m, heads, 1, PRECISIONS[precision])
+
+
+def test_long_inputs_are_cheaper_with_matrices_and_short_ones_by_source():
+    assert bert_base(512).by_source < bert_base(512).matrices
+    assert bert_base(8192).matrices < bert_base(8192).by_source
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gathering_costs_more_the_more_neurons_are_active(precision):
+    costs = opt(512, 768, 3072, 16, precision)
+    shares = [costs.gather(share) for share in (0.0, 0.05, 0.2, 1.0)]
+    assert shares == sorted(shares)
+    assert shares[1] < costs.by_source < shares[-1]
+
+
+def test_a_short_text_is_not_worth_more_launches():
+    costs = opt(8, 768, 3072, 16, "float32")
+    assert costs.by_source < costs.gather(0)
+
+
+def table(title: str) -> list[list[str]]:
+    """The rows of the table behind `title` in the document."""
+    behind = DOCS.read_text().split(title, 1)[1]
+    rows = re.findall(r"^\|.*\|$", behind.split("\n\n", 2)[1], re.M)[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_document_shows_what_the_model_expects():
+    """Ratios in brackets, which somebody who changes a constant has to measure anew."""
+    for precision, *cells in table("Long inputs, BERT-base"):
+        for n, cell in zip((512, 1024, 2048, 4096), cells, strict=False):
+            costs = bert_base(n, precision)
+            expected = float(re.search(r"\((.*)\)", cell)[1])
+            assert costs.by_source / costs.matrices == pytest.approx(expected, abs=0.01)
+    for name, n, precision, _, *cells in table("ReLU layers"):
+        sizes = {"OPT-125m": (768, 3072, 16), "OPT-1.3b": (2048, 8192, 32)}[name]
+        costs = opt(int(n), *sizes, precision)
+        for share, cell in zip((0.02, 0.05, 0.1, 0.2, 0.4), cells, strict=False):
+            expected = float(re.search(r"\((.*)\)", cell)[1])
+            # Layers are random, so their shares are near these.
+            assert costs.by_source / costs.gather(share) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.fixture
+def stage_of(monkeypatch):
+    """The stage of a problem, caught on its way, with paths that are worth forming."""
+
+    class Caught(Exception):
+        pass
+
+    def make(given) -> Stage:
+        def catch(job, lengths, *_):
+            tail = tail_of(job)
+            assert tail is not None
+            caught.append(Stage(job, tail, lengths, PRECISIONS["float32"]))
+            raise Caught
+
+        caught: list[Stage] = []
+        monkeypatch.setattr(projections, "_pays", lambda basis, tokens: True)
+        with monkeypatch.context() as patched:
+            patched.setattr(layer, "run_feed_forward", catch)
+            with pytest.raises(Caught):
+                given.solve()
+        return caught[0]
+
+    return make
+
+
+@pytest.fixture
+def no_overhead(monkeypatch):
+    """Operations alone, as if nothing had to be launched or moved."""
+    for name in ("STORED_BYTE", "CACHED_BYTE", "LAUNCHES"):
+        monkeypatch.setattr(ways, name, 0.0)
+    monkeypatch.setattr(ways, "GATHERED", 1.0)
+
+
+def with_few_active(given):
+    """The same layer with thresholds that few neurons pass."""
+    (ff,) = [step for step in given.layer.steps if step.symbol == "FF"]
+    ff.up.bias.sub_(2 * ff.up.weight.norm(dim=0))
+    return given
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+def test_silent_neurons_decide(problem, stage_of, no_overhead):
+    options = {"n": 4, "d": 12, "m": 48, "dtype": torch.float32}
+    few = stage_of(with_few_active(problem("pre", activation="relu", **options)))
+    way = cheapest_way(few)
+    assert isinstance(way, Gather)
+    slopes = few.job.slopes[0][0]
+    assert way.activity.share == pytest.approx(float((slopes != 0).float().mean()))
+    assert way.activity.most == int((slopes != 0).sum(-1).max())
+    for row, (listed, count) in enumerate(
+        zip(way.activity.active, way.activity.counts, strict=True)
+    ):
+        assert listed[:count].tolist() == slopes[row].nonzero().flatten().tolist()
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+def test_nobody_counts_the_neurons_of_a_smooth_activation(
+    problem, stage_of, no_overhead, monkeypatch
+):
+    def refuse(stage):
+        raise AssertionError("it would have to wait for the device")
+
+    monkeypatch.setattr(Activity, "of", refuse)
+    given = problem("pre", n=4, activation="gelu", dtype=torch.float32)
+    assert isinstance(cheapest_way(stage_of(given)), BySource)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+def test_many_tokens_of_a_narrow_layer_take_matrices(problem, stage_of, no_overhead):
+    given = problem("pre", n=18, d=4, m=64, heads=2, dtype=torch.float32)
+    assert isinstance(cheapest_way(stage_of(given)), Matrices)
