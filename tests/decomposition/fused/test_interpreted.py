@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_way
 from reference import reference
+from torch import nn
 
+import normlens
 from normlens.decomposition import decompose_layer, engine
 from normlens.decomposition.feedforward import ORDINARY, FeedForwardJob, feed_forward_norms
 from normlens.decomposition.layer import Settings
 from normlens.lens import KERNEL_TOLERANCE
+from normlens.models.examples import tiny_model
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
@@ -147,9 +152,12 @@ def job_of(given, monkeypatch) -> FeedForwardJob:
     return caught[0]
 
 
-def test_every_element_of_the_output_is_written(problem, fused, monkeypatch):
-    given = problem("pre", n=5, dtype=torch.float32, causal=True)
+@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("order", ["pre", "both"])
+def test_every_element_of_the_output_is_written(way, order, problem, forced, monkeypatch):
+    given = problem(order, n=5, dtype=torch.float32, causal=True)
     job = job_of(given, monkeypatch)
+    forced(way)
     job.ordinary = torch.arange(3, 12)
     slots = Slots.of(job, tail_of(job))
     poisoned = torch.full((1, slots.count, 1, 5, 5), torch.nan)
@@ -188,3 +196,18 @@ def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     scaled = operands.down
     monkeypatch.setattr(operands, "down", lambda weight, precision: scaled(1.1 * weight, precision))
     assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]
+
+
+def test_what_one_request_keeps_suits_the_next(fused):
+    """Operands are kept from text to text, whichever scopes were asked for."""
+    model = tiny_model("bert", num_hidden_layers=1)
+    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
+        nn.init.normal_(norm.weight)
+    options = {"input_ids": [3, 9, 27], "precision": "float32"}
+    expected = normlens.load(copy.deepcopy(model), device="cpu").maps(**options)
+    lens = normlens.load(model, device="cpu")
+    lens.maps(scopes=["ATTNRESLNFF-N"], **options)
+    found = lens.maps(**options)
+    assert found.provenance["precision"] == "float32"
+    for scope in expected.scopes:
+        np.testing.assert_allclose(found[scope], expected[scope], rtol=1e-6, err_msg=scope)

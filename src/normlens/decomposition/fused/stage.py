@@ -131,7 +131,6 @@ class Stage:
         self.slopes, self.slope_sizes = operands.slopes(job.slopes, precision)
         self.down, self.down_size = self._remembered("down", self._scaled_down)
         self.m, self.width = self.down.high.shape  # padded
-        self.gamma, self.gamma_square = self._remembered("gamma", self._stretch)
         self.lengths = on_device(tuple(lengths), device)
         self.reach = reaches(job.reach)
         self._sums = sums
@@ -198,6 +197,12 @@ class Stage:
         ]
 
     @cached_property
+    def gamma(self) -> Tensor:
+        """γ of the norm behind the block; ones where there is none."""
+        given = None if self.tail.norm is None else self.tail.norm.gamma
+        return self.slope_sizes.new_ones(self.d) if given is None else given.contiguous()
+
+    @cached_property
     def inverse_deviation(self) -> Tensor:
         """1/σ_i of the norm behind the block, if there is one."""
         normalise = self.tail.normalise
@@ -220,13 +225,6 @@ class Stage:
         kept = self.gamma.new_zeros(self.d)
         kept[self.job.ordinary] = 1
         return kept
-
-    def _stretch(self) -> tuple[tuple[Tensor, Tensor], int]:
-        """γ of the norm behind the block, and Σ γ²."""
-        norm, like = self.tail.norm, self.job.factors.scale
-        given = None if norm is None else norm.gamma
-        gamma = like.new_ones(self.d) if given is None else given.contiguous()
-        return (gamma, gamma.square().sum()), gamma.nbytes
 
     def _scaled_down(self) -> tuple[tuple[Operand, Tensor], int]:
         made, size = operands.down(self.job.ff.down.weight, self.precision)
@@ -262,7 +260,7 @@ class Stage:
             totals,
             sums,
             self.inverse_deviation,
-            self.gamma_square,
+            torch.dot(self.gamma, self.gamma),
             *self.sum_strides,
             b,
             n,
