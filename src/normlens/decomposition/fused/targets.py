@@ -31,7 +31,7 @@ class TargetTiling:
     mixed_dims: int = 128
     warps: int = 8
     #: What the product prefetches and what the sums behind it need fit into shared memory side by
-    #: side. With more stages Triton 3.6 lets them overlap, and gave norms that were wrong by 5 %.
+    #: side. With three stages they do not, and Triton 3.6 gave norms that were wrong by 5 %.
     stages: int = 2
     gather_stages: int = 4
 
