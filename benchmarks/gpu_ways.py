@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from gpu import Shape, job_of, milliseconds
+from gpu_stage import Shape, job_of, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 

@@ -138,6 +138,20 @@ def test_a_ragged_batch_equals_one_by_one(problem, fused):
         assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
 
 
+@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
+def test_nan_never_passes_for_a_number(way, problem, forced):
+    forced(way)
+    given = problem("post", n=3, dtype=torch.float32)
+    x = given.x.clone()
+    x[0, 1, 0] = torch.nan
+    found = replace(given, x=x).solve(precision="float32")
+    for scope, norms in found.norms.items():
+        if scope.endswith("-N"):
+            assert norms[0, :, 1].isnan().all(), scope  # the source itself
+            assert norms[0, 1].isnan().all() or scope in ("ATTN-N", "ATTNRES-N"), scope
+    assert found.kernel_error == torch.inf
+
+
 def job_of(given, monkeypatch) -> FeedForwardJob:
     """The feed-forward stage of a problem, caught on its way."""
     caught = []

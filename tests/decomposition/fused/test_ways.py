@@ -18,7 +18,9 @@ from normlens.decomposition.fused.operands import PRECISIONS
 from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage, tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
+from normlens.decomposition.fused.way import Way
 from normlens.decomposition.fused.ways import Costs, cheapest_way
+from normlens.errors import MemoryLimitError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "performance.md"
 interpreted = pytest.mark.skipif(
@@ -149,3 +151,34 @@ def test_nobody_counts_the_neurons_of_a_smooth_activation(
 def test_many_tokens_of_a_narrow_layer_take_matrices(problem, stage_of, no_overhead):
     given = problem("pre", n=18, d=4, m=64, heads=2, dtype=torch.float32)
     assert isinstance(cheapest_way(stage_of(given)), Matrices)
+
+
+class Greedy(Way):
+    """A way that runs out of memory above some limit."""
+
+    def __init__(self, enough: int):
+        self.enough, self.tried = enough, []
+
+    least_bytes = 1 << 20
+
+    def fill(self, limit: int) -> None:
+        self.tried.append(limit)
+        if limit > self.enough:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_what_does_not_fit_is_done_in_smaller_pieces():
+    way = Greedy(enough=5 << 20)
+    way.run(32 << 20)
+    assert way.tried == [32 << 20, 16 << 20, 8 << 20, 4 << 20]
+    with pytest.raises(MemoryLimitError, match="shorter text"):
+        Greedy(enough=0).run(4 << 20)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    class Broken(Greedy):
+        def fill(self, limit: int) -> None:
+            raise RuntimeError("illegal memory access")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        Broken(enough=0).run()

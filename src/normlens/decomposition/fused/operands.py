@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.decomposition.fused.kernels import preparation
-from normlens.decomposition.fused.launching import launch, strided
+from normlens.decomposition.fused.launching import described, launch, strided
 
 #: Whether torch multiplies short operands into float32 numbers.
 WIDE = torch.__version__ >= "2.8"
@@ -70,21 +71,35 @@ class Operand:
     @classmethod
     def empty(cls, like: Tensor, shape: Sequence[int], dtype: torch.dtype, split: bool) -> Operand:
         high = torch.empty(tuple(shape), dtype=dtype, device=like.device)
-        return cls(high, torch.empty_like(high) if split else high)
+        return cls(
+            high, torch.empty(high.shape, dtype=dtype, device=like.device) if split else high
+        )
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
         return self.high, self.low
 
     @property
+    def split(self) -> bool:
+        return self.low is not self.high
+
+    @property
     def nbytes(self) -> int:
-        return self.high.nbytes + (0 if self.low is self.high else self.low.nbytes)
+        return self.high.nbytes + (self.low.nbytes if self.split else 0)
 
 
 def rounded(x: Tensor, dtype: torch.dtype, split: bool) -> Operand:
     """`x` as an operand of a kernel."""
     high = x.to(dtype)
     return Operand(high, (x - high).to(dtype) if split else high)
+
+
+def described_both(operand: Operand | None, block: list[int]) -> list[Any]:
+    """An operand's high and low numbers as a kernel takes them; None for what there is not."""
+    if operand is None:
+        return [None, None]
+    low = described(operand.low, block) if operand.split else None
+    return [described(operand.high, block), low]
 
 
 def wide_product(x: Tensor, w: Tensor) -> Tensor:
@@ -267,7 +282,7 @@ class SourceRows:
             COLUMNS=m,
             PER_SIZE=self.heads if shared else 1,
             SPLIT=self.split,
-            OUT_SPLIT=out.low is not out.high,
+            OUT_SPLIT=out.split,
             TURNED=by_row == 1,
             ROWS=ROWS,
             BLOCK=columns,

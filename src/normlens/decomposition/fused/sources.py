@@ -7,8 +7,8 @@ from typing import Any
 
 from normlens.decomposition.fused.kernels import by_source
 from normlens.decomposition.fused.launching import described, launch
-from normlens.decomposition.fused.operands import Operand, Precision
-from normlens.decomposition.fused.stage import Stage, described_both
+from normlens.decomposition.fused.operands import Operand, Precision, described_both
+from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.way import Way
 
 #: Neurons that "float32" may sum up in one go, where three products go into one running sum and

@@ -19,7 +19,7 @@ from normlens.decomposition.feedforward import (
 )
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import preparation
-from normlens.decomposition.fused.launching import described, launch, on_device, reaches, strided
+from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
 from normlens.decomposition.fused.operands import (
     Operand,
     Precision,
@@ -286,11 +286,3 @@ class Stage:
             BLOCK=min(1024, power_of_two(self.d)),
         )
         return dict(zip(names, found, strict=True)), errors.max()
-
-
-def described_both(operand: Operand | None, block: list[int]) -> list[Any]:
-    """An operand's high and low numbers as a kernel takes them; None for what there is not."""
-    if operand is None:
-        return [None, None]
-    low = None if operand.low is operand.high else described(operand.low, block)
-    return [described(operand.high, block), low]

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from normlens.decomposition.fused import operands
-from normlens.decomposition.fused.kernels import by_target
+from normlens.decomposition.fused.kernels import by_target, gathering
 from normlens.decomposition.fused.launching import launch, strided
-from normlens.decomposition.fused.operands import Operand, SourceRows, source_sizes, wide_product
+from normlens.decomposition.fused.operands import (
+    Operand,
+    SourceRows,
+    described_both,
+    source_sizes,
+    wide_product,
+)
 from normlens.decomposition.fused.sources import block_of_dims
-from normlens.decomposition.fused.stage import Stage, described_both
+from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.way import Way
 
 
@@ -68,7 +74,7 @@ class Activity:
         active = torch.empty((stage.tokens, stage.m), dtype=torch.int32, device=device)
         counts = torch.empty(stage.tokens, dtype=torch.int32, device=device)
         launch(
-            by_target.list_active,
+            gathering.list_active,
             stage.tokens,
             active,
             counts,
@@ -207,7 +213,7 @@ class ByTarget(Way):
             D=values.shape[-1],
             H=stage.heads,
             H_BLOCK=stage.head_block,
-            SPLIT=out.low is not out.high,
+            SPLIT=out.split,
             TILE=tiling.tile,
             DIMS=tiling.mixed_dims,
             num_warps=4,
@@ -267,7 +273,7 @@ class Gather(ByTarget):
         targets, neurons = at.tiles * tiling.tile, tiling.mixed_neurons
         hidden = self.operand(at.sources, targets, self.capacity)
         launch(
-            by_target.gather_hidden,
+            gathering.gather_hidden,
             targets * (self.capacity // neurons) * -(-at.sources // tiling.mixed_sources),
             *hidden.both,
             activity.active,

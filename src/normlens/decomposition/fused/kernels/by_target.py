@@ -17,159 +17,16 @@ import triton
 import triton.language as tl
 
 from normlens.decomposition.fused.kernels.pieces import (
-    inverse,
     is_void,
     keep_behind_block,
     keep_behind_bypass,
     keep_nothing,
     pair_weights,
+    sees_none,
     split,
     split_dot,
+    target_of,
 )
-
-
-@triton.jit
-def _target(c, first_tile, tiles, TILE: tl.constexpr):
-    """Sequence and position of a launch's target."""
-    tile = first_tile + c // TILE
-    return tile // tiles, tile % tiles * TILE + c % TILE
-
-
-@triton.jit
-def _sees_none(i, start, stop, length, back, ahead):
-    """Whether target i sees no source in [start, stop)."""
-    stop = tl.minimum(stop, length)
-    return (i >= length) | (start >= stop) | (start > i + ahead) | (stop - 1 < i - back)
-
-
-@triton.jit
-def list_active(
-    active,  # (b·i, M) int32: each target's active neurons, then whatever
-    counts,  # (b·i,) int32
-    slopes,  # (b·i, M)
-    gated_slopes,
-    lengths,
-    n,
-    M: tl.constexpr,
-    GATED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The neurons that a target's slopes let through."""
-    row = tl.program_id(0).to(tl.int64)
-    found = 0
-    if row % n < tl.load(lengths + row // n):
-        for start in range(0, M, BLOCK):
-            k = start + tl.arange(0, BLOCK)
-            passes = tl.load(slopes + row * M + k, mask=k < M, other=0.0) != 0
-            if GATED:
-                passes |= tl.load(gated_slopes + row * M + k, mask=k < M, other=0.0) != 0
-            ones = passes.to(tl.int32)
-            tl.store(active + row * M + found + tl.cumsum(ones, 0) - 1, k, mask=passes)
-            found += tl.sum(ones, 0)
-    tl.store(counts + row, found)
-
-
-@triton.jit
-def _gather_mix(
-    rows,
-    neuron,
-    column,
-    known,
-    columns,
-    weights,
-    n,
-    real,
-    over,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """``Σ_h Â_ijh Q_jh`` of some neurons and sources, (m, j)."""
-    mixed = tl.zeros((neuron.shape[0], column.shape[0]), tl.float32)
-    at = neuron.to(tl.int64)[:, None] * columns + column[None, :]
-    for h in tl.range(0, H, num_stages=STAGES):
-        a = tl.load(weights + h * n, mask=real, other=0.0) * over
-        mixed += tl.load(rows + at, mask=known, other=0.0).to(tl.float32) * a[None, :]
-        at += tl.cast(columns, tl.int64) * M
-    return mixed
-
-
-@triton.jit(do_not_specialize=["batch_first", "first_tile", "source_first", "targets"])
-def gather_hidden(
-    hidden_high,  # (j, c, capacity)
-    hidden_low,
-    active,
-    counts,
-    weights,  # A (b, i, h, j)
-    rows,  # Q (h, M, columns): sequences from `batch_first` on, `sources` columns of each
-    gated,
-    slopes,  # (b·i, M)
-    gated_slopes,
-    lengths,
-    first_tile,
-    tiles,
-    targets,
-    capacity,
-    batch_first,
-    source_first,
-    sources,
-    columns,
-    n,
-    back,
-    ahead,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    GATED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PLAIN: tl.constexpr,
-    TILE: tl.constexpr,
-    SOURCES: tl.constexpr,
-    NEURONS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` of some active neurons of a target, for a block of sources.
-
-    What is beyond the last active neuron counts as zero, up to where the product reads.
-    """
-    program = tl.program_id(0)
-    # Programs of one block of sources run together: their rows stay in the cache.
-    c = program % targets
-    blocks = tl.cdiv(capacity, NEURONS)
-    first = program // targets % blocks * NEURONS
-    first_source = program // targets // blocks * SOURCES
-    b, i = _target(c, first_tile, tiles, TILE)
-    start = source_first + first_source
-    length = tl.load(lengths + b)
-    row = b.to(tl.int64) * n + i
-    count = tl.load(counts + row)
-    none = _sees_none(i, start, source_first + sources, length, back, ahead)
-    if none | (first >= count):
-        return
-    local = first_source + tl.arange(0, SOURCES)
-    j = source_first + local
-    real = (j < length) & (local < sources)
-    own = weights + row * n * H + j
-    largest = tl.zeros((SOURCES,), tl.float32)
-    for h in range(0, H):
-        largest = tl.maximum(largest, tl.abs(tl.load(own + h * n, mask=real, other=0.0)))
-    over = inverse(largest)
-    column = (b - batch_first) * sources + local
-    k = first + tl.arange(0, NEURONS)
-    neuron = tl.load(active + row * M + k, mask=k < count, other=0)
-    known = (k < count)[:, None] & (local < sources)[None, :]
-    mixed = _gather_mix(rows, neuron, column, known, columns, own, n, real, over, M, H, STAGES)
-    slope = tl.load(slopes + row * M + neuron, mask=k < count, other=0.0)
-    hidden = mixed * slope.to(tl.float32)[:, None]
-    if GATED:
-        mixed = _gather_mix(gated, neuron, column, known, columns, own, n, real, over, M, H, STAGES)
-        slope = tl.load(gated_slopes + row * M + neuron, mask=k < count, other=0.0)
-        hidden += mixed * slope.to(tl.float32)[:, None]
-    high, low = split(tl.trans(hidden), OPERAND)
-    at = (local.to(tl.int64) * targets + c)[:, None] * capacity + k[None, :]
-    tl.store(hidden_high + at, high, mask=(local < sources)[:, None])
-    if SPLIT:
-        tl.store(hidden_low + at, low, mask=(local < sources)[:, None])
 
 
 @triton.jit(do_not_specialize=["first_tile", "source_first", "targets"])
@@ -204,7 +61,7 @@ def mix_parts(
     program = tl.program_id(0)
     local = program % sources
     tile = program // sources
-    b, begin = _target(tile * TILE, first_tile, tiles, TILE)
+    b, begin = target_of(tile * TILE, first_tile, tiles, TILE)
     j = source_first + local
     length = tl.load(lengths + b)
     if is_void(j, begin, length, back, ahead, TILE):
@@ -353,7 +210,7 @@ def target_sums(
     d_start = program % d_blocks * DIMS
     c = program // d_blocks % targets
     first = program // d_blocks // targets * SOURCES
-    b, i = _target(c, first_tile, tiles, TILE)
+    b, i = target_of(c, first_tile, tiles, TILE)
     start = source_first + first
     length = tl.load(lengths + b)
     local = first + tl.arange(0, SOURCES)
@@ -363,7 +220,7 @@ def target_sums(
     place = (program % d_blocks).to(tl.int64) * SLOTS * slot_stride
     place += (b.to(tl.int64) * n + i) * n + j
     inside = (local < sources) & (i + 0 * local < n)
-    if _sees_none(i, start, source_first + sources, length, back, ahead):
+    if sees_none(i, start, source_first + sources, length, back, ahead):
         keep_nothing(sums, place, slot_stride, inside, SLOTS)
         return
 

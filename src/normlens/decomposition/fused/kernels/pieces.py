@@ -72,6 +72,20 @@ def is_void(j, start, length, back, ahead, TARGETS: tl.constexpr):
 
 
 @triton.jit
+def target_of(c, first_tile, tiles, TILE: tl.constexpr):
+    """Sequence and position of a launch's target."""
+    tile = first_tile + c // TILE
+    return tile // tiles, tile % tiles * TILE + c % TILE
+
+
+@triton.jit
+def sees_none(i, start, stop, length, back, ahead):
+    """Whether target i sees no source in [start, stop)."""
+    stop = tl.minimum(stop, length)
+    return (i >= length) | (start >= stop) | (start > i + ahead) | (stop - 1 < i - back)
+
+
+@triton.jit
 def keep_nothing(sums, place, slot_stride, inside, SLOTS: tl.constexpr):
     """Zeros for pairs that the mask forbids."""
     for slot in tl.static_range(SLOTS):

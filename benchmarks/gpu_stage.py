@@ -1,0 +1,363 @@
+"""Speed, memory and error of the feed-forward stage on a GPU: the kernel beside other ways.
+
+The stage goes from factored parts to the norms behind the feed-forward block and the steps that
+follow it. Layers have random weights; all times are medians between CUDA events in one run:
+
+    published   parts as an n×n×H×d tensor, then n×n×d through both feed-forward products
+    unfused     the PyTorch tiles, in float32
+    fused       the kernel, in each precision, its operands' preparation included
+    ceiling     one cuBLAS product with the same 2·pairs·m·d operations
+
+`gpu.py` prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
+from normlens.decomposition import decompose_layer, layer, plan
+from normlens.decomposition.engine import run_feed_forward
+from normlens.decomposition.feedforward import FeedForwardJob, feed_forward_norms
+from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.projections import ProjectionCache
+
+#: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
+UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}
+MIB = 1 << 20
+OWN = r"feed_forward_sums|store_hidden"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of one layer and input."""
+
+    name: str
+    n: int
+    d: int = 768
+    m: int = 3072
+    heads: int = 12
+    gated: bool = False
+    causal: bool = False
+    batch: int = 1
+    active: float | None = None  # the share of active neurons, in a ReLU layer
+
+    @property
+    def activation(self) -> str:
+        return "relu" if self.active is not None else "silu" if self.gated else "gelu"
+
+    @property
+    def pairs(self) -> int:
+        return self.batch * (self.n * (self.n + 1) // 2 if self.causal else self.n**2)
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.pairs * self.m * self.d
+
+
+BERT = [Shape("BERT-base", n) for n in (128, 256, 512)]
+LLAMA = [Shape("Llama-like", 1024, d=2048, m=8192, heads=32, gated=True, causal=True)]
+BATCH = [Shape("BERT-base, 64 texts", 128, batch=64)]
+
+
+def random_layer(shape: Shape, seed: int = 0) -> tuple[Layer, torch.Tensor, torch.Tensor]:
+    """A post-LN layer, or a pre-LN one with RMSNorm and gates, with an input and attention."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator, device="cuda")
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(draw(rows, columns) / rows**0.5, 0.02 * draw(columns))
+
+    d, m = shape.d, shape.m
+
+    def norm() -> Norm:
+        return Norm(1 + 0.1 * draw(d), 0.1 * draw(d), 1e-6, centred=not shape.gated)
+
+    attention = Attention(linear(d, d), linear(d, d), shape.heads, shape.heads)
+    gate, up = linear(d, m) if shape.gated else None, linear(d, m)
+    if shape.active is not None:
+        # Behind a norm, what the neurons add up is about normal.
+        threshold = statistics.NormalDist().inv_cdf(1 - shape.active)
+        up = Linear(up.weight, torch.full_like(draw(m), -threshold))
+    ff = FeedForward(up, linear(m, d), shape.activation, gate)
+    start, end = Branch(), Residual()
+    steps: list[Any] = [start, attention, end, norm(), start, ff, end, norm()]
+    if shape.causal:
+        steps = [start, norm(), attention, end, start, norm(), ff, end]
+    scores = 2 * draw(shape.batch, shape.heads, shape.n, shape.n)
+    if shape.causal:
+        hidden = torch.ones(shape.n, shape.n, dtype=torch.bool, device="cuda").triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    reach = Reach(None, 0) if shape.causal else Reach()
+    return Layer(steps, reach), draw(shape.batch, shape.n, d), scores.softmax(-1)
+
+
+def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
+    """The feed-forward stage of a random layer, caught on its way through the walk."""
+    caught: list[FeedForwardJob] = []
+
+    class Caught(Exception):
+        pass
+
+    def catch(job: FeedForwardJob, *_: object) -> None:
+        caught.append(job)
+        raise Caught
+
+    made, x, alpha = random_layer(shape)
+    before = layer.run_feed_forward
+    layer.run_feed_forward = catch  # type: ignore[assignment]
+    try:
+        decompose_layer(
+            made.to(dtype), x.to(dtype), alpha.to(dtype), [shape.n] * shape.batch, made.scopes
+        )
+    except Caught:
+        pass
+    finally:
+        layer.run_feed_forward = before
+    # As a lens does, which keeps products of weights from text to text.
+    caught[0].remembered = ProjectionCache(1 << 31).of(0, None)
+    return caught[0]
+
+
+@contextmanager
+def large_tiles() -> Iterator[None]:
+    before = {name: getattr(plan, name) for name in UNFUSED_TILE}
+    for name, value in UNFUSED_TILE.items():
+        setattr(plan, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(plan, name, value)
+
+
+def milliseconds(run: Callable[[], object], seconds: float = 0.4) -> float:
+    """Median time between CUDA events, after a warm-up; at least five times."""
+    for _ in range(2):
+        run()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < 5 or (time.perf_counter() - started < seconds and len(times) < 200):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        run()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last))
+    return statistics.median(times)
+
+
+def replayed(run: Callable[[], object]) -> float:
+    """Milliseconds of the same launches from a CUDA graph, without the gaps between them."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return milliseconds(graph.replay)
+
+
+def kernels(run: Callable[[], object], times: int = 5) -> float:
+    """Milliseconds that the stage's own kernels take of a run, the median of some."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    found = []
+    for _ in range(times):
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+            run()
+            torch.cuda.synchronize()
+        own = [
+            event.time_range.elapsed_us() / 1e3
+            for event in profiled.events()
+            if event.device_type == DeviceType.CUDA and re.search(OWN, event.name)
+        ]
+        found.append(sum(own))
+    return statistics.median(found)
+
+
+def peak(run: Callable[[], object]) -> float:
+    """MiB that a run takes at its peak beyond what was there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def ceiling(shape: Shape, dtype: torch.dtype) -> float:
+    """TFLOP/s of one cuBLAS product with the stage's operations, in pieces that fit."""
+    rows = min(shape.pairs, 1 << 18)
+    a = torch.randn(rows, shape.m, device="cuda").to(dtype)
+    b = torch.randn(shape.m, shape.d, device="cuda").to(dtype)
+    out = torch.empty(rows, shape.d, device="cuda", dtype=dtype)
+    return 2 * rows * shape.m * shape.d / milliseconds(lambda: torch.mm(a, b, out=out)) / 1e9
+
+
+def worst_error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> float:
+    """The largest relative error of any entry; NaN counts as infinite."""
+    worst = 0.0
+    for scope, norms in exact.items():
+        counts = norms > 0
+        error = ((found[scope].double() - norms).abs() / norms)[counts].max()
+        worst = max(worst, float(error) if torch.isfinite(error) else float("inf"))
+    return worst
+
+
+def published(shape: Shape) -> Callable[[], object]:
+    """The stage as the papers' code does it: every part in memory, in float32."""
+    job = job_of(shape)
+    ff, tail = job.ff, job.tail
+    weights = job.factors.weights[0]  # (j, i, h)
+    values, scale = job.factors.values[0], job.factors.scale[0]
+
+    def run() -> None:
+        heads = weights[..., None] * values[:, None]  # (j, i, h, d)
+        parts = heads.sum(2) * scale[:, None]
+        del heads
+        hidden = (parts @ ff.up.weight) * job.slopes[-1][0]
+        out = hidden @ ff.down.weight
+        del hidden
+        out.norm(dim=-1)
+        out += parts
+        out.norm(dim=-1)
+        if len(tail) > 1:
+            out -= out.mean(-1, keepdim=True)
+            out *= tail[1].norm.gamma  # type: ignore[union-attr]
+            out.norm(dim=-1)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    shape: Shape
+    way: str
+    milliseconds: float
+    from_python: float
+    kernels: float
+    ceiling: float | None
+    memory: float
+    error: float | None
+
+    @property
+    def rate(self) -> float:
+        """TFLOP/s of the kernels alone."""
+        return self.shape.operations / self.kernels / 1e9
+
+    def __str__(self) -> str:
+        share = stage = ""
+        if self.ceiling is not None:
+            share = f"{self.rate / self.ceiling:.0%}"
+            stage = f"{self.rate / self.ceiling * self.kernels / self.milliseconds:.0%}"
+        error = "" if self.error is None else f"{self.error:.0e}"
+        limit = "" if self.ceiling is None else f"{self.ceiling:.0f}"
+        return (
+            f"| {self.shape.name} | {self.shape.n} | {self.way} | {self.kernels:.2f} "
+            f"| {self.rate:.0f} | {limit} | {share} | {self.milliseconds:.2f} | {stage} "
+            f"| {self.from_python:.2f} | {self.memory:.0f} | {error} |"
+        )
+
+
+HEADER = (
+    "| shape | n | way | kernel ms | TFLOP/s | ceiling | share | stage ms | share "
+    "| from Python | peak MiB | error |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def measure(shape: Shape) -> Iterator[Row]:
+    """Every way of doing one stage."""
+    lengths = [shape.n] * shape.batch
+    job = job_of(shape)
+    exact = None
+    if shape.batch == 1:
+        with large_tiles():
+            exact = feed_forward_norms(job_of(shape, torch.float64), lengths).norms
+    ceilings = {dtype: ceiling(shape, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    ceilings[torch.float16] = ceiling(shape, torch.float16)
+
+    for precision in PRECISIONS.values():
+
+        def fused(name: str = precision.name) -> Any:
+            return run_feed_forward(job, lengths, name, None)[0].norms
+
+        error = None if exact is None else worst_error(fused(), exact)
+        limit = ceilings[precision.operand] / (3 if precision.split else 1)
+        way = f"fused, {precision.name}"
+        memory, eager = peak(fused), milliseconds(fused)
+        yield Row(shape, way, replayed(fused), eager, kernels(fused), limit, memory, error)
+
+    def unfused() -> Any:
+        with large_tiles():
+            return feed_forward_norms(job, lengths).norms
+
+    if shape.batch == 1:
+        error = worst_error(unfused(), exact or {})
+        limit = ceilings[torch.float32]
+        eager = milliseconds(unfused)
+        yield Row(shape, "unfused, float32", eager, eager, eager, limit, peak(unfused), error)
+    bytes_needed = 4 * shape.n**2 * shape.heads * shape.d
+    if shape.batch == 1 and bytes_needed < 0.4 * torch.cuda.mem_get_info()[0]:
+        run = published(shape)
+        eager = milliseconds(run)
+        yield Row(shape, "published, float32", eager, eager, eager, None, peak(run), None)
+
+
+def limits(shape: Shape, rate: float, bandwidth: float) -> str:
+    """The two limits of the stage: its operations, and the bytes that must move at least."""
+    item = 2
+    given = shape.n * shape.heads * shape.m * item * (2 if shape.gated else 1)
+    given += shape.n * shape.m * item + shape.m * shape.d * item + 4 * shape.n**2 * shape.heads
+    moved = shape.batch * given + 3 * 4 * shape.pairs
+    return (
+        f"{shape.name}, n = {shape.n}: {shape.operations / 1e12:.2f} TFLOP at {rate:.0f} TFLOP/s "
+        f"are {shape.operations / rate / 1e9:.2f} ms; {moved / 1e6:.0f} MB at "
+        f"{bandwidth / 1e12:.1f} TB/s are {moved / bandwidth * 1e3:.3f} ms"
+    )
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second of a device-to-device copy, read and written."""
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) * 1e3
+
+
+def stage_table(shapes: list[Shape]) -> list[str]:
+    """Every way of doing each stage, and the two limits worked out."""
+    import triton
+
+    lines = [
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; "
+        "one layer's feed-forward stage in one run: the kernels alone, the stage with all its "
+        "preparation replayed from a graph, and the same launched from Python, in ms; the ceiling "
+        "is "
+        "cuBLAS in the operands' type, for `float32` a third of it (three products for one) or, "
+        "unfused, cuBLAS float32; the error is the worst relative one of any entry.",
+        "",
+        HEADER,
+    ]
+    bandwidth = copy_bandwidth()
+    notes = []
+    for shape in shapes:
+        for row in measure(shape):
+            lines.append(str(row))
+            print(row, flush=True)
+        notes.append(limits(shape, ceiling(shape, torch.bfloat16), bandwidth))
+        torch.cuda.empty_cache()
+    lines += ["", "The two limits in bfloat16:", "", *(f"- {note}" for note in notes), ""]
+    return lines
