@@ -17,18 +17,19 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
-from normlens.decomposition import decompose_layer, layer, plan
+from normlens.decomposition import decompose_layer, plan
 from normlens.decomposition.engine import run_feed_forward
-from normlens.decomposition.feedforward import FeedForwardJob, feed_forward_norms
 from normlens.decomposition.fused.operands import PRECISIONS
 from normlens.decomposition.projections import ProjectionCache
+from normlens.decomposition.tiles import FeedForwardJob, feed_forward_norms
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}
@@ -114,19 +115,15 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
         raise Caught
 
     made, x, alpha = random_layer(shape)
-    before = layer.run_feed_forward
-    layer.run_feed_forward = catch  # type: ignore[assignment]
-    try:
+    with (
+        patch("normlens.decomposition.feedforward_stage.run_feed_forward", catch),
+        suppress(Caught),
+    ):
         decompose_layer(
             made.to(dtype), x.to(dtype), alpha.to(dtype), [shape.n] * shape.batch, made.scopes
         )
-    except Caught:
-        pass
-    finally:
-        layer.run_feed_forward = before
     # As a lens does, which keeps products of weights from text to text.
-    caught[0].remembered = ProjectionCache(1 << 31).of(0, None)
-    return caught[0]
+    return replace(caught[0], remembered=ProjectionCache(1 << 31).of(0, None))
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from gpu_stage import Shape, job_of, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from normlens.decomposition.feedforward import FeedForwardJob
 from normlens.decomposition.fused.operands import PRECISIONS
 from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage, tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
 from normlens.decomposition.fused.ways import Costs
+from normlens.decomposition.tiles import FeedForwardJob
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 OPT = [

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normlens.analysis import mixing_ratio
 from normlens.components import (
     Attention,
     Branch,
@@ -24,6 +25,7 @@ from normlens.components import (
     ParallelFeedForward,
     Residual,
 )
+from normlens.decomposition import LayerMaps
 
 PANELS = 4
 NODES_PER_PANEL = 20
@@ -64,6 +66,11 @@ class Reference:
     maps: dict[str, Tensor]  # scope → (i, j)
     mixing: dict[str, Tensor]  # scope → (i,)
     head_maps: dict[str, Tensor]  # scope → (h, i, j)
+
+
+def mixing_of(found: LayerMaps, scope: str) -> Tensor:
+    """The mixing ratio that the algebra's two norms of a scope give."""
+    return mixing_ratio(found.others[scope], found.own[scope])
 
 
 def reference(layer: Layer, x: Tensor, alpha: Tensor, rule: str = "ig") -> Reference:

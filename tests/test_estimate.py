@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.components import Reach
-from normlens.decomposition import feedforward
+from normlens.decomposition import tiles
 from normlens.decomposition.plan import Plan
 from normlens.errors import InputError
 from normlens.estimate import (
@@ -116,13 +116,13 @@ def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: 
 @pytest.mark.parametrize(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
 def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = []
-    walk = feedforward.scope_norms  # every tile goes through it once
+    walk = tiles.scope_norms  # every tile goes through it once
 
     def counting(*args: Any, **options: Any) -> Any:
         walked.append(args)
         return walk(*args, **options)
 
-    monkeypatch.setattr(feedforward, "scope_norms", counting)
+    monkeypatch.setattr(tiles, "scope_norms", counting)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     lens.maps(input_ids=[5] * n, memory_limit=LIMIT)
     result = estimate(sizes_of(lens), analysis_of(lens, n, lens.scopes))

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens._version import __version__
+from normlens.analysis import mixing_ratio, special_dimensions
 from normlens.analysis.device_ranks import spearman_matrices
 from normlens.components import Layer, Reach
-from normlens.decomposition.layer import FeedForwardStatistics, LayerMaps
+from normlens.decomposition.norm_maps import FeedForwardStatistics, LayerMaps
 
 #: Bytes of results that may stay on a device until the last layer is through.
 HELD_ON_DEVICE = 2 << 30
@@ -61,10 +62,13 @@ class Collected:
             self._kernel_errors.append((index, "", result.kernel_error))
         groups = {
             "arrays": result.norms if self.wanted["arrays"] else {},
-            "mixing": result.mixing,
+            "mixing": {
+                scope: mixing_ratio(others, result.own[scope])
+                for scope, others in result.others.items()
+            },
             "heads": result.head_maps,
             "standard_error": result.standard_error,
-            "statistics": self._statistics(result.statistics),
+            "statistics": self._statistics(result.statistics, layer),
             CORRELATIONS: self._correlations(result, layer),
         }
         for group, values in groups.items():
@@ -121,7 +125,7 @@ class Collected:
         allowed = real[:, :, None] & real[:, None, :] & reach
         return {CORRELATIONS: spearman_matrices(maps, allowed)}
 
-    def _statistics(self, found: FeedForwardStatistics | None) -> dict[str, Tensor]:
+    def _statistics(self, found: FeedForwardStatistics | None, layer: Layer) -> dict[str, Tensor]:
         """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
         if found is None:
             return {}
@@ -138,11 +142,12 @@ class Collected:
         }
         if found.bypassed is not None:
             values["bypassed_norm"] = torch.linalg.vector_norm(found.bypassed, dim=-1)
-        if found.gamma is not None and found.special is not None and found.ordinary is not None:
-            batch = len(self.lengths)
+        norm = layer.norm_behind_feed_forward
+        if found.ordinary is not None and norm is not None and norm.gamma is not None:
+            batch, gamma = len(self.lengths), norm.gamma.to(found.output.dtype)
             values |= {
-                "gamma": found.gamma.expand(batch, -1),
-                "special_dimensions": found.special.expand(batch, -1),
+                "gamma": gamma.expand(batch, -1),
+                "special_dimensions": special_dimensions(gamma)[0].expand(batch, -1),
                 "ff_without_special": found.ordinary,
             }
         return values

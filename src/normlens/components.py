@@ -83,8 +83,11 @@ class Attention:
     groups: int
     weights: nn.Module | None = None  # returns α, alone or as its second output
     module: nn.Module | None = None  # returns the attention's output vector
+    source: str | None = None  # another sequence that it reads; None: the layer's own tokens
 
-    symbol = "ATTN"
+    @property
+    def symbol(self) -> str:
+        return "ATTN" if self.source is None else "CROSS"
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +156,14 @@ class Layer:
         self.steps = tuple(steps)
         self.reach = reach
         kinds = [type(step) for step in self.steps]
-        if kinds.count(Attention) != 1 or kinds.count(FeedForward) > 1:
-            raise ValueError("a layer has one Attention and at most one FeedForward step")
-        if FeedForward in kinds and kinds.index(FeedForward) < kinds.index(Attention):
-            raise ValueError("a feed-forward block before the attention is not supported")
+        if Attention not in kinds or kinds.count(FeedForward) > 1:
+            raise ValueError("a layer has an Attention and at most one FeedForward step")
+        last_attention = len(kinds) - 1 - kinds[::-1].index(Attention)
+        if FeedForward in kinds and kinds.index(FeedForward) < last_attention:
+            raise ValueError("a feed-forward block before an attention is not supported")
+        own = [step for step in self.attentions if step.source is None]
+        if len(own) > 1:
+            raise ValueError("a layer has one Attention over its own tokens")
         if kinds.count(Branch) != kinds.count(Residual):
             raise ValueError("a layer needs one Branch for each Residual")
 
@@ -165,12 +172,25 @@ class Layer:
         return Layer([_cast(step, dtype) for step in self.steps], self.reach)
 
     @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Every attention, in order."""
+        return tuple(step for step in self.steps if isinstance(step, Attention))
+
+    @property
     def attention(self) -> Attention:
-        return next(step for step in self.steps if isinstance(step, Attention))
+        """The first attention."""
+        return self.attentions[0]
 
     @property
     def feed_forward(self) -> FeedForward | None:
         return next((step for step in self.steps if isinstance(step, FeedForward)), None)
+
+    @property
+    def norm_behind_feed_forward(self) -> Norm | None:
+        """The first norm behind the feed-forward block, if there is one."""
+        block = self.feed_forward
+        behind = () if block is None else self.steps[self.steps.index(block) :]
+        return next((step for step in behind if isinstance(step, Norm)), None)
 
     @cached_property
     def scope_of_step(self) -> dict[int, str]:

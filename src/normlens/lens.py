@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens import scopes as scope_names
+from normlens.analysis import special_dimensions
 from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
-from normlens.decomposition import RULES, decompose_layer
+from normlens.decomposition import RULES, Settings, decompose_layer
 from normlens.decomposition.engine import AUTO, PRECISIONS
-from normlens.decomposition.layer import Settings
 from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
 from normlens.decomposition.projections import ProjectionCache
 from normlens.errors import (
@@ -350,8 +350,9 @@ class Lens:
 
         def consume(traced: LayerTrace) -> None:
             dtype = self.compute_dtype
+            layer = traced.layer.to(dtype)
             result = decompose_layer(
-                traced.layer.to(dtype),
+                layer,
                 traced.x.to(dtype),
                 traced.alpha.to(dtype),
                 lengths,
@@ -359,8 +360,9 @@ class Lens:
                 request.settings,
                 traced.real,
                 self._projections.of(traced.index, _fingerprint(traced.block)),
+                _ordinary_dimensions(layer) if request.settings.statistics else None,
             )
-            collected.add(result, traced.index, traced.layer)
+            collected.add(result, traced.index, layer)
             if request.progress is not None:
                 request.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
@@ -470,6 +472,12 @@ class Request:
     arrays: bool = True
     correlations: bool = False
     progress: Progress | None = None
+
+
+def _ordinary_dimensions(layer: Layer) -> Tensor | None:
+    """Every dimension but the special ones of the norm behind the feed-forward block."""
+    norm = layer.norm_behind_feed_forward
+    return None if norm is None or norm.gamma is None else special_dimensions(norm.gamma)[1]
 
 
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:

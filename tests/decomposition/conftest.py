@@ -20,7 +20,7 @@ from normlens.components import (
     Reach,
     Residual,
 )
-from normlens.decomposition.layer import LayerMaps, Settings, decompose_layer
+from normlens.decomposition.norm_maps import LayerMaps, Settings, decompose_layer
 
 
 @dataclass(frozen=True)

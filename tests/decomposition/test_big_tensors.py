@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import normlens
-from normlens.decomposition import feedforward
+from normlens.decomposition import tiles
 from normlens.decomposition.plan import Shape
 from normlens.models.examples import tiny_model
 
@@ -60,10 +60,8 @@ def test_neither_method_makes_one(family, method, monkeypatch):
     cost = 0 if method == "matrices" else 1 << 60
     monkeypatch.setattr(Shape, "matrix_operations", property(lambda shape: cost))
     used = []
-    choose = feedforward.choose_plan
-    monkeypatch.setattr(
-        feedforward, "choose_plan", lambda *args: used.append(choose(*args)) or used[-1]
-    )
+    choose = tiles.choose_plan
+    monkeypatch.setattr(tiles, "choose_plan", lambda *args: used.append(choose(*args)) or used[-1])
     lens = normlens.load(tiny_model(family, **SIZES[family]))
     with Watcher() as watcher:
         lens.maps(input_ids=IDS, layers=0)

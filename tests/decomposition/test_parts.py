@@ -6,34 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import largest_error, reference
+from reference import reference
 from torch.utils.flop_counter import FlopCounterMode
 
-from normlens.components import Layer, Linear, Norm
-from normlens.decomposition import parts
+from normlens.components import Layer, Linear
+from normlens.decomposition import freeze, parts
+from normlens.decomposition.parts import Bias, Parts
+from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.decomposition.rules import linearise
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("biases", [False, True])
-def test_attention_gives_the_sums_of_its_parts(groups, biases, problem):
-    given = problem("post", groups=groups, biases=biases, batch=2)
-    vectors, _ = parts.attend(given.layer.attention, given.x, given.alpha)
-    for index in range(2):
-        expected = reference(given.layer, given.x[index], given.alpha[index]).parts["ATTN-N"]
-        own = expected.owned.diagonal().T  # (i, d)
-        assert largest_error(vectors.diagonal[index], own) < 1e-12
-        assert largest_error(vectors.mixed[index], expected.owned.sum(1) - own) < 1e-12
-        torch.testing.assert_close(vectors.bias[index], expected.bias, rtol=0, atol=1e-15)
-
-
-def test_attention_sums_cost_no_more_than_the_attention_itself(problem):
-    """Three products with d×d weights and one with α: heads are mixed before ``W_O``."""
-    n, d = 40, 16
-    given = problem("post", n=n, d=d, heads=4, biases=False)
-    with FlopCounterMode(display=False) as counted:
-        parts.attend(given.layer.attention, given.x, given.alpha)
-    assert counted.get_total_flops() == 3 * 2 * n * d * d + 2 * n * n * d
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -42,23 +22,32 @@ def test_the_rows_of_the_bias_mix_to_its_vectors(centred, biases, problem):
     """Before, between and behind two norms, and behind a projection."""
     given = problem("both", centred=centred, biases=biases, batch=2)
     up = given.layer.feed_forward.up
-    vectors, factors = parts.attend(given.layer.attention, given.x, given.alpha)
-    for norm in [step for step in given.layer.steps if isinstance(step, Norm)][1:3]:
-        inverse = parts.inverse_deviation(vectors.total, norm)
-        vectors, factors = vectors.normalise(norm, inverse), factors.normalise(norm, inverse)
-        torch.testing.assert_close(factors.bias.vectors, vectors.bias, rtol=0, atol=1e-13)
-        torch.testing.assert_close(factors.bias.through(up), up(vectors.bias), rtol=0, atol=1e-13)
-    assert len(factors.bias.rows) == biases * (3 if centred else 1)
-    assert vectors.bias.any() == biases  # otherwise the comparisons would be of zeros
+    expected = [
+        reference(given.layer, given.x[index], given.alpha[index]).parts for index in range(2)
+    ]
+    frozen = freeze(given.layer, given.x, given.alpha, [6, 6])
+    state, saved = Parts.of_tokens(given.x), []
+    for index, step in enumerate(frozen.steps[: given.layer.steps.index(given.layer.feed_forward)]):
+        if isinstance(step, FrozenBranch):
+            saved.append(state)
+            continue
+        passed = [saved.pop()] if isinstance(step, FrozenResidual) else []
+        state = step.on_parts(state, *passed)
+        if index in given.layer.scope_of_step:
+            bias = torch.stack([e[given.layer.scope_of_step[index]].bias for e in expected])
+            torch.testing.assert_close(state.bias.vectors, bias, rtol=0, atol=1e-13)
+            torch.testing.assert_close(state.bias.through(up), up(bias), rtol=0, atol=1e-13)
+    assert len(state.bias.rows) == biases * (3 if centred else 1)
+    assert state.bias.vectors.any() == biases  # otherwise the comparisons would be of zeros
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_bias_costs_its_rows_and_not_its_vectors(gated, problem):
     n, d, m = 40, 16, 24
     given = problem("bare", n=n, d=d, m=m, gated=gated)
-    vectors, factors = parts.attend(given.layer.attention, given.x, given.alpha)
+    bias = Bias.none(given.x).plus(given.layer.attention.output.bias)
     with FlopCounterMode(display=False) as counted:
-        linearise(given.layer.feed_forward, vectors.total, factors.bias, "ig")
+        linearise(given.layer.feed_forward, given.x, bias, "ig")
     assert counted.get_total_flops() == (1 + gated) * 2 * m * (n * d + d + n)
 
 

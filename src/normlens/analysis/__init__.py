@@ -1,7 +1,18 @@
 """The papers' measures, each a pure function of maps given as arrays."""
 
 from normlens.analysis.amplification import Pair, amplification, normalise, strongest_pairs
+from normlens.analysis.mixing import mixing_ratio
 from normlens.analysis.similarity import spearman
+from normlens.analysis.special_dimensions import special_dimensions
 from normlens.analysis.words import merge_words
 
-__all__ = ["Pair", "amplification", "merge_words", "normalise", "spearman", "strongest_pairs"]
+__all__ = [
+    "Pair",
+    "amplification",
+    "merge_words",
+    "mixing_ratio",
+    "normalise",
+    "spearman",
+    "special_dimensions",
+    "strongest_pairs",
+]

@@ -1,6 +1,16 @@
 """The algebra of parts: from a layer's weights, input and attention to its norms."""
 
-from normlens.decomposition.layer import LayerMaps, decompose_layer
+from normlens.decomposition.frozen import FrozenLayer, freeze
+from normlens.decomposition.norm_maps import LayerMaps, decompose_layer, layer_maps
 from normlens.decomposition.rules import RULES
+from normlens.decomposition.settings import Settings
 
-__all__ = ["RULES", "LayerMaps", "decompose_layer"]
+__all__ = [
+    "RULES",
+    "FrozenLayer",
+    "LayerMaps",
+    "Settings",
+    "decompose_layer",
+    "freeze",
+    "layer_maps",
+]

@@ -14,9 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from normlens.components import Reach
-from normlens.decomposition.feedforward import FeedForwardJob, TileNorms, feed_forward_norms
 from normlens.decomposition.parts import Factors
+from normlens.decomposition.tiles import FeedForwardJob, TileNorms, feed_forward_norms
 
 AUTO = "auto"
 #: What may be asked for. It binds the fused kernel; tiles are never less exact than their weights.
@@ -39,13 +38,13 @@ def run_feed_forward(
     return fused_norms(job, lengths, chosen, memory_limit), chosen
 
 
-def factored_norms(factors: Factors, lengths: Sequence[int], reach: Reach) -> Tensor:
-    """Norms (b, i, j) of factored parts, 0 where i = j."""
-    if not has_kernels(factors.weights):
+def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
+    """Norms (b, i, j) of factored parts, 0 where the source is the target's own token."""
+    if factors.source is not None or not has_kernels(factors.weights):
         return factors.norms()
     from normlens.decomposition.fused.factored import fused_factored_norms
 
-    return fused_factored_norms(factors, lengths, reach)
+    return fused_factored_norms(factors, lengths)
 
 
 def is_fused(job: FeedForwardJob) -> bool:

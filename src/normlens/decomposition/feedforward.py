@@ -1,264 +1,143 @@
-"""Norms of the parts behind the feed-forward block, tile by tile.
+"""FF: the feed-forward block with a slope for each neuron in place of its activation.
 
-Behind the nonlinearity ``F_i(x_j) ← Σ_k ((F_i(x_j) W_k) ⊙ r^k_i) W_down``, which no longer factors.
-The first product is almost free, because ``F_i(x_j) W_k = s_i Σ_h A_ijh (U_jh W_k)`` mixes H rows
-that are computed once per source. The second one is the floor of the whole method. It is done for
-a block of targets and sources at a time, and only a few numbers per pair leave the block.
+    F ← Σ_k ((F W_k) ⊙ r^k_i) W_down,    b ← h^b_i W_down + b_down
+
+where k runs over the input projections (up; gate and up in a gated block). `rules` says where the
+slopes r and the bias's share h^b of the neurons come from. Behind the block parts no longer factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from normlens.components import FeedForward, Norm, Reach
-from normlens.decomposition.buffers import Buffers
-from normlens.decomposition.memory import is_out_of_memory
-from normlens.decomposition.parts import Factors
-from normlens.decomposition.plan import Plan, Shape, choose_plan
-from normlens.decomposition.projections import LayerProjections, ProjectionCache, Projections
-from normlens.decomposition.rules import projections
-from normlens.errors import MemoryLimitError
+from normlens.components import FeedForward, Linear, ParallelFeedForward
+from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.parts import Bias, Parts
+from normlens.decomposition.rules import SHAPLEY, Linearised, hidden, linearise, projections
+from normlens.errors import InputError
 
-#: Name of the map just behind the block without its special dimensions.
-ORDINARY = "ordinary"
-
-
-@dataclass(frozen=True)
-class AddBypass:
-    """RES: add the parts that were saved at the branching point."""
-
-    scope: str
-    factors: Factors | None  # None: the bypass belongs to the diagonal alone
+NOT_LINEAR = (
+    "Shapley values are not linear in the parts and cannot be composed; use the rule 'ig', "
+    "'ig-bias' or 'gradient'"
+)
 
 
 @dataclass(frozen=True)
-class Normalise:
-    """LN with the deviation of the real vector."""
+class FrozenFeedForward:
+    """A feed-forward block linearised at its real input."""
 
-    scope: str
-    norm: Norm
-    inverse_deviation: Tensor  # (b, i)
-
-
-TailStep = AddBypass | Normalise
-
-
-@dataclass
-class FeedForwardJob:
-    """The feed-forward block of one layer and what follows it, on a batch."""
-
-    scope: str
     ff: FeedForward
-    factors: Factors  # parts at the block's input
-    slopes: tuple[Tensor, ...]  # r^k (b, i, m)
-    tail: Sequence[TailStep] = field(default_factory=list)
-    reach: Reach = field(default_factory=Reach)
-    remembered: LayerProjections | None = None
-    buffers: Buffers = field(default_factory=Buffers)
-    #: dimensions of the block's output that one more map, `ORDINARY`, keeps
-    ordinary: Tensor | None = None
-    #: the block's real output (b, i, d), and what remains of it without diagonal and bias, which
-    #: is Σ_{j≠i} of the parts behind the block
-    output: Tensor | None = None
-    mixed: Tensor | None = None
+    neurons: Linearised
+    incoming: Bias  # the part of the block's input that no token owns
+
+    @classmethod
+    def at(cls, ff: FeedForward, y: Tensor, bias: Bias, rule: str) -> FrozenFeedForward:
+        """The block at input `y` (b, i, d), of which no token owns `bias`."""
+        return cls(ff, linearise(ff, y, bias, rule), bias)
+
+    def linear(self, v: Tensor) -> Tensor:
+        """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
+        return self._scaled([v @ w for w in projections(self.ff)]) @ self.ff.down.weight
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """``Σ_k W_k ((W_down g) ⊙ r^k_i)``."""
+        at_neurons = g @ self.ff.down.weight.T
+        weights, slopes = projections(self.ff), self.neurons.slopes
+        total = (at_neurons * slopes[0]) @ weights[0].T
+        for w, slope in zip(weights[1:], slopes[1:], strict=True):
+            total = total + (at_neurons * slope) @ w.T
+        return total
 
     @property
-    def scopes(self) -> list[str]:
-        ordinary = [] if self.ordinary is None else [ORDINARY]
-        return [self.scope, *ordinary, *(step.scope for step in self.tail)]
+    def unowned(self) -> Tensor:
+        """What the block adds to the bias it is given, (b, i, d)."""
+        passed = self._scaled([self.incoming.through(Linear(w)) for w in projections(self.ff)])
+        return self.ff.down(self.neurons.bias - passed)
 
-    def shape(self, n: int) -> Shape:
-        w = self.ff.up.weight
-        return Shape(
-            n=n,
-            pairs=self.reach.pairs(n),
-            d=w.shape[0],
-            m=w.shape[1],
-            heads=self.factors.weights.shape[-1],
-            projections=len(self.slopes),
-            itemsize=w.element_size(),
-        )
+    @cached_property
+    def output(self) -> Tensor:
+        """The block's real output (b, i, d)."""
+        return self.ff.down(self.neurons.hidden)
 
+    def on_bias(self) -> Bias:
+        """What the block makes of the bias, its own included."""
+        return Bias.dense(self.ff.down(self.neurons.bias))
 
-@dataclass
-class TileNorms:
-    """What leaves the tiles: off-diagonal norms per scope, and the sum of the block's parts."""
-
-    norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
-    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    #: how far the parts miss `mixed` where it was not summed from them; None: it was
-    error: Tensor | None = None
+    def _scaled(self, inputs: list[Tensor]) -> Tensor:
+        """``Σ_k z^k ⊙ r^k``."""
+        total = inputs[0] * self.neurons.slopes[0]
+        for z, slope in zip(inputs[1:], self.neurons.slopes[1:], strict=True):
+            total = torch.addcmul(total, z, slope)
+        return total
 
 
-def feed_forward_norms(
-    job: FeedForwardJob, lengths: Sequence[int], memory_limit: int | None = None
-) -> TileNorms:
-    """Norms behind the block for every pair, sequence by sequence within the batch."""
-    b, n = job.factors.scale.shape
-    scale = job.factors.scale
-    result = TileNorms(
-        {scope: scale.new_zeros(b, n, n) for scope in job.scopes},
-        scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
-    )
-    plans = [choose_plan(job.shape(length), memory_limit) for length in lengths]
-    tokens = sum(n for n, plan in zip(lengths, plans, strict=True) if plan.method == "tiles")
-    remembered = job.remembered or ProjectionCache().of(0, None)
-    fused = remembered.get(job.factors.basis, projections(job.ff), tokens) if tokens else None
-    for index, length in enumerate(lengths):
-        plan: Plan | None = plans[index]
-        while plan is not None:
-            try:
-                _run_sequence(job, index, length, plan, fused, result)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                job.buffers.clear()
-                plan = plan.halved()
-        else:
-            raise MemoryLimitError(
-                f"out of memory in the feed-forward block with {length} tokens, even one pair at a "
-                "time; use a shorter text or another device"
-            )
-    return result
+@dataclass(frozen=True)
+class SampledFeedForward:
+    """A block whose nonlinearity is passed on by sampled Shapley values: no linear operator."""
+
+    ff: FeedForward
+    output: Tensor  # (b, i, d), the block's real output
+
+    @classmethod
+    def at(cls, ff: FeedForward, y: Tensor) -> SampledFeedForward:
+        """The block at input `y` (b, i, d)."""
+        return cls(ff, ff.down(hidden(ff, y)))
 
 
-def _source_rows(
-    job: FeedForwardJob, fused: Projections | None, index: int, rows: slice
-) -> list[Tensor]:
-    """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
-    if fused is None:
-        u = job.factors.values[index, rows]  # (j, h, d)
-        products = []
-        for k, w in enumerate(projections(job.ff)):
-            out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
-            product = torch.mm(u.reshape(out.shape[0], -1), w, out=out)
-            products.append(product.view(*u.shape[:2], -1))
-        return products
-    v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
-    products = []
-    for k, w in enumerate(fused):
-        out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
-        products.append(torch.bmm(v, w, out=out).transpose(0, 1))
-    return products
+@dataclass(frozen=True)
+class FrozenParallelFeedForward:
+    """A block beside the attention, which reads the layer's input token by token.
 
-
-def _run_sequence(
-    job: FeedForwardJob,
-    index: int,
-    n: int,
-    plan: Plan,
-    fused: Projections | None,
-    result: TileNorms,
-) -> None:
-    result.mixed[index].zero_()
-    rows: list[Tensor] | None = None
-    for j in range(0, n, plan.sources):
-        block = slice(j, min(j + plan.sources, n))
-        if plan.method == "tiles":
-            rows = _source_rows(job, fused, index, block)
-        for i in range(0, n, plan.targets):
-            targets = slice(i, min(i + plan.targets, n))
-            low, high = job.reach.sources(targets.start, targets.stop, n)
-            sources = slice(max(low, block.start), min(high, block.stop))
-            if sources.start >= sources.stop:
-                continue
-            if rows is None:
-                tile = _tile_by_matrices(job, index, targets, sources)
-            else:
-                local = slice(sources.start - j, sources.stop - j)
-                tile = _tile(job, index, targets, sources, [q[local] for q in rows])
-            result.mixed[index, targets] += tile.sum(0)
-            _emit(job, index, targets, sources, tile, result.norms)
-
-
-def _tile(
-    job: FeedForwardJob,
-    index: int,
-    targets: slice,
-    sources: slice,
-    rows: list[Tensor],
-) -> Tensor:
-    """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down`` for one block, (j, i, d)."""
-    weights = job.factors.weights[index, sources, targets]  # (j, i, h)
-    scale = job.factors.scale[index, targets, None]
-    down = job.ff.down.weight
-    j, i, _ = weights.shape
-    m, d = down.shape
-    hidden = job.buffers.take("hidden", down, j, i, m)
-    for k, (q, slope) in enumerate(zip(rows, job.slopes, strict=True)):
-        # s_i is taken by the slopes: both belong to the target, and the slopes are smaller.
-        scaled = slope[index, targets] * scale  # (i, m)
-        if k == 0:
-            torch.bmm(weights, q, out=hidden)
-            hidden.mul_(scaled)
-        else:
-            mixed = job.buffers.take("gated", down, j, i, m)
-            torch.bmm(weights, q, out=mixed)
-            hidden.addcmul_(mixed, scaled)
-    out = job.buffers.take("out", down, j * i, d)
-    return torch.mm(hidden.view(j * i, m), down, out=out).view(j, i, d)
-
-
-def _tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: slice) -> Tensor:
-    """The same block through ``M_i = Σ_k W_k diag(r^k_i) W_down``, (j, i, d)."""
-    weights = job.factors.weights[index, sources, targets]
-    parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)
-    d = parts.shape[-1]
-    matrices = parts.new_empty(targets.stop - targets.start, d, d)
-    for matrix, target in zip(matrices, range(targets.start, targets.stop), strict=True):
-        scaled = torch.zeros_like(job.ff.up.weight)
-        for w, slope in zip(projections(job.ff), job.slopes, strict=True):
-            scaled.addcmul_(w, slope[index, target])
-        torch.mm(scaled, job.ff.down.weight, out=matrix).mul_(job.factors.scale[index, target])
-    return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
-
-
-def _emit(
-    job: FeedForwardJob,
-    index: int,
-    targets: slice,
-    sources: slice,
-    tile: Tensor,
-    norms: dict[str, Tensor],
-) -> None:
-    """Write the tile's norms at the block and at each step behind it; consumes `tile`."""
-    for scope, values in scope_norms(job, index, targets, sources, tile):
-        norms[scope][index, targets, sources] = values.transpose(0, 1)
-
-
-def scope_norms(
-    job: FeedForwardJob,
-    index: int,
-    targets: slice,
-    sources: slice,
-    tile: Tensor,
-    bypass: bool = True,
-) -> Iterator[tuple[str, Tensor]]:
-    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i).
-
-    Without `bypass` only the linear part is walked, which is what a variance needs.
+    Its input is the token alone, so inside the layer all of its output is the token's own, under
+    any rule; slopes are computed when the linear face is asked for.
     """
-    yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
-    if job.ordinary is not None:
-        yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
-    for position, step in enumerate(job.tail):
-        if isinstance(step, AddBypass):
-            if bypass and step.factors is not None:
-                weights = step.factors.weights[index, sources, targets]
-                weights = weights * step.factors.scale[index, targets, None]
-                tile.baddbmm_(weights, step.factors.values[index, sources])
-            yield step.scope, torch.linalg.vector_norm(tile, dim=-1)
-        else:
-            if step.norm.centred:
-                tile.sub_(tile.mean(-1, keepdim=True))
-            if step.norm.gamma is not None:
-                tile.mul_(step.norm.gamma)
-            inverse = step.inverse_deviation[index, targets]
-            yield step.scope, torch.linalg.vector_norm(tile, dim=-1) * inverse
-            if position + 1 < len(job.tail):
-                tile.mul_(inverse[:, None])
+
+    ff: FeedForward
+    norm: FrozenNorm | None
+    x: Tensor  # (b, i, d), the layer's input
+    rule: str
+
+    @classmethod
+    def at(cls, step: ParallelFeedForward, x: Tensor, rule: str) -> FrozenParallelFeedForward:
+        """The block at the layer's input `x` (b, i, d)."""
+        norm = None if step.norm is None else FrozenNorm.at(step.norm, x)
+        return cls(step.feed_forward, norm, x, rule)
+
+    @cached_property
+    def block(self) -> FrozenFeedForward:
+        """The block itself, of whose input no token owns β."""
+        if self.rule == SHAPLEY:
+            raise InputError(NOT_LINEAR)
+        bias = Bias.none(self.x).plus(None if self.norm is None else self.norm.unowned)
+        return FrozenFeedForward.at(self.ff, self._input, bias, self.rule)
+
+    def linear(self, v: Tensor) -> Tensor:
+        """What the block makes of the layer's input vectors (…, i, d)."""
+        return self.block.linear(v if self.norm is None else self.norm.linear(v))
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """What arrives at the layer's input."""
+        g = self.block.adjoint(g)
+        return g if self.norm is None else self.norm.adjoint(g)
+
+    @property
+    def unowned(self) -> Tensor:
+        """What the block makes of β and its own biases, (b, i, d)."""
+        return self.block.on_bias().vectors
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The block's real output (b, i, d)."""
+        return self.ff.down(hidden(self.ff, self._input))
+
+    def on_parts(self, parts: Parts) -> Parts:
+        """All of the output belongs to the token itself."""
+        return Parts(parts.own + self.output, parts.bias, parts.mixed, parts.groups)
+
+    @property
+    def _input(self) -> Tensor:
+        return self.x if self.norm is None else self.norm.apply(self.x)

@@ -23,13 +23,14 @@ MATRIX_TARGETS = 4
 class Shape:
     """The sizes that decide the cost of one feed-forward stage."""
 
-    n: int
+    n: int  # targets
     pairs: int
     d: int
     m: int
     heads: int
     projections: int
     itemsize: int = 4
+    sources: int | None = None  # None: as many as targets
 
     @property
     def tile_operations(self) -> int:
@@ -77,10 +78,11 @@ def choose_plan(shape: Shape, limit: int | None) -> Plan:
     however short the sequence is.
     """
     half = max(1, shape.n // 2)
+    sources = shape.n if shape.sources is None else shape.sources
     if shape.matrix_operations < shape.tile_operations:
-        plan = Plan("matrices", shape.n, min(MATRIX_TARGETS, half))
+        plan = Plan("matrices", sources, min(MATRIX_TARGETS, half))
     else:
-        plan = Plan("tiles", min(SOURCES, shape.n), min(TARGETS, half))
+        plan = Plan("tiles", min(SOURCES, sources), min(TARGETS, half))
     while limit is not None and plan.memory(shape) > limit:
         smaller = plan.halved()
         if smaller is None:

@@ -146,4 +146,5 @@ GATED_RULES: dict[str, Callable[..., Linearised]] = {
     "ig-bias": _gated_ig_bias,
     "gradient": _gated_gradient,
 }
-RULES = (*PLAIN_RULES, "shapley")
+SHAPLEY = "shapley"
+RULES = (*PLAIN_RULES, SHAPLEY)

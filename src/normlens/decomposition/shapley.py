@@ -16,10 +16,10 @@ from torch import Tensor
 
 from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
-from normlens.decomposition.feedforward import FeedForwardJob, TileNorms, scope_norms
-from normlens.decomposition.parts import Vectors
+from normlens.decomposition.parts import Parts
 from normlens.decomposition.plan import Shape, choose_plan
 from normlens.decomposition.rules import projections
+from normlens.decomposition.tiles import FeedForwardJob, TileNorms, scope_norms
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ShapleyResult:
 
 def shapley_norms(
     job: FeedForwardJob,
-    vectors: Vectors,
+    parts: Parts,
     lengths: Sequence[int],
     samples: int,
     seed: int,
@@ -42,7 +42,7 @@ def shapley_norms(
 ) -> ShapleyResult:
     """Sampled Shapley parts behind the block; the same orders for every target of a sequence."""
     b, n = job.factors.scale.shape
-    empty = vectors.diagonal.new_zeros
+    empty = parts.own.new_zeros
     d = job.ff.down.weight.shape[1]
     result = ShapleyResult(
         TileNorms({scope: empty(b, n, n) for scope in job.scopes}, empty(b, n, d)),
@@ -56,7 +56,7 @@ def shapley_norms(
         step = _targets_at_once(job.shape(length), memory_limit)
         for i in range(0, length, step):
             targets = slice(i, min(i + step, length))
-            _run_targets(job, vectors, index, targets, length, orders, result)
+            _run_targets(job, parts, index, targets, length, orders, result)
     return result
 
 
@@ -70,9 +70,7 @@ def _targets_at_once(shape: Shape, limit: int | None) -> int:
     return max(1, min(targets, limit // players))
 
 
-def _players(
-    job: FeedForwardJob, vectors: Vectors, index: int, targets: slice, n: int
-) -> list[Tensor]:
+def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: int) -> list[Tensor]:
     """Each input projection of every player, (n + 1, i, m); the last player is the bias."""
     rows = torch.arange(targets.start, targets.stop)
     local = rows - targets.start
@@ -82,8 +80,8 @@ def _players(
     for w, bias in zip(projections(job.ff), biases, strict=True):
         z = torch.empty(n + 1, len(rows), w.shape[1], dtype=w.dtype, device=w.device)
         torch.bmm(weights, job.factors.values[index, :n] @ w, out=z[:n])
-        z[rows, local] = vectors.diagonal[index, targets] @ w
-        z[n] = vectors.bias[index, targets] @ w
+        z[rows, local] = parts.own[index, targets] @ w
+        z[n] = parts.bias.vectors[index, targets] @ w
         if bias is not None:
             z[n] += bias
         players.append(z)
@@ -97,7 +95,7 @@ def _coalition_value(ff: FeedForward, sums: list[Tensor]) -> Tensor:
 
 def _run_targets(
     job: FeedForwardJob,
-    vectors: Vectors,
+    parts: Parts,
     index: int,
     targets: slice,
     n: int,
@@ -105,7 +103,7 @@ def _run_targets(
     result: ShapleyResult,
 ) -> None:
     ff = job.ff
-    players = _players(job, vectors, index, targets, n)
+    players = _players(job, parts, index, targets, n)
     start = _coalition_value(ff, [torch.zeros_like(z[:1]) for z in players])  # (1, i, m)
     total = players[0].new_zeros(n + 1, *players[0].shape[1:2], ff.down.weight.shape[1])
     squares = {scope: total.new_zeros(n, total.shape[1]) for scope in job.scopes}
@@ -116,9 +114,9 @@ def _run_targets(
         values[:1] -= start
         marginal = torch.empty_like(values)
         marginal[order] = values
-        parts = marginal @ ff.down.weight  # (n + 1, i, d)
-        total += parts
-        for scope, norms in scope_norms(job, index, targets, sources, parts[:n], bypass=False):
+        one = marginal @ ff.down.weight  # (n + 1, i, d)
+        total += one
+        for scope, norms in scope_norms(job, index, targets, sources, one[:n], bypass=False):
             squares[scope] += norms.square()
     mean = total / len(orders)
 
@@ -127,12 +125,12 @@ def _run_targets(
     result.diagonal[index, targets] = mean[rows, local]
     bias = mean[n] + start[0] @ ff.down.weight
     result.bias[index, targets] = bias if ff.down.bias is None else bias + ff.down.bias
-    parts = mean[:n]
-    result.tiles.mixed[index, targets] = parts.sum(0) - result.diagonal[index, targets]
+    shares = mean[:n]
+    result.tiles.mixed[index, targets] = shares.sum(0) - result.diagonal[index, targets]
 
-    for scope, norms in scope_norms(job, index, targets, sources, parts.clone(), bypass=False):
+    for scope, norms in scope_norms(job, index, targets, sources, shares.clone(), bypass=False):
         variance = (squares[scope] / len(orders) - norms.square()).clamp_min(0)
         error = (variance / (len(orders) - 1)).sqrt() if len(orders) > 1 else variance + torch.nan
         result.standard_error[scope][index, targets, sources] = error.transpose(0, 1)
-    for scope, norms in scope_norms(job, index, targets, sources, parts):
+    for scope, norms in scope_norms(job, index, targets, sources, shares):
         result.tiles.norms[scope][index, targets, sources] = norms.transpose(0, 1)

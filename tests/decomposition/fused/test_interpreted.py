@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_way
-from reference import reference
+from reference import mixing_of, reference
 from torch import nn
 
 import normlens
 from normlens.decomposition import decompose_layer, engine
-from normlens.decomposition.feedforward import ORDINARY, FeedForwardJob, feed_forward_norms
-from normlens.decomposition.layer import Settings
+from normlens.decomposition.norm_maps import Settings
+from normlens.decomposition.tiles import ORDINARY, FeedForwardJob, feed_forward_norms
 from normlens.lens import KERNEL_TOLERANCE
 from normlens.models.examples import tiny_model
 
@@ -60,7 +60,7 @@ def test_every_layer_and_precision_gives_the_reference(name, precision, problem,
     for scope, norms in found.norms.items():
         assert entry_error(norms[0], expected.maps[scope]) <= INTERPRETED[precision], scope
         torch.testing.assert_close(
-            found.mixing[scope][0].double(), expected.mixing[scope], atol=1e-5, rtol=0
+            mixing_of(found, scope)[0].double(), expected.mixing[scope], atol=1e-5, rtol=0
         )
     assert found.kernel_error <= KERNEL_TOLERANCE[precision]
 
@@ -161,7 +161,7 @@ def job_of(given, monkeypatch) -> FeedForwardJob:
         return feed_forward_norms(job, lengths, limit), "float32"
 
     with monkeypatch.context() as patched:
-        patched.setattr("normlens.decomposition.layer.run_feed_forward", catch)
+        patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
         given.solve()
     return caught[0]
 
@@ -172,7 +172,7 @@ def test_every_element_of_the_output_is_written(way, order, problem, forced, mon
     given = problem(order, n=5, dtype=torch.float32, causal=True)
     job = job_of(given, monkeypatch)
     forced(way)
-    job.ordinary = torch.arange(3, 12)
+    job = replace(job, ordinary=torch.arange(3, 12))
     slots = Slots.of(job, tail_of(job))
     poisoned = torch.full((1, slots.count, 1, 5, 5), torch.nan)
     found = fused_norms(job, [4], "float32", sums=poisoned)

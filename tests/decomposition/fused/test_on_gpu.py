@@ -14,7 +14,7 @@ from reference import reference, references
 import normlens
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.fused import stage
-from normlens.decomposition.layer import Settings
+from normlens.decomposition.norm_maps import Settings
 from normlens.models.examples import EXAMPLES, tiny_model
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.components import Reach
-from normlens.decomposition import layer, projections
+from normlens.decomposition import projections
 from normlens.decomposition.fused import ways
 from normlens.decomposition.fused.operands import PRECISIONS
 from normlens.decomposition.fused.sources import BySource
@@ -94,7 +94,7 @@ def stage_of(monkeypatch):
         caught: list[Stage] = []
         monkeypatch.setattr(projections, "_pays", lambda basis, tokens: True)
         with monkeypatch.context() as patched:
-            patched.setattr(layer, "run_feed_forward", catch)
+            patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
             with pytest.raises(Caught):
                 given.solve()
         return caught[0]

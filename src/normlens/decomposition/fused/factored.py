@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normlens.components import Reach
 from normlens.decomposition.fused.kernels.factored import norms_of_factors
 from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
 from normlens.decomposition.fused.operands import power_of_two
@@ -16,7 +15,7 @@ from normlens.decomposition.parts import Factors
 TARGETS, DIMS, STAGES = 128, 64, 2
 
 
-def fused_factored_norms(factors: Factors, lengths: Sequence[int], reach: Reach) -> Tensor:
+def fused_factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
     """``‖F_i(x_j)‖`` (b, i, j), 0 where i = j or the mask forbids it."""
     b, n = factors.scale.shape
     heads = factors.weights.shape[-1]
@@ -31,7 +30,7 @@ def fused_factored_norms(factors: Factors, lengths: Sequence[int], reach: Reach)
         *strided(factors.values),
         on_device(tuple(lengths), out.device),
         n,
-        *reaches(reach),
+        *reaches(factors.reach),
         operand=torch.float16,
         D=factors.basis.shape[-1],
         H=heads,

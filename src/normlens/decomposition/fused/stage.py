@@ -11,12 +11,6 @@ import torch
 from torch import Tensor
 
 from normlens.components import Norm
-from normlens.decomposition.feedforward import (
-    ORDINARY,
-    AddBypass,
-    FeedForwardJob,
-    Normalise,
-)
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import preparation
 from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
@@ -30,6 +24,12 @@ from normlens.decomposition.fused.operands import (
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.projections import ProjectionCache, Projections
 from normlens.decomposition.rules import projections
+from normlens.decomposition.tiles import (
+    ORDINARY,
+    AddBypass,
+    FeedForwardJob,
+    Normalise,
+)
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Tail:
 
     @property
     def norm(self) -> Norm | None:
-        return None if self.normalise is None else self.normalise.norm
+        return None if self.normalise is None else self.normalise.step.norm
 
     @property
     def factors(self) -> Factors | None:
@@ -56,6 +56,8 @@ class Tail:
 
 def tail_of(job: FeedForwardJob) -> Tail | None:
     """The job's tail, or None if the kernels do not know it."""
+    if job.mixed is None or job.factors.source is not None:
+        return None  # they need a sum to be compared with, and sources that are the targets
     kinds = [type(step) for step in job.tail]
     if len(kinds) > 2 or len(set(kinds)) < len(kinds):
         return None
@@ -206,7 +208,7 @@ class Stage:
     def inverse_deviation(self) -> Tensor:
         """1/σ_i of the norm behind the block, if there is one."""
         normalise = self.tail.normalise
-        return self.gamma if normalise is None else normalise.inverse_deviation.contiguous()
+        return self.gamma if normalise is None else normalise.step.inverse_deviation.contiguous()
 
     @property
     def tail_constants(self) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from normlens.decomposition.activations import activation
-from normlens.decomposition.feedforward import FeedForwardJob, TileNorms
 from normlens.decomposition.fused.operands import PRECISIONS, Precision
 from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage, tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
 from normlens.decomposition.fused.way import Way
+from normlens.decomposition.tiles import FeedForwardJob, TileNorms
 
 #: Operations that the matrix units do while a byte is stored and read again, or read from the
 #: cache; how much longer an operation takes on gathered rows; and what the launches are worth.

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference import largest_error, reference
+from reference import largest_error, mixing_of, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from normlens.decomposition import decompose_layer, feedforward, plan
+from normlens.decomposition import decompose_layer, plan, tiles
 from normlens.decomposition.plan import Plan
 from normlens.errors import MemoryLimitError
 
@@ -27,16 +27,14 @@ every_layer = pytest.mark.parametrize(
 
 
 def use_plan(monkeypatch, method: str, sources: int, targets: int) -> None:
-    monkeypatch.setattr(
-        feedforward, "choose_plan", lambda shape, limit: Plan(method, sources, targets)
-    )
+    monkeypatch.setattr(tiles, "choose_plan", lambda shape, limit: Plan(method, sources, targets))
 
 
 def assert_equal(found, expected, tolerance: float) -> None:
     assert set(found.norms) == set(expected.norms)
     for scope in expected.norms:
         assert largest_error(found.norms[scope], expected.norms[scope]) <= tolerance, scope
-        torch.testing.assert_close(found.mixing[scope], expected.mixing[scope])
+        torch.testing.assert_close(mixing_of(found, scope), mixing_of(expected, scope))
 
 
 @every_layer
@@ -54,7 +52,7 @@ def test_every_tile_size_and_method_gives_the_reference(
         expected = reference(given.layer, given.x[index], given.alpha[index])
         for scope, norms in found.norms.items():
             assert largest_error(norms[index], expected.maps[scope]) < 1e-9, scope
-            torch.testing.assert_close(found.mixing[scope][index], expected.mixing[scope])
+            torch.testing.assert_close(mixing_of(found, scope)[index], expected.mixing[scope])
 
 
 @every_layer
@@ -142,7 +140,7 @@ class Peak(TorchDispatchMode):
 def test_a_plan_takes_no_more_memory_than_it_says(chosen, d, m, heads, gated, problem, monkeypatch):
     """Otherwise a memory limit would not be one."""
     given = problem("post", n=32, d=d, m=m, heads=heads, gated=gated, dtype=torch.float32)
-    real = feedforward._run_sequence
+    real = tiles._run_sequence
     seen = []
 
     def watched(job, index, n, plan, *rest):
@@ -152,7 +150,7 @@ def test_a_plan_takes_no_more_memory_than_it_says(chosen, d, m, heads, gated, pr
         seen.append(peak.peak)
         assert peak.peak <= plan.memory(job.shape(n))
 
-    monkeypatch.setattr(feedforward, "_run_sequence", watched)
+    monkeypatch.setattr(tiles, "_run_sequence", watched)
     use_plan(monkeypatch, chosen.method, chosen.sources, chosen.targets)
     given.solve()
     assert seen[0] > 0
@@ -168,7 +166,7 @@ def failing_tiles(monkeypatch):
     def install(largest: int, error=torch.OutOfMemoryError, after: int = 0):
         tried = []
         for name in ("_tile", "_tile_by_matrices"):
-            real = getattr(feedforward, name)
+            real = getattr(tiles, name)
 
             def guarded(job, index, targets, sources, *rest, real=real):
                 pairs = (targets.stop - targets.start) * (sources.stop - sources.start)
@@ -177,7 +175,7 @@ def failing_tiles(monkeypatch):
                     raise error("out of memory: tried to allocate more than there is")
                 return real(job, index, targets, sources, *rest)
 
-            monkeypatch.setattr(feedforward, name, guarded)
+            monkeypatch.setattr(tiles, name, guarded)
         return tried
 
     return install
@@ -219,7 +217,7 @@ def test_other_errors_are_not_swallowed(problem, monkeypatch):
     def broken(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(feedforward, "_tile", broken)
-    monkeypatch.setattr(feedforward, "_tile_by_matrices", broken)
+    monkeypatch.setattr(tiles, "_tile", broken)
+    monkeypatch.setattr(tiles, "_tile_by_matrices", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         problem("post").solve()

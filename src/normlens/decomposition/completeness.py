@@ -1,0 +1,23 @@
+"""How far parts and bias miss the vectors that the model computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def relative_error(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Worst ``‖Σ_j F_i(x_j) + b_i − y_i‖ / ‖y_i‖`` over the real tokens of a batch (b, i, d).
+
+    It stays on the device: asking for the number there would stop the layers behind it.
+    """
+    y = real.to(total.dtype)
+    error = torch.linalg.vector_norm(total - y, dim=-1)
+    size = torch.linalg.vector_norm(y, dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
+    ends = torch.tensor(list(lengths)).to(total.device, non_blocking=True)
+    is_token = torch.arange(total.shape[1], device=total.device) < ends[:, None]
+    relative = (error / size).masked_fill(~is_token, 0)
+    # NaN must not pass for a small error.
+    return relative.max().nan_to_num(nan=float("inf"), posinf=float("inf"))

@@ -1,0 +1,127 @@
+"""From factored parts to the norms behind the feed-forward block and the steps that follow it.
+
+Behind the nonlinearity parts no longer factor, so they exist only inside tiles or kernels, and only
+norms and sums come out. This module puts together what those need, group by group of sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.engine import run_feed_forward
+from normlens.decomposition.feedforward import FrozenFeedForward, SampledFeedForward
+from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.parts import Bias, Factors, Parts, side_by_side
+from normlens.decomposition.projections import LayerProjections
+from normlens.decomposition.residual import FrozenResidual
+from normlens.decomposition.settings import Settings
+from normlens.decomposition.shapley import shapley_norms
+from normlens.decomposition.tiles import AddBypass, FeedForwardJob, Normalise, TailStep
+from normlens.errors import InputError
+
+
+class Behind(NamedTuple):
+    """A step behind the feed-forward block."""
+
+    position: int  # among the layer's steps
+    scope: str
+    step: FrozenNorm | FrozenResidual
+    saved: Parts | None = None  # what a residual adds
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What the stage gives."""
+
+    sums: Parts  # just behind the block: own, mixed and bias vectors, without factors
+    norms: dict[str, Tensor]  # scope → (b, i, j), of the block and of every step behind it
+    precision: str | None = None  # of the products; None: sampled
+    kernel_error: Tensor | None = None  # of parts whose sum was not formed from them
+    standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
+
+
+def feed_forward_stage(
+    block: FrozenFeedForward | SampledFeedForward,
+    parts: Parts,
+    scope: str,
+    tail: Sequence[Behind],
+    lengths: Sequence[int],
+    settings: Settings,
+    remembered: LayerProjections | None = None,
+    ordinary: Tensor | None = None,
+) -> StageResult:
+    """Norms of all parts behind the block, and their sums.
+
+    The mixed vectors are summed from the tiles. The fused kernels give no vectors; there they are
+    what the diagonal and the bias leave of the real output, and the kernels' parts are compared
+    with it. `ordinary` are the dimensions that one more map keeps.
+    """
+    if isinstance(block, SampledFeedForward):
+        return _sampled(block, parts, scope, tail, lengths, settings, ordinary)
+    own, bias, output = block.linear(parts.own), block.on_bias(), block.output
+    alone = len(parts.groups) == 1
+    found = []
+    for factors in parts.groups:
+        job = FeedForwardJob(
+            scope,
+            block.ff,
+            factors,
+            block.neurons.slopes,
+            _tail_of_group(tail, factors),
+            remembered,
+            Buffers() if remembered is None else remembered.cache.buffers,
+            ordinary,
+            output,
+            output - own - bias.vectors if alone else None,
+        )
+        found.append(run_feed_forward(job, lengths, settings.precision, settings.memory_limit))
+    tiles, precision = found[0]
+    mixed = (
+        torch.stack([group.mixed for group, _ in found]).sum(0) if len(found) > 1 else tiles.mixed
+    )
+    norms = {
+        name: side_by_side([group.norms[name] for group, _ in found], parts.groups)
+        for name in tiles.norms
+    }
+    return StageResult(Parts(own, bias, mixed), norms, precision, tiles.error)
+
+
+def _sampled(
+    block: SampledFeedForward,
+    parts: Parts,
+    scope: str,
+    tail: Sequence[Behind],
+    lengths: Sequence[int],
+    settings: Settings,
+    ordinary: Tensor | None,
+) -> StageResult:
+    if len(parts.groups) != 1:
+        raise InputError("Shapley values are sampled for layers with one attention only")
+    (factors,) = parts.groups
+    job = FeedForwardJob(
+        scope, block.ff, factors, (), _tail_of_group(tail, factors), ordinary=ordinary
+    )
+    sampled = shapley_norms(
+        job, parts, lengths, settings.samples, settings.seed, settings.memory_limit
+    )
+    sums = Parts(sampled.diagonal, Bias.dense(sampled.bias), sampled.tiles.mixed)
+    return StageResult(sums, sampled.tiles.norms, standard_error=sampled.standard_error)
+
+
+def _tail_of_group(tail: Sequence[Behind], factors: Factors) -> tuple[TailStep, ...]:
+    """The steps behind the block as one group of sources meets them."""
+    steps: list[TailStep] = []
+    for behind in tail:
+        if isinstance(behind.step, FrozenNorm):
+            steps.append(Normalise(behind.scope, behind.step))
+        else:
+            groups = () if behind.saved is None else behind.saved.groups
+            same = [group for group in groups if group.source == factors.source]
+            steps.append(AddBypass(behind.scope, same[0] if same else None))
+    return tuple(steps)

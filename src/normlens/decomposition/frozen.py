@@ -1,0 +1,180 @@
+"""The frozen layer: the one object that every analysis of a layer stands on.
+
+For one input, α, the deviation of every norm and the slopes of every activation are taken as given.
+What is left is affine, and each component says in its own module how it acts on vectors (`linear`),
+on the gradient of a scalar (`adjoint`), what no token owns (`unowned`), and how parts pass it
+(`on_parts`). Norm maps take a frozen layer's parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normlens.components import (
+    Attention,
+    Branch,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    Reach,
+    Residual,
+)
+from normlens.decomposition.attention import FrozenAttention
+from normlens.decomposition.feedforward import (
+    NOT_LINEAR,
+    FrozenFeedForward,
+    FrozenParallelFeedForward,
+    SampledFeedForward,
+)
+from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.parts import Bias
+from normlens.decomposition.residual import FrozenBranch, FrozenResidual
+from normlens.decomposition.rules import SHAPLEY
+from normlens.errors import InputError
+
+FrozenStep = (
+    FrozenBranch
+    | FrozenResidual
+    | FrozenNorm
+    | FrozenAttention
+    | FrozenFeedForward
+    | FrozenParallelFeedForward
+    | SampledFeedForward
+)
+
+
+@dataclass(frozen=True)
+class FrozenLayer:
+    """A layer's components in order, frozen at the vectors that the model computed."""
+
+    layer: Layer
+    x: Tensor  # (b, i, d), the layer's input
+    steps: tuple[FrozenStep, ...]  # of `layer.steps`, as far as anybody asked for them
+    lengths: tuple[int, ...]  # real tokens of each sequence
+
+    def forward(self, v: Tensor, sources: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The linear face: what the layer makes of vectors (…, b, i, d), without any bias.
+
+        `sources` are vectors of another sequence that an attention reads; none is zero.
+        """
+        saved: list[Tensor] = []
+        start = v
+        for step in self.steps:
+            if isinstance(step, FrozenBranch):
+                saved.append(v)
+            elif isinstance(step, FrozenResidual):
+                v = step.linear(v, saved.pop())
+            elif isinstance(step, FrozenParallelFeedForward):
+                v = v + step.linear(start)
+            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
+                other = (sources or {}).get(step.attention.source)
+                v = v.new_zeros(v.shape) if other is None else step.linear(other)
+            else:
+                v = _linear(step).linear(v)
+        return v
+
+    def adjoint(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The transpose of `forward`: g (…, b, i, d) behind the layer as it arrives at its input.
+
+        Also what arrives at each other sequence that the layer reads.
+        """
+        saved: list[Tensor] = []
+        others: dict[str, Tensor] = {}
+        at_start: Tensor | None = None
+        for step in reversed(self.steps):
+            if isinstance(step, FrozenBranch):
+                g = g + saved.pop()
+            elif isinstance(step, FrozenResidual):
+                saved.append(g)
+            elif isinstance(step, FrozenParallelFeedForward):
+                beside = step.adjoint(g)
+                at_start = beside if at_start is None else at_start + beside
+            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
+                name, arrived = step.attention.source, step.adjoint(g)
+                others[name] = others[name] + arrived if name in others else arrived
+                g = g.new_zeros(g.shape)
+            else:
+                g = _linear(step).adjoint(g)
+        return (g if at_start is None else g + at_start), others
+
+    def unowned(self) -> Tensor:
+        """What no token owns behind the layer if no token owned anything before it, (b, i, d)."""
+        bias = self.x.new_zeros(self.x.shape)
+        saved: list[Tensor] = []
+        for step in self.steps:
+            if isinstance(step, FrozenBranch):
+                saved.append(bias)
+            elif isinstance(step, FrozenResidual):
+                bias = step.linear(bias, saved.pop())
+            elif isinstance(step, FrozenParallelFeedForward):
+                bias = bias + step.unowned
+            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
+                bias = bias.new_zeros(bias.shape) + (0 if step.unowned is None else step.unowned)
+            else:
+                operator = _linear(step)
+                bias = operator.linear(bias)
+                bias = bias if operator.unowned is None else bias + operator.unowned
+        return bias
+
+
+def _linear(step: FrozenStep) -> FrozenNorm | FrozenAttention | FrozenFeedForward:
+    if isinstance(step, SampledFeedForward):
+        raise InputError(NOT_LINEAR)
+    assert isinstance(step, (FrozenNorm, FrozenAttention, FrozenFeedForward))
+    return step
+
+
+def freeze(
+    layer: Layer,
+    x: Tensor,
+    alpha: Tensor | Sequence[Tensor],
+    lengths: Sequence[int],
+    rule: str = "ig",
+    sources: Mapping[str, Tensor] | None = None,
+    until: int | None = None,
+) -> FrozenLayer:
+    """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
+
+    A layer with several attentions has one α for each, in order; `sources` are the vectors
+    (b, j, d) of other sequences that it attends to, by name. Steps behind `until` are left out.
+    """
+    weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
+    steps: list[FrozenStep] = []
+    saved: list[tuple[Tensor, Bias]] = []
+    y, bias, mixed = x, Bias.none(x), False
+    for step in layer.steps[: None if until is None else until + 1]:
+        frozen: FrozenStep
+        if isinstance(step, Branch):
+            frozen = FrozenBranch()
+            saved.append((y, bias))
+        elif isinstance(step, Residual):
+            frozen = FrozenResidual()
+            before, bias_before = saved.pop()
+            y, bias = frozen.linear(y, before), bias.add(bias_before)
+        elif isinstance(step, Norm):
+            frozen = FrozenNorm.at(step, y)
+            y = frozen.apply(y)
+            if mixed:  # before that, β belongs to the token
+                bias = frozen.on_bias(bias)
+        elif isinstance(step, Attention):
+            read, reach = y, layer.reach
+            if step.source is not None:
+                read, reach = (sources or {})[step.source], Reach()
+            frozen = FrozenAttention.at(step, read, next(weights), reach)
+            y, bias, mixed = frozen.output, Bias.none(x).plus(step.output.bias), True
+        elif isinstance(step, FeedForward):
+            if rule == SHAPLEY:
+                frozen = SampledFeedForward.at(step, y)
+            else:
+                frozen = FrozenFeedForward.at(step, y, bias, rule)
+                bias = frozen.on_bias()
+            y = frozen.output
+        elif isinstance(step, ParallelFeedForward):
+            frozen = FrozenParallelFeedForward.at(step, x, rule)
+            y = y + frozen.output
+        steps.append(frozen)
+    return FrozenLayer(layer, x, tuple(steps), tuple(lengths))

@@ -1,0 +1,73 @@
+"""LN: LayerNorm and RMSNorm with the deviation of the real vector.
+
+F ← (F − mean F) / σ_i ⊙ γ,    b ← (b − mean b) / σ_i ⊙ γ + β        (RMSNorm: without the mean)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normlens.components import Norm
+from normlens.decomposition.parts import Bias, Parts
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """A norm at the vectors that the model normalised."""
+
+    norm: Norm
+    inverse_deviation: Tensor  # 1/σ_i (b, i)
+
+    @classmethod
+    def at(cls, norm: Norm, y: Tensor) -> FrozenNorm:
+        """The norm with ``σ_i``: the deviation of `y` (b, i, d), or its root mean square."""
+        square = y.var(-1, correction=0) if norm.centred else y.square().mean(-1)
+        return cls(norm, (square + norm.eps).rsqrt())
+
+    def linear(self, v: Tensor) -> Tensor:
+        """``(v − mean v)/σ_i ⊙ γ`` of vectors (…, i, d)."""
+        return self.stretch(v) * self.inverse_deviation[..., None]
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """``(γ⊙g − mean(γ⊙g))/σ_i``."""
+        g = g if self.norm.gamma is None else g * self.norm.gamma
+        if self.norm.centred:
+            g = g - g.mean(-1, keepdim=True)
+        return g * self.inverse_deviation[..., None]
+
+    @property
+    def unowned(self) -> Tensor | None:
+        """β."""
+        return self.norm.beta
+
+    def apply(self, y: Tensor) -> Tensor:
+        """The whole norm of the real vectors."""
+        y = self.linear(y)
+        return y if self.norm.beta is None else y + self.norm.beta
+
+    def on_parts(self, parts: Parts) -> Parts:
+        """Every part is centred by its own mean; β belongs to the token until tokens are mixed."""
+        if parts.mixed is None:
+            return Parts(self.apply(parts.own), parts.bias)
+        groups = tuple(group.scaled(self.stretch, self.inverse_deviation) for group in parts.groups)
+        bias = self.on_bias(parts.bias)
+        return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), groups)
+
+    def on_bias(self, bias: Bias) -> Bias:
+        """What the norm makes of the bias once tokens are mixed: as of any part, and β."""
+        return bias.scaled(self.stretch, self.inverse_deviation).plus(self.norm.beta)
+
+    def stretch(self, v: Tensor) -> Tensor:
+        """The norm without the division: centre (if it centres), times γ."""
+        if self.norm.centred:
+            v = v - v.mean(-1, keepdim=True)
+        return v if self.norm.gamma is None else v * self.norm.gamma
+
+    def stretch_(self, v: Tensor) -> None:
+        """The same in place."""
+        if self.norm.centred:
+            v.sub_(v.mean(-1, keepdim=True))
+        if self.norm.gamma is not None:
+            v.mul_(self.norm.gamma)

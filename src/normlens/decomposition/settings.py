@@ -1,0 +1,20 @@
+"""What is asked of the algebra."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normlens.decomposition.engine import AUTO
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is asked of the algebra, apart from the scopes."""
+
+    rule: str = "ig"
+    heads: bool = False
+    memory_limit: int | None = None
+    statistics: bool = False
+    samples: int = 64  # permutations of the Shapley rule
+    seed: int = 0
+    precision: str = AUTO  # of the feed-forward products on a GPU; `engine` names them

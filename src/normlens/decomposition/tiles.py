@@ -1,0 +1,273 @@
+"""Norms of the parts behind the feed-forward block, tile by tile.
+
+Behind the nonlinearity ``F_i(x_j) ← Σ_k ((F_i(x_j) W_k) ⊙ r^k_i) W_down``, which no longer factors.
+The first product is almost free, because ``F_i(x_j) W_k = s_i Σ_h A_ijh (U_jh W_k)`` mixes H rows
+that are computed once per source. The second one is the floor of the whole method. It is done for
+a block of targets and sources at a time, and only a few numbers per pair leave the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normlens.components import FeedForward, Reach
+from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.memory import is_out_of_memory
+from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.parts import Factors
+from normlens.decomposition.plan import Plan, Shape, choose_plan
+from normlens.decomposition.projections import LayerProjections, ProjectionCache, Projections
+from normlens.decomposition.rules import projections
+from normlens.errors import MemoryLimitError
+
+#: Name of the map just behind the block without its special dimensions.
+ORDINARY = "ordinary"
+
+
+@dataclass(frozen=True)
+class AddBypass:
+    """RES behind the block: add what this group of sources had at the branching point."""
+
+    scope: str
+    factors: Factors | None  # None: the bypass holds no part of this group's off the diagonal
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """LN behind the block."""
+
+    scope: str
+    step: FrozenNorm
+
+
+TailStep = AddBypass | Normalise
+
+
+@dataclass(frozen=True)
+class FeedForwardJob:
+    """One group of sources at the feed-forward block of one layer, and what follows it."""
+
+    scope: str
+    ff: FeedForward
+    factors: Factors  # the group's parts at the block's input
+    slopes: tuple[Tensor, ...]  # r^k (b, i, m); none where the rule has none
+    tail: tuple[TailStep, ...]
+    remembered: LayerProjections | None = None
+    buffers: Buffers = field(default_factory=Buffers)
+    #: dimensions of the block's output that one more map, `ORDINARY`, keeps
+    ordinary: Tensor | None = None
+    #: the block's real output (b, i, d), and Σ_{j≠i} of the parts behind the block where it is
+    #: known beforehand: what the output leaves without diagonal and bias
+    output: Tensor | None = None
+    mixed: Tensor | None = None
+
+    @property
+    def reach(self) -> Reach:
+        return self.factors.reach
+
+    @property
+    def scopes(self) -> list[str]:
+        ordinary = [] if self.ordinary is None else [ORDINARY]
+        return [self.scope, *ordinary, *(step.scope for step in self.tail)]
+
+    def sources(self, index: int, targets: int) -> int:
+        """How many sources the sequence at `index` has, whose targets are so many."""
+        return targets if self.factors.lengths is None else self.factors.lengths[index]
+
+    def shape(self, targets: int, sources: int | None = None) -> Shape:
+        w = self.ff.up.weight
+        square = sources is None or self.factors.source is None
+        return Shape(
+            n=targets,
+            sources=targets if sources is None else sources,
+            pairs=self.reach.pairs(targets) if square else targets * (sources or 0),
+            d=w.shape[0],
+            m=w.shape[1],
+            heads=self.factors.weights.shape[-1],
+            projections=len(projections(self.ff)),
+            itemsize=w.element_size(),
+        )
+
+
+@dataclass
+class TileNorms:
+    """What leaves the tiles: off-diagonal norms per scope, and the sum of the block's parts."""
+
+    norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
+    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
+    #: how far the parts miss `mixed` where it was not summed from them; None: it was
+    error: Tensor | None = None
+
+
+def feed_forward_norms(
+    job: FeedForwardJob, lengths: Sequence[int], memory_limit: int | None = None
+) -> TileNorms:
+    """Norms behind the block for every pair, sequence by sequence within the batch."""
+    b, n_sources, n, _ = job.factors.weights.shape
+    scale = job.factors.scale
+    result = TileNorms(
+        {scope: scale.new_zeros(b, n, n_sources) for scope in job.scopes},
+        scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
+    )
+    sources = [job.sources(index, length) for index, length in enumerate(lengths)]
+    shapes = [job.shape(*sizes) for sizes in zip(lengths, sources, strict=True)]
+    plans = [choose_plan(shape, memory_limit) for shape in shapes]
+    tokens = sum(n for n, plan in zip(sources, plans, strict=True) if plan.method == "tiles")
+    remembered = job.remembered or ProjectionCache().of(0, None)
+    fused = remembered.get(job.factors.basis, projections(job.ff), tokens) if tokens else None
+    for index, length in enumerate(lengths):
+        plan: Plan | None = plans[index]
+        while plan is not None:
+            try:
+                _run_sequence(job, index, length, plan, fused, result)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                job.buffers.clear()
+                plan = plan.halved()
+        else:
+            raise MemoryLimitError(
+                f"out of memory in the feed-forward block with {length} tokens, even one pair at a "
+                "time; use a shorter text or another device"
+            )
+    return result
+
+
+def _source_rows(
+    job: FeedForwardJob, fused: Projections | None, index: int, rows: slice
+) -> list[Tensor]:
+    """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
+    if fused is None:
+        u = job.factors.values[index, rows]  # (j, h, d)
+        products = []
+        for k, w in enumerate(projections(job.ff)):
+            out = job.buffers.take(f"rows {k}", w, u.shape[0] * u.shape[1], w.shape[1])
+            product = torch.mm(u.reshape(out.shape[0], -1), w, out=out)
+            products.append(product.view(*u.shape[:2], -1))
+        return products
+    v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
+    products = []
+    for k, w in enumerate(fused):
+        out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
+        products.append(torch.bmm(v, w, out=out).transpose(0, 1))
+    return products
+
+
+def _run_sequence(
+    job: FeedForwardJob,
+    index: int,
+    n: int,
+    plan: Plan,
+    fused: Projections | None,
+    result: TileNorms,
+) -> None:
+    result.mixed[index].zero_()
+    n_sources = job.sources(index, n)
+    rows: list[Tensor] | None = None
+    for j in range(0, n_sources, plan.sources):
+        block = slice(j, min(j + plan.sources, n_sources))
+        if plan.method == "tiles":
+            rows = _source_rows(job, fused, index, block)
+        for i in range(0, n, plan.targets):
+            targets = slice(i, min(i + plan.targets, n))
+            low, high = job.reach.sources(targets.start, targets.stop, n_sources)
+            sources = slice(max(low, block.start), min(high, block.stop))
+            if sources.start >= sources.stop:
+                continue
+            if rows is None:
+                tile = _tile_by_matrices(job, index, targets, sources)
+            else:
+                local = slice(sources.start - j, sources.stop - j)
+                tile = _tile(job, index, targets, sources, [q[local] for q in rows])
+            result.mixed[index, targets] += tile.sum(0)
+            _emit(job, index, targets, sources, tile, result.norms)
+
+
+def _tile(
+    job: FeedForwardJob,
+    index: int,
+    targets: slice,
+    sources: slice,
+    rows: list[Tensor],
+) -> Tensor:
+    """``Σ_k ((s_i Σ_h A_ijh Q^k_jh) ⊙ r^k_i) W_down`` for one block, (j, i, d)."""
+    weights = job.factors.weights[index, sources, targets]  # (j, i, h)
+    scale = job.factors.scale[index, targets, None]
+    down = job.ff.down.weight
+    j, i, _ = weights.shape
+    m, d = down.shape
+    hidden = job.buffers.take("hidden", down, j, i, m)
+    for k, (q, slope) in enumerate(zip(rows, job.slopes, strict=True)):
+        # s_i is taken by the slopes: both belong to the target, and the slopes are smaller.
+        scaled = slope[index, targets] * scale  # (i, m)
+        if k == 0:
+            torch.bmm(weights, q, out=hidden)
+            hidden.mul_(scaled)
+        else:
+            mixed = job.buffers.take("gated", down, j, i, m)
+            torch.bmm(weights, q, out=mixed)
+            hidden.addcmul_(mixed, scaled)
+    out = job.buffers.take("out", down, j * i, d)
+    return torch.mm(hidden.view(j * i, m), down, out=out).view(j, i, d)
+
+
+def _tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: slice) -> Tensor:
+    """The same block through ``M_i = Σ_k W_k diag(r^k_i) W_down``, (j, i, d)."""
+    weights = job.factors.weights[index, sources, targets]
+    parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)
+    d = parts.shape[-1]
+    matrices = parts.new_empty(targets.stop - targets.start, d, d)
+    for matrix, target in zip(matrices, range(targets.start, targets.stop), strict=True):
+        scaled = torch.zeros_like(job.ff.up.weight)
+        for w, slope in zip(projections(job.ff), job.slopes, strict=True):
+            scaled.addcmul_(w, slope[index, target])
+        torch.mm(scaled, job.ff.down.weight, out=matrix).mul_(job.factors.scale[index, target])
+    return torch.bmm(parts.transpose(0, 1), matrices).transpose(0, 1)
+
+
+def _emit(
+    job: FeedForwardJob,
+    index: int,
+    targets: slice,
+    sources: slice,
+    tile: Tensor,
+    norms: dict[str, Tensor],
+) -> None:
+    """Write the tile's norms at the block and at each step behind it; consumes `tile`."""
+    for scope, values in scope_norms(job, index, targets, sources, tile):
+        norms[scope][index, targets, sources] = values.transpose(0, 1)
+
+
+def scope_norms(
+    job: FeedForwardJob,
+    index: int,
+    targets: slice,
+    sources: slice,
+    tile: Tensor,
+    bypass: bool = True,
+) -> Iterator[tuple[str, Tensor]]:
+    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i).
+
+    Without `bypass` only the linear part is walked, which is what a variance needs.
+    """
+    yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
+    if job.ordinary is not None:
+        yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
+    for position, step in enumerate(job.tail):
+        if isinstance(step, AddBypass):
+            if bypass and step.factors is not None:
+                weights = step.factors.weights[index, sources, targets]
+                weights = weights * step.factors.scale[index, targets, None]
+                tile.baddbmm_(weights, step.factors.values[index, sources])
+            yield step.scope, torch.linalg.vector_norm(tile, dim=-1)
+        else:
+            step.step.stretch_(tile)
+            inverse = step.step.inverse_deviation[index, targets]
+            yield step.scope, torch.linalg.vector_norm(tile, dim=-1) * inverse
+            if position + 1 < len(job.tail):
+                tile.mul_(inverse[:, None])
