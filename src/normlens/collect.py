@@ -58,8 +58,9 @@ class Collected:
         self.reaches.append(layer.reach)
         self.precision = result.precision or self.precision
         self._errors += [(index, scope, error) for scope, error in result.completeness.items()]
-        if result.kernel_error is not None:
-            self._kernel_errors.append((index, "", result.kernel_error))
+        for kind, error in (("sum", result.kernel_error), ("sample", result.sampled_error)):
+            if error is not None:
+                self._kernel_errors.append((index, kind, error))
         groups = {
             "arrays": result.norms if self.wanted["arrays"] else {},
             "mixing": {
@@ -82,9 +83,9 @@ class Collected:
         """Every completeness error, with its layer and scope, in the order of the layers."""
         return _numbers(self._errors)
 
-    def kernel_errors(self) -> list[tuple[int, float]]:
-        """How far a kernel's parts miss their sum, layer by layer."""
-        return [(layer, number) for layer, _, number in _numbers(self._kernel_errors)]
+    def kernel_errors(self) -> list[tuple[int, str, float]]:
+        """How far a kernel's parts miss their sum, and its norms a sample, layer by layer."""
+        return _numbers(self._kernel_errors)
 
     def sequences(self) -> list[dict[str, dict[str, NDArray]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""

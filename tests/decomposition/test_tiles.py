@@ -165,7 +165,7 @@ def failing_tiles(monkeypatch):
 
     def install(largest: int, error=torch.OutOfMemoryError, after: int = 0):
         tried = []
-        for name in ("_tile", "_tile_by_matrices"):
+        for name in ("tile_by_rows", "tile_by_matrices"):
             real = getattr(tiles, name)
 
             def guarded(job, index, targets, sources, *rest, real=real):
@@ -217,7 +217,7 @@ def test_other_errors_are_not_swallowed(problem, monkeypatch):
     def broken(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(tiles, "_tile", broken)
-    monkeypatch.setattr(tiles, "_tile_by_matrices", broken)
+    monkeypatch.setattr(tiles, "tile_by_rows", broken)
+    monkeypatch.setattr(tiles, "tile_by_matrices", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         problem("post").solve()

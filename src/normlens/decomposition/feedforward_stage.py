@@ -42,7 +42,9 @@ class StageResult:
     sums: Parts  # just behind the block: own, mixed and bias vectors, without factors
     norms: dict[str, Tensor]  # scope → (b, i, j), of the block and of every step behind it
     precision: str | None = None  # of the products; None: sampled
-    kernel_error: Tensor | None = None  # of parts whose sum was not formed from them
+    #: of parts whose sum was not formed from them: of that sum, and of a sample of their norms
+    kernel_error: Tensor | None = None
+    sampled_error: Tensor | None = None
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
 
 
@@ -89,7 +91,8 @@ def feed_forward_stage(
         name: side_by_side([group.norms[name] for group, _ in found], parts.groups)
         for name in tiles.norms
     }
-    return StageResult(Parts(own, bias, mixed), norms, precision, tiles.error)
+    sums = Parts(own, bias, mixed)
+    return StageResult(sums, norms, precision, tiles.error, tiles.sampled_error)
 
 
 def _sampled(

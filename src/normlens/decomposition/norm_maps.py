@@ -49,7 +49,9 @@ class LayerMaps:
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
     completeness: dict[str, Tensor] = field(default_factory=dict)  # scope → worst relative error
     precision: str | None = None  # of the feed-forward products; None: there were none
-    kernel_error: Tensor | None = None  # of parts whose sum was not formed from them
+    #: of parts whose sum was not formed from them: of that sum, and of a sample of their norms
+    kernel_error: Tensor | None = None
+    sampled_error: Tensor | None = None
     statistics: FeedForwardStatistics | None = None
 
 
@@ -184,7 +186,9 @@ class _Walk:
             self.ordinary,
         )
         behind, norms = stage.sums, stage.norms
-        self.result.precision, self.result.kernel_error = stage.precision, stage.kernel_error
+        self.result.precision = stage.precision
+        self.result.kernel_error = stage.kernel_error
+        self.result.sampled_error = stage.sampled_error
         self.result.standard_error = {
             name: error for name, error in stage.standard_error.items() if name in self.scopes
         }

@@ -99,8 +99,10 @@ class TileNorms:
 
     norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
     mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    #: how far the parts miss `mixed` where it was not summed from them; None: it was
+    #: where `mixed` was not summed from the parts: how far they miss it, and how far norms of a few
+    #: pairs miss those of an exact computation
     error: Tensor | None = None
+    sampled_error: Tensor | None = None
 
 
 def feed_forward_norms(
@@ -180,15 +182,15 @@ def _run_sequence(
             if sources.start >= sources.stop:
                 continue
             if rows is None:
-                tile = _tile_by_matrices(job, index, targets, sources)
+                tile = tile_by_matrices(job, index, targets, sources)
             else:
                 local = slice(sources.start - j, sources.stop - j)
-                tile = _tile(job, index, targets, sources, [q[local] for q in rows])
+                tile = tile_by_rows(job, index, targets, sources, [q[local] for q in rows])
             result.mixed[index, targets] += tile.sum(0)
             _emit(job, index, targets, sources, tile, result.norms)
 
 
-def _tile(
+def tile_by_rows(
     job: FeedForwardJob,
     index: int,
     targets: slice,
@@ -216,7 +218,7 @@ def _tile(
     return torch.mm(hidden.view(j * i, m), down, out=out).view(j, i, d)
 
 
-def _tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: slice) -> Tensor:
+def tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: slice) -> Tensor:
     """The same block through ``M_i = Σ_k W_k diag(r^k_i) W_down``, (j, i, d)."""
     weights = job.factors.weights[index, sources, targets]
     parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)

@@ -23,6 +23,7 @@ from normlens.models.examples import tiny_model
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.decomposition.fused import operands, sources
+from normlens.decomposition.fused.sample import sampled_error
 from normlens.decomposition.fused.sources import Tiling
 from normlens.decomposition.fused.stage import Slots, tail_of
 from normlens.decomposition.fused.targets import TargetTiling
@@ -210,6 +211,40 @@ def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     scaled = operands.down
     monkeypatch.setattr(operands, "down", lambda weight, precision: scaled(1.1 * weight, precision))
     assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("order", ["post", "pre", "both"])
+def test_errors_of_both_signs_are_noticed_by_a_sample(way, order, problem, forced, monkeypatch):
+    """One source's parts 5 % too large and another's too small: their sum may hide it."""
+    given = problem(order, n=6, dtype=torch.float32, causal=True)
+    job = job_of(given, monkeypatch)
+    forced(way)
+    sound = fused_norms(job, [6], "float32")
+    assert sound.sampled_error < INTERPRETED["float32"]
+    signs = 1 + 0.05 * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    wrong = {scope: norms * signs for scope, norms in sound.norms.items()}
+    assert 0.03 < sampled_error(job, [6], wrong) < 0.07
+    wrong[job.scope] = torch.full_like(wrong[job.scope], torch.nan)
+    assert sampled_error(job, [6], wrong) == torch.inf
+
+
+@pytest.mark.parametrize("lengths", [[1], [2], [3, 1], [2, 5]])
+def test_a_sample_of_short_sequences(lengths, problem, fused):
+    given = problem("post", n=max(lengths), batch=len(lengths), dtype=torch.float32)
+    scopes, settings = given.layer.scopes, Settings(precision="float32")
+    found = decompose_layer(given.layer, given.x, given.alpha, lengths, scopes, settings)
+    assert found.sampled_error < INTERPRETED["float32"]
+
+
+def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
+    def wrong(job, lengths, norms):
+        return torch.tensor(0.05)
+
+    monkeypatch.setattr("normlens.decomposition.fused.ways.sampled_error", wrong)
+    lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
+    with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
+        lens.maps(input_ids=[3, 9, 27], precision="float32")
 
 
 def test_what_one_request_keeps_suits_the_next(fused):
