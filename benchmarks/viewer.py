@@ -64,7 +64,7 @@ def example(tokens: int, layers: int, causal: bool) -> Maps:
     words = [f"token{k}" for k in range(tokens)]
     return Maps(
         arrays=arrays,
-        tokens=words,
+        raw_tokens=words,
         layers=list(range(layers)),
         allowed=allowed,
         completeness=1e-6,

@@ -22,7 +22,7 @@ from normlens.models.examples import tiny_model
 @pytest.fixture(scope="module")
 def maps() -> normlens.Maps:
     made = normlens.load(tiny_model("bert")).maps(input_ids=[5, 6, 7, 8, 9], heads=True)
-    return replace(made, tokens=["NA", 'a,"b"', "日本", "\n", "<b>"], text="NA …")
+    return replace(made, raw_tokens=["NA", 'a,"b"', "日本", "\n", "<b>"], text="NA …")
 
 
 def strict_json(path: Path) -> Any:

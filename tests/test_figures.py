@@ -17,6 +17,7 @@ from normlens.analysis import strongest_pairs
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
 from normlens.models.examples import tiny_model
 from normlens.scopes import consecutive
+from normlens.tokens import readable_tokens
 
 pytest.importorskip("matplotlib")
 TEXT = "She teaches soap opera history."
@@ -128,7 +129,7 @@ def test_axes_are_labelled_at_the_edges(bert: normlens.Maps, second_layer: Any) 
     assert last.get_xlabel() == "source j (input)"
     assert [t.get_text() for t in first.get_yticklabels()] == bert.tokens
     assert [t.get_text() for t in last.get_xticklabels()] == bert.tokens
-    assert list(first.get_yticks()) == list(range(len(bert)))
+    assert list(first.get_yticks()) == list(range(len(bert.tokens)))
 
 
 def test_every_panel_has_a_colour_bar(bert: normlens.Maps, second_layer: Any) -> None:
@@ -223,7 +224,7 @@ def test_maps_plot_themselves(bert: normlens.Maps) -> None:
 @pytest.mark.parametrize("n", [1, 8, 64])
 def test_nothing_overlaps_at_any_length(n: int) -> None:
     maps = tiny_maps("bert", n)
-    maps = replace(maps, tokens=["unbelievable"[: 1 + k % 12] for k in range(n)], text=TEXT * 9)
+    maps = replace(maps, raw_tokens=["unbelievable"[: 1 + k % 12] for k in range(n)], text=TEXT * 9)
     assert_tidy(figures.plot_layer(maps, 1, ["ATTN-W", "FF"]))
     assert_tidy(figures.plot_overview(maps, scopes=["ATTN-W", "LN2"]))
     assert_tidy(figures.plot_amplification(maps, "LN1", "FF", 1, top=0))
@@ -246,7 +247,7 @@ def test_long_sequences_label_some_tokens_and_say_so() -> None:
 
 def test_odd_tokens_are_shown_as_they_are(bert: normlens.Maps) -> None:
     odd = ["$x_1$", "_", "<script>", "日本", "😀", "\n", "a" * 40]
-    maps = replace(bert, tokens=odd, text="$\\frac{1}{ <b>日本</b> _x_")
+    maps = replace(bert, raw_tokens=odd, text="$\\frac{1}{ <b>日本</b> _x_")
     figure = figures.plot_layer(maps, scopes="FF")
     figure.canvas.draw()  # a character without a glyph, or mathtext, would warn or raise here
     labels = panels(figure)[0].get_yticklabels()
@@ -268,12 +269,12 @@ def test_odd_tokens_are_shown_as_they_are(bert: normlens.Maps) -> None:
     ],
 )
 def test_readable_tokens(tokens: list[str], expected: list[str]) -> None:
-    assert figures.readable_tokens(tokens) == expected
+    assert readable_tokens(tokens) == expected
 
 
 def test_special_tokens_do_not_hide_byte_level_text() -> None:
     tokens = ["<｜begin▁of▁sentence｜>", "Ġcaf", "Ã©"]
-    assert figures.readable_tokens(tokens, [True, False, False])[1:] == ["␣caf", "é"]
+    assert readable_tokens(tokens, [True, False, False])[1:] == ["␣caf", "é"]
 
 
 # The other pictures ------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def test_amplification_is_signed_and_symmetric(bert: normlens.Maps) -> None:
     norm = full.images[0].norm
     assert norm.vmax == -norm.vmin == np.abs(difference).max()
     without = shown(panels(figures.plot_amplification(bert, "LN1", "FF", 1))[0])
-    np.testing.assert_array_equal(np.ma.getmaskarray(without), np.eye(len(bert), dtype=bool))
+    np.testing.assert_array_equal(np.ma.getmaskarray(without), np.eye(len(bert.tokens), dtype=bool))
 
 
 def test_amplification_marks_and_lists_the_strongest_pairs(bert: normlens.Maps) -> None:

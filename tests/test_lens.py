@@ -48,7 +48,7 @@ def test_properties(lens):
 def test_the_longest_sequence_is_one_that_runs(family, longest, tiny):
     lens = normlens.load(tiny(family, torch.float32))
     assert lens.max_tokens == longest
-    assert len(lens.maps(input_ids=[5] * longest, scopes="ATTN-N", layers=0)) == longest
+    assert len(lens.maps(input_ids=[5] * longest, scopes="ATTN-N", layers=0).tokens) == longest
     with pytest.raises(InputError, match=f"{longest + 1} tokens.*at most {longest}"):
         lens.maps(input_ids=[5] * (longest + 1))
 
@@ -56,7 +56,7 @@ def test_the_longest_sequence_is_one_that_runs(family, longest, tiny):
 def test_no_limit_where_there_are_no_positions(tiny):
     lens = normlens.load(tiny("bloom", torch.float32))
     assert lens.max_tokens is None
-    assert len(lens.maps(input_ids=[5] * 60, scopes="ATTN-N", layers=0)) == 60
+    assert len(lens.maps(input_ids=[5] * 60, scopes="ATTN-N", layers=0).tokens) == 60
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

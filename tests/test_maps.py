@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ def make(n: int = 6, layers: int = 2, heads: int = 3, causal: bool = False) -> n
 
     return normlens.Maps(
         arrays={scope: draw(layers, n, n) * allowed for scope in SCOPES},
-        tokens=["[CLS]", "un", "##aff", "##able", "dog", "[SEP]"][:n],
+        raw_tokens=["[CLS]", "un", "##aff", "##able", "dog", "[SEP]"][:n],
         layers=list(range(layers)),
         allowed=allowed,
         completeness=1e-7,
@@ -59,7 +61,8 @@ def test_scopes_by_any_name(maps):
 
 
 def test_length_and_repr(maps):
-    assert len(maps) == 6
+    assert len(maps) == len(SCOPES)
+    assert list(maps) == SCOPES
     assert repr(maps) == "Maps(toy: 6 tokens, 2 layers, 6 scopes, completeness 1.0e-07)"
 
 
@@ -279,3 +282,110 @@ def test_to_bertviz(maps):
     single = maps.to_bertviz("FF")
     assert all(layer.shape == (1, 1, 6, 6) for layer in single)
     torch.testing.assert_close(single[0][0, 0], torch.from_numpy(maps["FF"][0]))
+
+
+def test_to_xarray(maps):
+    xarray = pytest.importorskip("xarray")
+    data = maps.to_xarray()
+    assert isinstance(data, xarray.Dataset)
+    assert data["ATTN-N"].dims == ("layer", "target", "source")
+    assert data["heads/ATTN-N"].dims == ("layer", "head", "target", "source")
+    assert data["mixing/ATTN-N"].dims == ("layer", "target")
+    np.testing.assert_array_equal(data["ATTN-N"].sel(layer=1), maps["ATTN-N"][1])
+    dog = data["ATTNRESLNFF-N"].isel(source=data.source_token.values.tolist().index("dog"))
+    np.testing.assert_array_equal(dog, maps["FF"][:, :, 4])
+
+
+def test_statistics_have_named_axes(tiny):
+    pytest.importorskip("xarray")
+    data = normlens.load(tiny("bert")).maps(input_ids=IDS, statistics=True).to_xarray()
+    assert data["statistics/gamma"].dims == ("layer", "d_model")
+    assert data["statistics/ff_output_norm"].dims == ("layer", "target")
+
+
+# Comparing ----------------------------------------------------------------------------------------
+
+
+def test_equal_maps_hold_the_same_numbers_and_labels(maps, tmp_path):
+    assert maps == make()
+    assert maps != make(causal=True)
+    assert maps != maps.choose(layers=0)
+    assert maps != maps.words()
+    assert maps != "maps"
+    assert maps == normlens.Maps.load(maps.save(tmp_path / "maps.safetensors"))
+    one = maps["FF"].copy()
+    one[1, 2, 3] = np.nextafter(one[1, 2, 3], 1)
+    assert maps != replace(maps, arrays={**maps.arrays, SCOPES[-1]: one})
+    undefined = replace(maps, arrays={**maps.arrays, SCOPES[-1]: one * np.nan})
+    assert undefined == replace(undefined)
+
+
+def test_layers_from_the_end(maps):
+    assert maps.choose(layers=-1) == maps.choose(layers=1)
+    assert maps.choose(layers=[-2, 1]) == maps
+    with pytest.raises(InputError, match="layer -3 is not among"):
+        maps.choose(layers=-3)
+
+
+# Tokens -------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_for_reading():
+    maps = replace(make(n=2), raw_tokens=["ĠcafÃ©", "s"], special=[False, False])
+    assert maps.tokens == ["␣café", "s"]
+    assert maps.raw_tokens == ["ĠcafÃ©", "s"]
+    assert set(maps.to_pandas().source_token) == {"␣café", "s"}
+
+
+# Strongest pairs ----------------------------------------------------------------------------------
+
+
+def test_top_pairs_of_a_scope(maps):
+    table = maps.top_pairs("FF", count=2)
+    assert list(table.columns) == [
+        "layer", "source", "source_token", "target", "target_token", "value"
+    ]  # fmt: skip
+    assert table.layer.tolist() == [0, 0, 1, 1]
+    off = maps["FF"][0] * (1 - np.eye(6))
+    target, source = np.unravel_index(off.argmax(), off.shape)
+    best = table.iloc[0]
+    assert (best.target, best.source, best.value) == (target, source, off.max())
+    assert best.source_token == maps.tokens[source]
+
+
+def test_top_pairs_are_those_of_the_feed_forward_block_by_default(maps):
+    table = maps.top_pairs()
+    expected = maps.top_pairs("FF", before="LN")
+    assert table.equals(expected)
+    values = maps.amplification("LN", "FF")
+    assert all(values[row.layer, row.target, row.source] == row.value for row in table.itertuples())
+
+
+def test_top_pairs_need_a_feed_forward_block(maps):
+    with pytest.raises(InputError, match="name two of"):
+        maps.choose(scopes=["ATTN", "RES"]).top_pairs()
+
+
+# Pictures in axes of one's own --------------------------------------------------------------------
+
+
+def test_pictures_in_other_axes(maps):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    left, middle, right = figure.subplots(1, 3)
+    assert maps.plot(layer=-1, scopes="FF", ax=left) is figure
+    np.testing.assert_array_equal(left.images[0].get_array(), maps["FF"][1])
+    assert [tick.get_text() for tick in left.get_xticklabels()] == maps.tokens
+    assert maps.plot_amplification(layer=-1, diagonal=True, ax=middle) is figure
+    np.testing.assert_allclose(middle.images[0].get_array(), maps.amplification("LN", "FF")[1])
+    assert maps.plot_similarity(ax=right) is figure
+    assert len(right.lines) == 4
+    with pytest.raises(InputError, match="one map, not 6"):
+        maps.plot(ax=left)
+
+
+@pytest.mark.parametrize(
+    "picture", ["plot", "plot_overview", "plot_similarity", "plot_amplification"]
+)
+def test_every_picture_of_the_command_line_is_a_method(maps, picture):
+    pytest.importorskip("matplotlib")
+    assert getattr(maps, picture)().axes

@@ -275,7 +275,7 @@ def test_too_long_a_text(lens):
 
 def test_truncated(lens):
     maps = lens.maps("the " * 60, truncate=True, layers=0, scopes="ATTN-N")
-    assert len(maps) == 48
+    assert len(maps.tokens) == 48
     assert maps.tokens[-1] == "[SEP]"
 
 
@@ -285,7 +285,7 @@ def test_truncation_leaves_short_texts_alone(lens):
 
 def test_a_truncated_pair(lens):
     maps = lens.maps(("the " * 60, "dog " * 60), truncate=True, layers=0, scopes="ATTN-N")
-    assert len(maps) == 48
+    assert len(maps.tokens) == 48
     assert {"the", "dog"} < set(maps.tokens)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from normlens._version import __version__
 from normlens.analysis import mixing_ratio, special_dimensions
 from normlens.analysis.device_ranks import spearman_matrices
+from normlens.axes import axes_of
 from normlens.components import Layer, Reach
 from normlens.decomposition.norm_maps import FeedForwardStatistics, LayerMaps
 
@@ -22,9 +23,6 @@ from normlens.decomposition.norm_maps import FeedForwardStatistics, LayerMaps
 HELD_ON_DEVICE = 2 << 30
 
 CORRELATIONS = "correlations"
-#: How many of its last axes run over tokens, by group; the statistics' by name.
-_TOKEN_AXES = {"arrays": 2, "mixing": 1, "heads": 2, "standard_error": 2}
-_STATISTICS_AXES = {"ff_output_norm": 1, "bypassed_norm": 1, "ff_without_special": 2}
 
 Key = tuple[str, str]  # group of results, name within it
 
@@ -93,7 +91,7 @@ class Collected:
         found: list[dict[str, dict[str, NDArray]]] = [{} for _ in self.lengths]
         for (group, name), pieces in self._done.items():
             whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-            axes = _TOKEN_AXES.get(group, _STATISTICS_AXES.get(name, 0))
+            axes = _token_axes(group, name)
             for index, n in enumerate(self.lengths):
                 place: tuple[Any, ...] = (index, ..., *([slice(n)] * axes))
                 # a view would keep the whole batch alive
@@ -152,6 +150,13 @@ class Collected:
                 "ff_without_special": found.ordinary,
             }
         return values
+
+
+def _token_axes(group: str, name: str) -> int:
+    """How many of an array's last axes run over tokens."""
+    if group == CORRELATIONS:
+        return 0
+    return sum(axis in ("target", "source") for axis in axes_of(group, name))
 
 
 def _numbers(found: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float]]:

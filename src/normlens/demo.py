@@ -256,7 +256,7 @@ def _amplification_table(results: Sequence[Maps], step: Step, layers: Sequence[i
     for layer in layers:
         best = [(pair, maps) for maps in results for pair in _best_pairs(maps, step, layer, 2)]
         for pair, maps in sorted(best, key=lambda found: -found[0].value)[:2]:
-            labels = figures.readable_tokens(maps.tokens, maps.special)
+            labels = maps.tokens
             words = f"{labels[pair.source]} → {labels[pair.target]}"
             rows.append([str(layer + 1), f"{pair.value:+.3f}", words, str(maps.text)])
     return _Table(

@@ -105,6 +105,7 @@ def to_document(maps: Maps) -> dict[str, Any]:
         "model": maps.provenance.get("model"),
         "text": maps.text,
         "tokens": maps.tokens,
+        "raw_tokens": maps.raw_tokens,
         "token_ids": maps.token_ids,
         "special": maps.special,
         "layers": [layer + 1 for layer in maps.layers],

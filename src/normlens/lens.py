@@ -450,7 +450,7 @@ class Lens:
         rho = found.get(CORRELATIONS, {}).get(CORRELATIONS)
         return Maps(
             arrays={scope: arrays[scope] for scope in request.scopes if scope in arrays},
-            tokens=sequence.tokens,
+            raw_tokens=sequence.tokens,
             layers=request.layers,
             allowed=collected.allowed(len(sequence)),
             completeness=completeness,

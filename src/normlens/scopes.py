@@ -11,7 +11,7 @@ from typing import NamedTuple
 from normlens.errors import UnknownScopeError
 
 WEIGHT_SCOPES = ("ATTN-W", "ATTNRES-W")
-_COMPONENT = re.compile(r"ATTN|RES|LN|FF")
+_COMPONENT = re.compile(r"ATTN|CROSS|RES|LN|FF")
 
 
 def components_of(scope: str) -> list[str]:
@@ -89,3 +89,10 @@ def consecutive(scopes: Sequence[str]) -> list[Step]:
         chain.insert(0, "ATTN-W")
     names = shortest(scopes)
     return [Step(names[after], before, after) for before, after in pairwise(chain)]
+
+
+def feed_forward_pair(scopes: Sequence[str]) -> tuple[str, str] | None:
+    """The scopes just before and just behind the feed-forward block, where both are at hand."""
+    after = next((scope for scope in scopes if scope.endswith("FF-N")), "")
+    before = f"{after.removesuffix('FF-N')}-N"
+    return (before, after) if after and before in scopes else None

@@ -23,7 +23,6 @@ FORMAT = "normlens-maps"
 FORMAT_VERSION = 1
 _GROUPS = ("arrays", "mixing", "heads", "standard_error", "statistics")
 _FIELDS = (
-    "tokens",
     "layers",
     "completeness",
     "provenance",
@@ -47,7 +46,11 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
         "format": FORMAT,
         "version": str(FORMAT_VERSION),
         "maps": json.dumps(
-            {"scopes": maps.scopes, **{name: getattr(maps, name) for name in _FIELDS}},
+            {
+                "scopes": maps.scopes,
+                "tokens": maps.raw_tokens,
+                **{name: getattr(maps, name) for name in _FIELDS},
+            },
             ensure_ascii=False,
         ),
     }
@@ -82,6 +85,7 @@ def open(path: str | Path) -> Maps:
                 groups[group][scope] = array
         # safetensors sorts its tensors; the layer's order is in the header.
         groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
+        meta["raw_tokens"] = meta.pop("tokens")
         if isinstance(meta["text"], list):
             meta["text"] = tuple(meta["text"])
         maps = Maps(allowed=tensors["allowed"].astype(bool), **groups, **meta)

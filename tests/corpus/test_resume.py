@@ -319,7 +319,7 @@ def test_a_measure_that_was_edited_is_refused(
         "from normlens.measures import measure\n"
         '@measure(schema={"length": int})\n'
         "def length(maps):\n"
-        '    return {"length": [len(maps)]}\n'
+        '    return {"length": [len(maps.tokens)]}\n'
     )
     module = tmp_path / "edited_measure.py"
     module.write_text(source)

@@ -332,7 +332,7 @@ def test_shares_of_diagonal_and_special_tokens(lens: Lens, tmp_path: Path) -> No
     result = worked(sentence, at(tmp_path))
     table = result.tables["sentence"].frame
     assert table["layer"].tolist() == [1, 2]
-    n = len(maps)
+    n = len(maps.tokens)
     for scope in maps.scopes:
         for k, own in enumerate(maps[scope].astype(float)):
             rows = [own[i] / own[i].sum() for i in range(n)]

@@ -77,7 +77,7 @@ def item(index: int, n: int = 9, *, causal: bool = False, layers: int = 2, seed:
     }
     maps = Maps(
         arrays={scope: a.astype(np.float32) for scope, a in arrays.items()},
-        tokens=encoded.tokens,
+        raw_tokens=encoded.tokens,
         layers=list(range(layers)),
         allowed=allowed,
         completeness=0.0,

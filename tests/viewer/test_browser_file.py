@@ -14,7 +14,6 @@ from viewer_examples import hostile_maps
 
 import normlens
 from normlens.analysis import normalise, strongest_pairs
-from normlens.figures.labels import readable_tokens
 from normlens.maps import Maps
 from normlens.models.examples import tiny_model
 from normlens.viewer import to_html
@@ -32,7 +31,7 @@ def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> Non
     assert viewer.root("scope") == FF
     assert viewer.root("layer") == "4"
     np.testing.assert_allclose(viewer.values(), soap["FF"][3], rtol=1e-6)
-    shown = readable_tokens(soap.tokens, soap.special)
+    shown = soap.tokens
     assert viewer.svg_texts(".row-labels text") == shown
     assert viewer.svg_texts(".column-labels text") == shown
     text = " ".join(viewer.svg_texts('[data-figure="map"] text'))
@@ -152,7 +151,7 @@ def test_special_tokens_and_words(viewer: Any, soap: Maps, soap_html: Path) -> N
 
 def test_hover_pin_pair_and_zoom(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.open(soap_html, "layer=4&scope=FF")
-    shown = readable_tokens(soap.tokens, soap.special)
+    shown = soap.tokens
     x, y = viewer.cell(3, 2)
     viewer.page.mouse.move(x, y)
     tip = viewer.page.locator(".tooltip").inner_text()
@@ -202,7 +201,7 @@ def test_the_keyboard_reads_cells(viewer: Any, soap: Maps, soap_html: Path) -> N
 def test_arcs_are_the_same_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.open(soap_html, "layer=4&scope=FF")
     viewer.choose("form", "arcs")
-    shown = readable_tokens(soap.tokens, soap.special)
+    shown = soap.tokens
     assert viewer.svg_texts(".source-label") == shown
     assert viewer.svg_texts(".target-label") == shown
     figure = viewer.page.locator('[data-figure="arcs"]')
@@ -221,7 +220,7 @@ def test_ff_amp_in_one_click(viewer: Any, soap: Maps, soap_html: Path) -> None:
     np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
     rho = float(viewer.page.get_attribute('[data-role="comparison"]', "data-rho"))
     assert rho == pytest.approx(soap.similarity(LN1, FF)[2], abs=1e-6)
-    shown = readable_tokens(soap.tokens, soap.special)
+    shown = soap.tokens
     for kind, pairs in zip(
         ("amplified", "damped"), strongest_pairs(expected, soap.allowed[2], 10), strict=True
     ):
@@ -268,7 +267,7 @@ def test_two_texts(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None
 def test_two_models_on_one_text(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
     bare = normlens.load(tiny_model("bert", vocab_size=minilm.model.config.vocab_size).eval())
     (other,) = bare.maps(input_ids=torch.tensor([soap.token_ids]))
-    other = replace(other, tokens=soap.tokens)  # it has no tokenizer of its own
+    other = replace(other, raw_tokens=soap.raw_tokens)  # it has no tokenizer of its own
     path = to_html([soap, other], tmp_path / "models.html")
     viewer.open(path, "view=compare&a=0:2:FF&b=1:2:FF")
     expected = normalise(other[FF][1]) - normalise(soap[FF][1])

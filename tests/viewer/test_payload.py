@@ -124,7 +124,7 @@ def large(n: int, layers: int) -> Maps:
     maps = hostile_maps(n, layers)
     names = ["ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"]
     more = {name: rng.lognormal(0, 2, (layers, n, n)).astype(np.float32) for name in names}
-    return replace(maps, arrays={**maps.arrays, **more}, tokens=[f"t{k}" for k in range(n)])
+    return replace(maps, arrays={**maps.arrays, **more}, raw_tokens=[f"t{k}" for k in range(n)])
 
 
 def test_512_tokens_stay_below_sixty_megabytes() -> None:

@@ -21,7 +21,7 @@ def hostile_maps(n: int = 4, layers: int = 2, causal: bool = False) -> Maps:
             scope: (rng.lognormal(0, 1, allowed.shape) * allowed).astype(np.float32)
             for scope in scopes
         },
-        tokens=tokens,
+        raw_tokens=tokens,
         layers=list(range(layers)),
         allowed=allowed,
         completeness=2e-6,

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from normlens.cli.arguments import FROM_ONE
 from normlens.cli.printing import add_row, console_for, new_table, print_table
+from normlens.scopes import consecutive, feed_forward_pair
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +21,8 @@ PRINTED_PAIRS = 3
 
 
 def show_maps(maps: Maps) -> None:
-    from normlens.figures import readable_tokens
-
     console = console_for()
-    shown = readable_tokens(maps.tokens, maps.special)
+    shown = maps.tokens
     about = maps.provenance
     console.print(
         f"{about['model']} ({about['model_type']}): {layers_in_words(maps)} of "
@@ -60,8 +59,6 @@ def completeness(maps: Maps) -> str:
 
 
 def _show_similarity(console: Console, maps: Maps) -> None:
-    from normlens.scopes import consecutive
-
     steps = consecutive(maps.scopes)
     if not steps:
         return
@@ -81,11 +78,11 @@ def _rho(value: float) -> str:
 
 
 def _show_amplification(console: Console, maps: Maps, shown: list[str]) -> None:
-    after = next((scope for scope in maps.scopes if scope.endswith("FF-N")), "")
-    before = after.removesuffix("FF-N") + "-N"
+    pair = feed_forward_pair(maps.scopes)
     # A block beside the attention reads its own token alone and amplifies no pair.
-    if not after or before not in maps or "∥" in maps.provenance["components"]:
+    if pair is None or "∥" in maps.provenance["components"]:
         return
+    before, after = pair
     title = f"Pairs that the feed-forward block amplifies most ({before} → {after}; {FROM_ONE})"
     table = new_table("layer", "source → target, FF-amp", left=2)
     _add_pairs(table, maps, shown, maps.amplification(before, after), PRINTED_PAIRS, "+.3f")

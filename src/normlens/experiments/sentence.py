@@ -18,7 +18,6 @@ from normlens.experiments.mixing import attention_block
 from normlens.experiments.settings import Settings
 from normlens.figures.canvas import FRAME, MARGIN, Sheet, require_matplotlib
 from normlens.figures.fonts import Fonts, fonts_for
-from normlens.figures.labels import readable_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -140,10 +139,7 @@ def _draw(maps: Maps, layers: list[int]) -> Drawing:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
-    tokens = [
-        token if len(token) <= 12 else f"{token[:11]}…"
-        for token in readable_tokens(maps.tokens, maps.special)
-    ]
+    tokens = [token if len(token) <= 12 else f"{token[:11]}…" for token in maps.tokens]
     fonts = fonts_for([*tokens, *maps.scopes, "…"])
     blocks = 1 if len(layers) <= _ROWS else 2
     rows = -(-len(layers) // blocks)

@@ -7,7 +7,6 @@ the papers; arguments count them from 0, as arrays do.
 from normlens.figures.amplification import plot_amplification
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.heatmaps import COLOUR_SCALES
-from normlens.figures.labels import readable_tokens
 from normlens.figures.layer import plot_layer
 from normlens.figures.overview import plot_overview
 from normlens.figures.similarity import plot_similarity
@@ -18,6 +17,5 @@ __all__ = [
     "plot_layer",
     "plot_overview",
     "plot_similarity",
-    "readable_tokens",
     "require_matplotlib",
 ]

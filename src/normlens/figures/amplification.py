@@ -11,10 +11,12 @@ from normlens.analysis.amplification import AXES
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.captions import model_name
+from normlens.figures.foreign_axes import draw_into
 from normlens.figures.heatmaps import Panel, heat_maps, largest
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from normlens.maps import Maps
@@ -37,12 +39,14 @@ def plot_amplification(
     diagonal: bool = False,
     cmap: str = "RdBu_r",
     max_label: int = 14,
+    ax: Axes | None = None,
 ) -> Figure:
     """What `after` strengthens (red) and weakens (blue) beside `before`, in one layer (from 0).
 
     ``after − before``, both normalised along `axis` first; FF-amp of Kobayashi et al. 2024
     (section 5). The `top` strongest pairs of either sign are marked and listed. The pairs i = j are
     never ranked, as in the paper, and shown only with `diagonal`: they would outshine the others.
+    `ax` takes the map alone into axes of yours.
     """
     require_matplotlib()
     valid_choice(axis, AXES, "axis")
@@ -54,12 +58,15 @@ def plot_amplification(
     left_out = np.eye(len(maps.tokens), dtype=bool) & (not diagonal)
     values = np.ma.masked_where(~allowed | left_out, difference)
     limit = largest(np.ma.abs(values))
+    if ax is not None:
+        norm, title = Normalize(-limit, limit), f"{last} − {first}"
+        return draw_into(ax, values, maps.tokens, norm, cmap, title, max_label)
     panel = Panel(values, f"{last} − {first}", "", Normalize(-limit, limit), cmap, grey=left_out)
     return heat_maps(
         maps,
         [[panel]],
         side=min(max(0.12 * len(maps.tokens), 3.2), 5.2),
-        heading=f"{model_name(maps)}, layer {layer + 1} (counted from 1)",
+        heading=f"{model_name(maps)}, layer {chosen.layers[0] + 1} (counted from 1)",
         notes=[
             f"Colour: {last} minus {first}, {_NORMALISED[axis]}."
             + ("" if diagonal else " Grey: i = j, left out.")

@@ -91,3 +91,7 @@ def tick(value: float, _position: int) -> str:
 
 def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
+
+
+def cut_label(token: str, longest: int) -> str:
+    return token if len(token) <= longest else token[: max(1, longest - 1)] + "…"

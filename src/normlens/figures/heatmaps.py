@@ -24,9 +24,8 @@ from normlens.figures.canvas import (
     Notes,
     Sheet,
 )
-from normlens.figures.captions import provenance, text_lines, tick
+from normlens.figures.captions import cut_label, provenance, text_lines, tick
 from normlens.figures.fonts import Fonts, fonts_for
-from normlens.figures.labels import readable_tokens
 from normlens.figures.pairs import Listing
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def heat_maps(
     """Panels in a grid: labels at its left and lower edges, a colour bar at each panel or one."""
     if max_label < 1:
         raise InputError(f"max_label must be at least 1, not {max_label}")
-    labels = [_cut(token, max_label) for token in readable_tokens(maps.tokens, maps.special)]
+    labels = [cut_label(token, max_label) for token in maps.tokens]
     fonts = fonts_for([*labels, heading, *text_lines(maps), *notes, provenance(maps), "□…→"])
     overview = bar is not None
     ticks = _Ticks.fitting(labels, side, fonts, SMALLEST_TICK if overview else LARGEST_TICK)
@@ -165,10 +164,6 @@ def heat_maps(
     if listing is not None:
         listing.draw(sheet, left + pitch_x + 0.1, top)
     return sheet.figure
-
-
-def _cut(token: str, longest: int) -> str:
-    return token if len(token) <= longest else token[: max(1, longest - 1)] + "…"
 
 
 def _ordinal(number: int) -> str:

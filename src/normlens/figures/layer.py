@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.captions import additions, measured, model_name, unit
+from normlens.figures.foreign_axes import draw_into, only_scope
 from normlens.figures.heatmaps import (
     COLOUR_SCALES,
     Panel,
@@ -19,6 +20,7 @@ from normlens.figures.heatmaps import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from normlens.maps import Maps
@@ -36,13 +38,15 @@ def plot_layer(
     colour: str = "sqrt",
     cmap: str = "viridis",
     max_label: int = 14,
+    ax: Axes | None = None,
 ) -> Figure:
-    """The scopes of one layer (index from 0 among the model's layers) side by side.
+    """The scopes of one layer of the model (negative: from the end) side by side.
 
     `scale` "map" gives every panel its own colours, "shared" the same to all weights and to all
     norms. `normalise` makes each "source" (column) or "target" (row) sum to 1. `colour` "sqrt"
     brings out small values beside a strong diagonal; the other choice is "linear". Tokens longer
-    than `max_label` characters are cut. Pairs that attention does not allow stay blank.
+    than `max_label` characters are cut. Pairs that attention does not allow stay blank. `ax` takes
+    the map of one scope into axes of yours.
     """
     require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
@@ -53,6 +57,10 @@ def plot_layer(
     if scale == "shared":
         units = {scope: unit(scope, normalise) for scope in names}
         tops = {s: max(tops[t] for t in names if units[t] == units[s]) for s in names}
+    if ax is not None:
+        scope = only_scope(names)
+        norm = colour_norm(colour, tops[scope])
+        return draw_into(ax, values[scope], maps.tokens, norm, cmap, scope, max_label)
     rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
     columns = math.ceil(len(names) / rows)
     added = additions(names)
@@ -68,7 +76,7 @@ def plot_layer(
         maps,
         [panels[start : start + columns] for start in range(0, len(panels), columns)],
         side=min(max(0.1 * n, smallest), max(smallest, 3.8)),
-        heading=f"{model_name(maps)}, layer {layer + 1} (counted from 1)",
+        heading=f"{model_name(maps)}, layer {chosen.layers[0] + 1} (counted from 1)",
         notes=[f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
         max_label=max_label,
     )

@@ -24,18 +24,21 @@ from normlens.figures.canvas import (
 )
 from normlens.figures.captions import model_name, provenance, text_lines
 from normlens.figures.fonts import Fonts, fonts_for
+from normlens.figures.foreign_axes import figure_of
 from normlens.scopes import consecutive
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from normlens.maps import Maps
 
 
-def plot_similarity(maps: Maps) -> Figure:
+def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
     """Spearman's ρ between each scope and the one before it, layer by layer.
 
     The lower a component's line, the more it changes the map. Kobayashi et al. 2024, section 4.
+    `ax` takes the lines into axes of yours.
     """
     require_matplotlib()
     steps = consecutive(maps.scopes)
@@ -47,13 +50,18 @@ def plot_similarity(maps: Maps) -> Figure:
     labels = [f"{name}:  {before} → {after}" for name, before, after in steps]
     similarities = np.array([maps.similarity(before, after) for _, before, after in steps])
     known = similarities[np.isfinite(similarities)]
+    layers = [layer + 1 for layer in maps.layers]
+    if ax is not None:
+        _draw_lines(ax, layers, similarities, [step.component for step in steps])
+        ax.set(xlabel="layer (counted from 1)", ylabel="Spearman's ρ")
+        ax.legend(frameon=False)
+        return figure_of(ax)
     undefined = " It is undefined for a map without differences."
     notes = [
         "ρ over all pairs of tokens that attention allows; 1: the component leaves the map's "
         "ranking as it was." + (undefined if known.size < similarities.size else ""),
         provenance(maps),
     ]
-    layers = [layer + 1 for layer in maps.layers]
     plot_width = min(max(3.6, 0.24 * (layers[-1] - layers[0])), 7.5)
     plot_height, axis_width, axis_height, gap = 2.9, 0.55, 0.42, 0.2
     fonts = fonts_for([*labels, *notes, *text_lines(maps), model_name(maps)])

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from normlens import store
 from normlens.errors import InputError
-from normlens.figures.labels import readable_tokens
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -108,8 +107,8 @@ def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dic
     return {
         "model": str(maps.provenance.get("model", "model")),
         "text": None if text is None else list(text),
-        "tokens": list(maps.tokens),
-        "labels": readable_tokens(maps.tokens, maps.special),
+        "tokens": list(maps.raw_tokens),
+        "labels": maps.tokens,
         "special": [bool(flag) for flag in maps.special] or [False] * len(maps.tokens),
         "words": maps.token_words,
         "word_labels": list(maps.word_labels),

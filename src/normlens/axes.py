@@ -1,0 +1,52 @@
+"""The axes of every array that maps hold, by name: the one legend for shapes above the algebra.
+
+layer · head · target i (output, row) · source j (input, column) · d_model · special (dimension)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Arrays by their axes.
+LayerTargetSource: TypeAlias = NDArray[np.floating]
+LayerHeadTargetSource: TypeAlias = NDArray[np.floating]
+LayerTarget: TypeAlias = NDArray[np.floating]
+PerLayer: TypeAlias = NDArray[np.floating]
+Allowed: TypeAlias = NDArray[np.bool_]  # [layer, target, source]
+
+Axes: TypeAlias = tuple[str, ...]
+
+#: The groups of arrays that maps hold, each by scope.
+GROUPS: Mapping[str, Axes] = {
+    "arrays": ("layer", "target", "source"),
+    "mixing": ("layer", "target"),
+    "heads": ("layer", "head", "target", "source"),
+    "standard_error": ("layer", "target", "source"),
+}
+#: The group of the feed-forward block's statistics, by name.
+STATISTICS: Mapping[str, Axes] = {
+    "ff_output_norm": ("layer", "target"),
+    "bypassed_norm": ("layer", "target"),
+    "ff_input_mean_abs": ("layer", "d_model"),
+    "ff_output_mean_abs": ("layer", "d_model"),
+    "gamma": ("layer", "d_model"),
+    "special_dimensions": ("layer", "special"),
+    "ff_without_special": ("layer", "target", "source"),
+}
+
+
+def axes_of(group: str, name: str) -> Axes:
+    """The axes of one array."""
+    return STATISTICS[name] if group == "statistics" else GROUPS[group]
+
+
+def take(array: NDArray, axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray:
+    """The array with only the given places along each of the named axes that it has."""
+    for position, axis in enumerate(axes):
+        if axis in indices:
+            array = np.take(array, indices[axis], axis=position)
+    return array
