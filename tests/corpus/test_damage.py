@@ -229,6 +229,19 @@ def test_what_a_run_is_writing_is_not_stray(copy: Path) -> None:
     assert (found.shards_done, found.shards) == (6, 7)
 
 
+def test_an_answer_from_part_of_a_run_says_so(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = "SELECT count(*) AS n FROM sequences"
+    command("query", copy, query, "--csv")
+    assert capsys.readouterr() == (f"n\n{N}\n", "")
+    (copy / "shards/shard-000003.json").unlink()
+    command("query", copy, query, "--csv")
+    shown = capsys.readouterr()
+    assert shown.out == f"n\n{N - SHARD}\n"
+    assert shown.err.startswith("note: only shards that are done answer")
+
+
 # The manifest -------------------------------------------------------------------------------------
 
 

@@ -44,7 +44,10 @@ class Check:
         lines = [str(problem) for problem in self.problems]
         done = f"{self.shards_done} of {self.shards} shards are done"
         if self.problems:
-            verdict = f"{len(lines)} problems; compute again what is lost: normlens run --resume"
+            many = "problem" if len(lines) == 1 else "problems"
+            verdict = (
+                f"{len(lines)} {many}; what is lost is computed again by normlens run --resume"
+            )
         else:
             verdict = f"their {self.files} files match their checksums"
         return "\n".join([*lines, f"{done}, {verdict}"])

@@ -258,10 +258,15 @@ def query_command(
         for table, described in found.manifest.tables.items():
             print(f"{table}({', '.join(described['columns'])})")
         return
+    tables = found.snapshot()
+    if not tables.complete:
+        print(
+            f"note: only shards that are done answer; see: normlens status {run}", file=sys.stderr
+        )
     if out is not None:
-        found.export(sql, out, overwrite=force)
+        tables.export(sql, out, overwrite=force)
         return
-    frame = found.sql(sql)
+    frame = tables.sql(sql)
     if csv:
         print(frame.to_csv(index=False), end="")
     elif as_json:

@@ -119,8 +119,8 @@ def _check(manifest: Manifest) -> None:
         raise TypeError("its sequences are not counted")
     if not all(isinstance(name, str) for name in manifest.options.measures):
         raise TypeError("its measures are not named")
-    for part in (manifest.options.settings, manifest.measures):
-        if not all(isinstance(given, dict) for given in part.values()):
+    for options in (manifest.options.settings, manifest.measures):
+        if not all(isinstance(given, dict) for given in options.values()):
             raise TypeError("the options of its measures are not described")
     for name, described in manifest.tables.items():
         if not name.isidentifier():

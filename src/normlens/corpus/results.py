@@ -59,15 +59,15 @@ class Run:
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table in its own order; `sql` is for those that do not fit into memory."""
-        return self._tables().table(name)
+        return self.snapshot().table(name)
 
     def sql(self, query: str) -> pd.DataFrame:
         """The answer to an SQL query over the run's tables (DuckDB's SQL)."""
-        return self._tables().sql(query)
+        return self.snapshot().sql(query)
 
     def export(self, query: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the answer to a query to a .csv, .json or .parquet file, row by row."""
-        return self._tables().export(query, path, overwrite=overwrite)
+        return self.snapshot().export(query, path, overwrite=overwrite)
 
     def check(self) -> Check:
         """Read every file and compare it with its checksum; find what is missing or stray."""
@@ -79,7 +79,8 @@ class Run:
 
         return resume(self.folder.url, **{**self._given, **options})
 
-    def _tables(self) -> Tables:
+    def snapshot(self) -> Tables:
+        """The tables as they are now, for several questions to one state of a run."""
         return Tables(self.folder, self.manifest, named=self._measures)
 
     def __repr__(self) -> str:

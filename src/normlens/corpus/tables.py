@@ -61,9 +61,9 @@ class Tables:
         self._done = list(found.done.values())
 
     @property
-    def shards(self) -> int:
-        """How many shards the tables hold."""
-        return len(self._done)
+    def complete(self) -> bool:
+        """Whether every shard of the run is in them."""
+        return len(self._done) == self.manifest.shards
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table, in its own order."""
