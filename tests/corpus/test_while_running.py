@@ -81,7 +81,7 @@ def test_files_that_vanish_are_an_error(
     out = tmp_path / "run"
     path = out / lost
     meddling = Meddling(lambda: shutil.rmtree(path) if path.is_dir() else path.unlink(), at)
-    with pytest.raises(NormLensError, match=r"vanished|there is no run"):
+    with pytest.raises(NormLensError, match="vanished"):
         run(lens, place / "corpus.txt", out, progress=meddling, **OPTIONS)
 
 
@@ -91,7 +91,7 @@ def test_a_store_that_is_emptied_is_an_error(place: Path, lens: Any) -> None:
     url = f"memory://emptied-{id(place)}/run"
     system, root = fsspec.core.url_to_fs(url)
     meddling = Meddling(lambda: system.rm(root, recursive=True), 4)
-    with pytest.raises(NormLensError, match=r"vanished|there is no run"):
+    with pytest.raises(NormLensError, match="vanished"):
         run(lens, place / "corpus.txt", url, progress=meddling, **OPTIONS)
 
 

@@ -136,9 +136,14 @@ class LocalFolder(Folder):
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
         found = {}
+        for folder in {name.rpartition("/")[0] for name in names}:
+            self._inside(folder)
         for name in names:
+            path = os.path.join(self.path, name)
             try:
-                seen = os.stat(self._inside(name))
+                seen = os.lstat(path)
+                if stat.S_ISLNK(seen.st_mode):
+                    seen = os.stat(self._inside(name))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:

@@ -93,7 +93,8 @@ def holder(folder: Folder) -> str | None:
     if not isinstance(folder, LocalFolder):
         return None
     try:
-        descriptor = os.open(folder.path / NAME, os.O_RDONLY)
+        # Neither a link nor a pipe in its place is worth waiting for.
+        descriptor = os.open(folder.path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

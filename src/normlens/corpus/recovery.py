@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from normlens.corpus.errors import RunError
 from normlens.corpus.folder import TEMPORARY, Folder
+from normlens.corpus.manifest import NAME as MANIFEST
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.shards import (
     Done,
@@ -44,8 +45,15 @@ def recover(folder: Folder, manifest: Manifest) -> dict[int, Done]:
 
 def check_complete(folder: Folder, manifest: Manifest) -> None:
     """At the end of a run: every shard is there, and so is the manifest, or something took them."""
-    if Manifest.load(folder).digest != manifest.digest:
-        raise RunError(f"the manifest in {str(folder)!r} was exchanged while the run went on")
+    try:
+        same = Manifest.load(folder).digest == manifest.digest
+    except RunError:
+        same = False
+    if not same:
+        raise RunError(
+            f"{MANIFEST} vanished from {str(folder)!r} or was changed while the run went on; the "
+            "shards are done, put it back"
+        )
     done = survey(folder, manifest).done
     files = {name: told for shard in done.values() for name, told in table_files(shard).items()}
     stamps = folder.stamps(list(files))

@@ -170,7 +170,9 @@ def _parsed(contents: bytes, number: int) -> Done | None:
         found = json.loads(contents)
         checksum = found.pop("sha256")
         done = Done(**found)
-        whole = all(set(told) >= _FIELDS for told in done.tables.values())
+        whole = all(
+            table.isidentifier() and set(told) >= _FIELDS for table, told in done.tables.items()
+        )
         return done if whole and done.number == number and checksum == _checksum(found) else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
