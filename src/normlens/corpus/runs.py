@@ -14,7 +14,13 @@ from normlens.corpus.errors import RunError
 from normlens.corpus.folder import TEMPORARY, Folder, open_folder
 from normlens.corpus.lock import NAME as LOCK
 from normlens.corpus.lock import locked
-from normlens.corpus.manifest import Manifest, changed_options, changes, refuse
+from normlens.corpus.manifest import (
+    Manifest,
+    changed_options,
+    changed_tables,
+    changes,
+    refuse,
+)
 from normlens.corpus.options import Execution, Options, fixed_path
 from normlens.corpus.plan import shards_to_do
 from normlens.corpus.progress import Progress
@@ -141,7 +147,7 @@ def resume(
     unknown = [name for name in given if name not in manifest.options.as_json()]
     if unknown:
         raise InputError(f"resume takes no option {unknown[0]!r}")
-    refuse(folder, changed_options(manifest, given))
+    refuse(folder, changed_options(manifest, given) + changed_tables(manifest, chosen.tables()))
     with locked(folder):
         source = data if isinstance(data, Data) else _open_data(manifest.options)
         refuse(
