@@ -169,7 +169,9 @@ def test_sentences_name_the_layers_and_the_direction(planted: Result) -> None:
     frame = rows_of(planted, "relations-ff-same_word").set_index("layer")
     largest = frame["g"].abs().idxmax()
     assert f"largest in layer {largest} (mean {frame['mean'][largest]:.4f}" in word
-    assert word.endswith("one draw of others) finds the same in every layer.")
+    number = rows_of(planted, "relations-ff-same_word", TYPES)["pairs"].iloc[0]
+    assert f"({number} subword pairs, one draw of as many others)" in word
+    assert word.endswith("finds the same in every layer.")
     assert same_type.startswith("In no layer does FF-amp of same-subword pairs differ")
     assert "of pairs further apart, is significantly lower in layers 1–4" in adjacent
     assert layer.startswith("Amplification by LN1, FF, RES2 and LN2 together")

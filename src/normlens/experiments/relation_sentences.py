@@ -8,8 +8,7 @@ from normlens.experiments import words
 from normlens.experiments.differences import Finding, strongest, verdicts
 
 _DIRECTIONS = {1: "higher", -1: "lower", 0: "no difference"}
-PAPERS = "the paper's procedure (subword pairs, one draw of others)"
-ROBUST = "all occurrences, bootstrap over sequences"
+_ROBUST = "all occurrences, bootstrap over sequences"
 
 
 def capital(text: str) -> str:
@@ -27,7 +26,7 @@ def sentence(finding: Finding, amp: str) -> str:
             f"{_by_the_paper(finding)}"
         )
     where = _where(tested)
-    criterion = f"({ROBUST}; p {'<' if where else '≥'} {finding.threshold})"
+    criterion = f"({_ROBUST}; p {'<' if where else '≥'} {finding.threshold})"
     if where:
         found = (
             f"{capital(amp)} of {finding.label}, compared with that of {finding.compared}, is "
@@ -78,11 +77,16 @@ def _where(tested: dict[int, int]) -> str:
 
 def _by_the_paper(finding: Finding) -> str:
     if finding.paper is None:
-        return f"{capital(PAPERS)} cannot be applied: too few subword pairs occur often enough."
+        return (
+            "The paper's procedure (subword pairs, one draw of others) cannot be applied: too few "
+            "subword pairs occur often enough."
+        )
+    number = finding.paper["pairs"].max()
+    procedure = f"The paper's procedure ({number} subword pairs, one draw of as many others)"
     differing = _differing(finding)
-    if not differing:
-        return f"{capital(PAPERS)} finds the same in every layer."
-    return f"{capital(PAPERS)} differs: {differing}."
+    return (
+        f"{procedure} {f'differs: {differing}' if differing else 'finds the same in every layer'}."
+    )
 
 
 def _differing(finding: Finding) -> str:
