@@ -230,6 +230,18 @@ def test_a_whole_run_is_left_as_it_is(copy: Path, lens: Any) -> None:
 # Changed ------------------------------------------------------------------------------------------
 
 
+def test_tables_with_other_columns_are_refused(copy: Path, lens: Any) -> None:
+    def edit(found: dict[str, Any]) -> None:
+        columns = found["tables"]["amplification_pairs"]["columns"]
+        del columns["relation"]
+        columns["kind"] = "string"
+
+    examples.forge(copy, edit)
+    message = "columns of the table amplification_pairs .*: then kind, now relation. Start a new"
+    with pytest.raises(RunError, match=message):
+        resume(copy, model=lens)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

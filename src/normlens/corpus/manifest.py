@@ -154,6 +154,21 @@ def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Differenc
     ]
 
 
+def changed_tables(manifest: Manifest, tables: dict[str, dict[str, Any]]) -> list[Difference]:
+    """Tables whose columns are not those that the measures give now."""
+    found = []
+    for name in dict.fromkeys((*manifest.tables, *tables)):
+        then, now = (
+            some.get(name, {"columns": {}})["columns"] for some in (manifest.tables, tables)
+        )
+        gone = ", ".join(column for column in then if column not in now)
+        new = ", ".join(column for column in now if column not in then)
+        if gone or new:
+            what = f"columns of the table {name} that are not in both"
+            found.append(Difference(what, gone or None, new or None))
+    return found
+
+
 def changes(manifest: Manifest, now: dict[str, Any]) -> list[Difference]:
     """Which of `now`'s fields differ from the run's: parts of a manifest, by their names."""
     then = asdict(manifest)

@@ -13,7 +13,13 @@ from normlens.corpus.choice import Choice, measure_names
 from normlens.corpus.errors import RunError
 from normlens.corpus.folder import Folder, open_folder
 from normlens.corpus.lock import Lock, locked
-from normlens.corpus.manifest import Manifest, changed_options, changes, refuse
+from normlens.corpus.manifest import (
+    Manifest,
+    changed_options,
+    changed_tables,
+    changes,
+    refuse,
+)
 from normlens.corpus.options import Execution, Options, fixed_path, parse_measures
 from normlens.corpus.plan import shards_to_do
 from normlens.corpus.progress import Progress
@@ -146,6 +152,7 @@ def resume(
     refuse(folder, changed_options(manifest, given))
     check_named(folder, own, measures is not None, "settings" in given)
     chosen = Choice.of(listed, own.settings)
+    refuse(folder, changed_tables(manifest, chosen.tables()))
     with locked(folder) as lock:
         source = data if isinstance(data, Data) else _open_data(own)
         now = {"data": _described(source), "measures": chosen.described()}
