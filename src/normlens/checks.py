@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from normlens.components import Layer, Linear, Reach
 from normlens.errors import UnsupportedModelError
@@ -47,79 +47,63 @@ class Checks:
     adapter: Adapter
     dtype: torch.dtype  # of the model
     lengths: Sequence[int]
-    _layers: list[tuple[int, Layer]] = field(default_factory=list)
+    # No layer is kept: in half precision that would be a copy of its weights in float32.
+    _layers: list[tuple[int, Reach, int]] = field(default_factory=list)  # index, reach, heads
     _outside: list[Tensor] = field(default_factory=list)
     _offsets: list[Tensor] = field(default_factory=list)
-    _linear: list[tuple[int, Linear, Tensor]] = field(default_factory=list)
+    _linear: list[tuple[int, nn.Module, Tensor]] = field(default_factory=list)
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
         outside, offsets = attention_support(traced.alpha, layer.reach, self.lengths)
-        self._layers.append((traced.index, layer))
+        self._layers.append((traced.index, layer.reach, layer.attention.heads))
         self._outside.append(outside)
         self._offsets.append(offsets)
         for linear in layer.linear_maps:
-            rows = traced.rows.get(linear.module) if linear.module is not None else None
-            if rows is not None:
-                self._linear.append((traced.index, linear, linear_error(linear, rows)))
+            if linear.module is not None and linear.module in traced.rows:
+                sizes = linear_sizes(linear, traced.rows[linear.module])
+                self._linear.append((traced.index, linear.module, sizes))
 
     def judge(self) -> None:
         """Raise where a layer is not what its adapter says."""
-        if not self._layers:
-            return
-        errors = [error for *_, error in self._linear]
         tolerance = LINEAR_TOLERANCE[self.dtype]
-        for (index, linear, _), error in zip(self._linear, _numbers(errors), strict=True):
-            if error > tolerance:
-                raise self._not_linear(index, linear, error, tolerance)
-        everywhere = _numbers(self._outside), torch.stack(self._offsets).cpu()
-        for (index, layer), outside, offsets in zip(self._layers, *everywhere, strict=True):
+        measured = _brought([sizes for *_, sizes in self._linear])
+        for (index, module, _), sizes in zip(self._linear, measured, strict=True):
+            if (error := linear_error(sizes)) > tolerance:
+                raise UnsupportedModelError(
+                    f"{self.adapter.name_of(module)} ({class_name(module)}) of layer {index + 1} "
+                    "does not compute x W + b with the weight that it holds (relative error "
+                    f"{error:.1e}, tolerance {tolerance:.0e}): an adapter, a hook or another "
+                    "precision acts inside it; merge adapters (model.merge_and_unload()) or load "
+                    "the plain model"
+                )
+        seen = [float(weight) for weight in _brought(self._outside)], _brought(self._offsets)
+        for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
                     f"layer {index + 1} attends to tokens that {self._name} says it cannot see "
-                    f"(weights up to {outside:.2g} lie outside {_in_words(layer.reach)}); its "
+                    f"(weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
                     "`causal`, `window` or `reach` must say what the model does (docs/adapters.md)"
                 )
-            self._check_edges(index, layer, offsets)
+            self._check_edges(index, reach, heads, offsets)
 
     @property
     def _name(self) -> str:
         return f"the adapter {type(self.adapter).__name__}"
 
-    def _check_edges(self, index: int, layer: Layer, offsets: Tensor) -> None:
+    def _check_edges(self, index: int, reach: Reach, heads: int, offsets: Tensor) -> None:
         n = (len(offsets) + 1) // 2
-        sides = (
-            ("ahead", offsets[n - 1 :], layer.reach.ahead),
-            (
-                "back",
-                offsets[:n].flip(0),
-                layer.reach.back,
-            ),
-        )
-        for side, counts, limit in sides:
-            edge = masked_beyond(counts.tolist(), limit, layer.attention.heads)
+        back, ahead = offsets[:n].flip(0).tolist(), offsets[n - 1 :].tolist()
+        for side, counts, limit in (("ahead", ahead, reach.ahead), ("back", back, reach.back)):
+            edge = masked_beyond(counts, limit, heads)
             if edge is None:
                 continue
-            cure = (
-                "set `causal = True`" if (side, edge) == ("ahead", 0) else "say so in its `window`"
-            )
+            cure = "set `causal = True`" if side == "ahead" and edge == 0 else "say so in `window`"
             raise UnsupportedModelError(
                 f"no token of layer {index + 1} looks further {side} than {edge} tokens, in any "
-                f"head, where {self._name} allows {_in_words(layer.reach)}; {cure} or `reach` "
+                f"head, where {self._name} allows {_in_words(reach)}; {cure} or `reach` "
                 "(docs/adapters.md)"
             )
-
-    def _not_linear(
-        self, index: int, linear: Linear, error: float, tolerance: float
-    ) -> UnsupportedModelError:
-        assert linear.module is not None
-        name = self.adapter.name_of(linear.module)
-        return UnsupportedModelError(
-            f"{name} ({class_name(linear.module)}) of layer {index + 1} does not compute x W + b "
-            f"with the weight that it holds (relative error {error:.1e}, tolerance "
-            f"{tolerance:.0e}): an adapter, a hook or another precision acts inside it; merge "
-            "adapters (model.merge_and_unload()) or load the plain model"
-        )
 
 
 def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -152,24 +136,37 @@ def masked_beyond(counts: Sequence[int], limit: int | None, heads: int) -> int |
     return edge if sharp and empty >= n and empty * heads >= EVIDENCE else None
 
 
-def linear_error(linear: Linear, rows: Rows) -> Tensor:
-    """Worst error of a module's output rows against x W + b, relative to the size of a row."""
+def linear_sizes(linear: Linear, rows: Rows) -> Tensor:
+    """Norms of each row's input, output, product x W, and error y − (x W + b), as (4, row).
+
+    All that is made of them waits until they are on the CPU: a GPU spends more on starting such
+    small steps than on taking them.
+    """
     dtype = linear.weight.dtype
     x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
-    expected = linear(x)
-    product = expected if linear.bias is None else expected - linear.bias
-    norm = torch.linalg.vector_norm
+    product = x @ linear.weight
+    error = y - product if linear.bias is None else y - product - linear.bias
+    return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
+
+
+def linear_error(sizes: Tensor) -> float:
+    """The worst error of the rows in `linear_sizes`, each relative to the size of its output."""
+    x, y, product, error = sizes.double()
     # Where an output is small because large terms cancel, their rounding is still that of a row of
     # ordinary size.
-    typical = (norm(product, dim=-1) / norm(x, dim=-1)).nan_to_num(0).median() * norm(x, dim=-1)
-    size = torch.maximum(torch.maximum(norm(y, dim=-1), norm(product, dim=-1)), typical)
-    error = norm(y - expected, dim=-1) / size.clamp_min(torch.finfo(dtype).tiny)
+    typical = (product / x).nan_to_num(0).median() * x
+    size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
-    return error.nan_to_num(0, posinf=0).max().float()
+    return float((error / size).nan_to_num(0, posinf=0).max())
 
 
-def _numbers(found: Sequence[Tensor]) -> list[float]:
-    return torch.stack(list(found)).tolist() if found else []
+def _brought(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the CPU, fetched in one go."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 
 def _in_words(reach: Reach) -> str:
