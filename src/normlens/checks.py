@@ -98,11 +98,15 @@ class Checks:
             edge = masked_beyond(counts, limit, heads)
             if edge is None:
                 continue
-            cure = "set `causal = True`" if side == "ahead" and edge == 0 else "say so in `window`"
+            looks, cure = (
+                f"looks further {side} than {edge} tokens",
+                "say so in `window` or `reach`",
+            )
+            if side == "ahead" and edge == 0:
+                looks, cure = "looks ahead", "set `causal = True`"
             raise UnsupportedModelError(
-                f"no token of layer {index + 1} looks further {side} than {edge} tokens, in any "
-                f"head, where {self._name} allows {_in_words(reach)}; {cure} or `reach` "
-                "(docs/adapters.md)"
+                f"no token of layer {index + 1} {looks}, in any head, where {self._name} allows "
+                f"{_in_words(reach)}; {cure} (docs/adapters.md)"
             )
 
 

@@ -139,7 +139,8 @@ def adapt(model: nn.Module) -> Adapter:
         for block in {id(block): block for block in adapter.blocks()}.values():
             adapter.layer(block)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise unreadable(adapter.model, config.model_type, error) from error
+        family = getattr(config, "model_type", type(config).__name__)
+        raise unreadable(adapter.model, family, error) from error
     return adapter
 
 

@@ -36,7 +36,8 @@ def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
 def explain_failure(model: nn.Module, error: RuntimeError) -> None:
     """Raise with the cause if the model failed because its weights are of several precisions."""
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if len(kinds) > 1 and not isinstance(error, (NormLensError, torch.OutOfMemoryError)):
+    about_types = "dtype" in str(error) or "scalar type" in str(error)
+    if len(kinds) > 1 and about_types and not isinstance(error, NormLensError):
         raise _mixed(type(model).__name__, kinds, str(error).splitlines()[0]) from error
 
 
