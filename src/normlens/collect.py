@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normlens._version import __version__
 from normlens.analysis.device_ranks import spearman_matrices
+from normlens.checks import Checks
 from normlens.components import Layer, Reach
 from normlens.decomposition.layer import FeedForwardStatistics, LayerMaps
 
@@ -38,9 +39,11 @@ class Collected:
         self,
         lengths: Sequence[int],
         scopes: Sequence[str],
+        checks: Checks,
         arrays: bool = True,
         correlations: bool = False,
     ):
+        self.checks = checks
         self.lengths = list(lengths)
         self.scopes = list(scopes)
         self.wanted = {"arrays": arrays, CORRELATIONS: correlations}

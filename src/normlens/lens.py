@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens import scopes as scope_names
+from normlens.checks import Checks
 from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, decompose_layer
@@ -31,6 +32,7 @@ from normlens.errors import (
 )
 from normlens.maps import Correlations, Maps
 from normlens.models import adapt
+from normlens.models.readiness import padding_spoils
 from normlens.text import Encoded, Text, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
 
@@ -294,7 +296,11 @@ class Lens:
             raise InputError(f"batch_size is a number or 'auto', not {batch_size!r}")
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         for start in range(0, len(order), size):
-            yield order[start : start + size]
+            together = order[start : start + size]
+            if padding_spoils(self._layers, self.dtype, [len(encoded[i]) for i in together]):
+                yield from ([index] for index in together)
+            else:
+                yield together
 
     def _affordable(self, n: int) -> int:
         """How many sequences of n tokens fit into a quarter of the device's free memory."""
@@ -346,12 +352,15 @@ class Lens:
     def _launch(self, batch: list[Encoded], request: Request) -> Collected:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lengths = [len(sequence) for sequence in batch]
-        collected = Collected(lengths, request.scopes, request.arrays, request.correlations)
+        checks = Checks(self.adapter, self.dtype, lengths)
+        collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
 
         def consume(traced: LayerTrace) -> None:
             dtype = self.compute_dtype
+            layer = traced.layer.to(dtype)
+            checks.add(traced, layer)
             result = decompose_layer(
-                traced.layer.to(dtype),
+                layer,
                 traced.x.to(dtype),
                 traced.alpha.to(dtype),
                 lengths,
@@ -369,6 +378,7 @@ class Lens:
 
     def _finish(self, batch: list[Encoded], collected: Collected, request: Request) -> list[Maps]:
         """Check a batch's results and pack them up."""
+        collected.checks.judge()
         errors = collected.errors()
         self._check_completeness(errors)
         self._check_kernel(collected.kernel_errors(), collected.precision)
@@ -436,6 +446,8 @@ class Lens:
             "device": str(self.device),
             "versions": versions(),
         }
+        if (outside := self.adapter.outside_scopes()) is not None:
+            provenance["outside_scopes"] = outside
         if settings.rule == "shapley":
             provenance |= {"samples": settings.samples, "seed": settings.seed}
         arrays = found.get("arrays", {})
