@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from normlens.experiments import words
+from normlens.experiments.differences import ALL, TYPES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "papers"
@@ -26,6 +27,7 @@ PICTURES = ("similarity-layers", "similarity-from-before", "similarity-matrix", 
 RELATIONS = {
     "same_word": "word-split",
     "same_entity": "named entity",
+    "entity_across_words": "named entity, across words",
     "same_type": "same subword elsewhere",
     "adjacent": "adjacent",
 }
@@ -92,6 +94,7 @@ def table_1(models: list[Results]) -> str:
 
 
 def significance(models: list[Results]) -> str:
+    """Layers by all occurrences, and by the paper's procedure."""
     rows = []
     for model in models:
         for data in model.data:
@@ -99,18 +102,15 @@ def significance(models: list[Results]) -> str:
                 table = model.table(f"relations-ff-{name}", data)
                 if table is None:
                     continue
-                higher = table["significant"] & (table["difference"] > 0)
-                lower = table["significant"] & (table["difference"] < 0)
-                rows.append(
-                    {
-                        "model": model.label,
-                        "data": data,
-                        "pairs": label,
-                        "amplified more in layers": ranges(table.loc[higher, "layer"]),
-                        "less in layers": ranges(table.loc[lower, "layer"]),
-                        "g from … to …": f"{number(table['g'].min())} … {number(table['g'].max())}",
-                    }
-                )
+                row = {"model": model.label, "data": data, "pairs": label}
+                for procedure, whose in ((ALL, ""), (TYPES, "paper: ")):
+                    own = table[table["procedure"] == procedure]
+                    for direction, sign in (("more", 1), ("less", -1)):
+                        chosen = own["significant"] & (own["difference"] * sign > 0)
+                        row[f"{whose}{direction} in layers"] = ranges(own.loc[chosen, "layer"])
+                    low, high = number(own["g"].min()), number(own["g"].max())
+                    row[f"{whose}g from … to …"] = f"{low} … {high}" if len(own) else "–"
+                rows.append(row)
     return markdown(pd.DataFrame(rows))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from functools import lru_cache
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What tests learn about files is not kept in the user's own cache.
+os.environ.setdefault("NORMLENS_CACHE", tempfile.mkdtemp(prefix="normlens-tests-"))
 
 import pytest
 import torch

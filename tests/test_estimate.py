@@ -215,11 +215,11 @@ def test_scopes_before_the_block_need_no_tiles(bert_base: ModelSizes) -> None:
     result = ask(bert_base, 64, ("ATTN-N",))
     assert result.plan is None
     assert result.tiles == 0
-    assert set(result.operations) == {"forward pass", "attention parts"}
+    assert set(result.operations) == {"forward pass", "checks", "attention parts"}
 
 
-def test_weights_alone_need_the_forward_pass_alone(bert_base: ModelSizes) -> None:
-    assert set(ask(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass"}
+def test_weights_alone_need_the_forward_pass_and_its_checks(bert_base: ModelSizes) -> None:
+    assert set(ask(bert_base, 64, ("ATTN-W",)).operations) == {"forward pass", "checks"}
 
 
 def test_a_tight_limit_makes_smaller_tiles(bert_base: ModelSizes) -> None:

@@ -138,3 +138,33 @@ def test_gradients_are_not_recorded(tiny):
     found = traced(adapt(model))
     assert all(not vector.requires_grad for layer in found for vector in layer.real.values())
     assert torch.is_grad_enabled()
+
+
+def compiled(model, place: str):
+    """The model with one part, or all of it, compiled; its code has run once already."""
+    block = model.layers[0]
+    if place == "block":
+        model.layers[0] = torch.compile(block, backend="eager")
+    elif place == "linear":
+        block.mlp.up_proj = torch.compile(block.mlp.up_proj, backend="eager")
+    elif place == "norm":
+        block.input_layernorm = torch.compile(block.input_layernorm, backend="eager")
+    else:
+        (block.mlp if place == "in place" else model).compile(backend="eager")
+    with torch.no_grad():
+        model(**inputs([IDS]))
+    return model
+
+
+@pytest.mark.parametrize("place", ["block", "linear", "norm", "in place", "whole in place"])
+def test_compiled_modules_run_as_they_were_written(place):
+    """Compiled code may pass by the hooks that read it."""
+    expected = traced(adapt(tiny_model("llama")))
+    found = traced(adapt(compiled(tiny_model("llama"), place)))
+    assert len(found) == len(expected) == 2
+    for layer, other in zip(found, expected, strict=True):
+        assert torch.equal(layer.x, other.x)
+        assert torch.equal(layer.alpha, other.alpha)
+        assert layer.real.keys() == other.real.keys()
+        assert all(torch.equal(layer.real[step], other.real[step]) for step in layer.real)
+        assert len(layer.rows) == len(other.rows) == 5

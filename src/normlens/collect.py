@@ -16,6 +16,7 @@ from normlens._version import __version__
 from normlens.analysis import mixing_ratio, special_dimensions
 from normlens.analysis.device_ranks import spearman_matrices
 from normlens.axes import axes_of
+from normlens.checks import Checks
 from normlens.components import Layer, Reach
 from normlens.decomposition.norm_maps import FeedForwardStatistics, LayerMaps
 
@@ -37,9 +38,11 @@ class Collected:
         self,
         lengths: Sequence[int],
         scopes: Sequence[str],
+        checks: Checks,
         arrays: bool = True,
         correlations: bool = False,
     ):
+        self.checks = checks
         self.lengths = list(lengths)
         self.scopes = list(scopes)
         self.wanted = {"arrays": arrays, CORRELATIONS: correlations}

@@ -10,7 +10,7 @@ Vectors are rows, as in the papers: ``y = x W + b`` with ``W`` of shape (in, out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -33,12 +33,18 @@ def _cast(component: C, dtype: torch.dtype) -> C:
     return replace(component, **changes)  # type: ignore[type-var]
 
 
+def _whole(output: Tensor) -> Tensor:
+    return output
+
+
 @dataclass(frozen=True, eq=False)
 class Linear:
     """``x ↦ x W + b``."""
 
     weight: Tensor  # (in, out)
     bias: Tensor | None = None  # (out,)
+    module: nn.Module | None = None  # where the model computes it
+    part: Callable[[Tensor], Tensor] = _whole  # takes this map's share of the module's output
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -127,10 +133,11 @@ class Reach:
     back: int | None = None
     ahead: int | None = None
 
-    def mask(self, n: int) -> Tensor:
+    def mask(self, n: int, device: torch.device | None = None) -> Tensor:
         """Which (target, source) pairs attention allows, as (n, n) booleans."""
-        offset = torch.arange(n)[None, :] - torch.arange(n)[:, None]  # j − i
-        allowed = torch.ones(n, n, dtype=torch.bool)
+        position = torch.arange(n, device=device)
+        offset = position[None, :] - position[:, None]  # j − i
+        allowed = torch.ones_like(offset, dtype=torch.bool)
         if self.back is not None:
             allowed &= offset >= -self.back
         if self.ahead is not None:
@@ -191,6 +198,18 @@ class Layer:
         block = self.feed_forward
         behind = () if block is None else self.steps[self.steps.index(block) :]
         return next((step for step in behind if isinstance(step, Norm)), None)
+
+    @property
+    def linear_maps(self) -> list[Linear]:
+        """Every linear map of the layer, in the order of its steps."""
+        maps: list[Linear | None] = []
+        for step in self.steps:
+            if isinstance(step, Attention):
+                maps += [step.value, step.output]
+            elif isinstance(step, (FeedForward, ParallelFeedForward)):
+                block = step if isinstance(step, FeedForward) else step.feed_forward
+                maps += [block.gate, block.up, block.down]
+        return [linear for linear in maps if linear is not None]
 
     @cached_property
     def scope_of_step(self) -> dict[int, str]:

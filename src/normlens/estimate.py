@@ -4,6 +4,7 @@ Operations are multiplications and additions of matrix products, for one batch o
 of `n` tokens (H heads of width d_head, k input projections of the feed-forward block):
 
     forward pass        2n · (elements of all matrices) + 4n²·H·d_head             per layer
+    checks              2·ROWS · (elements of its linear maps)                     per layer
     attention parts     U = v B, their sum over sources, Gram matrices             per layer
     feed-forward rows   slopes, the token's own part, and Q = U W                  per layer
     feed-forward pairs  `decomposition.plan`: tiles, or one matrix per target      per layer
@@ -25,6 +26,7 @@ from normlens.decomposition.parts import NORM_CHUNK_ELEMENTS
 from normlens.decomposition.plan import Plan, Shape, choose_plan
 from normlens.errors import InputError
 from normlens.lens import Lens
+from normlens.rows import ROWS
 
 
 def skeleton(config: Any, name: str | None = None) -> Lens:
@@ -51,6 +53,7 @@ class LayerSizes:
     groups: int
     d_head: int
     matrices: int  # elements of all its matrices
+    linear: int  # elements of the linear maps that are compared with what their modules did
     symbols: tuple[str, ...]  # components from the attention on, in order
     reach: Reach
     m: int = 0  # 0: no feed-forward block behind the attention
@@ -94,6 +97,7 @@ def _layer_sizes(layer: Layer, block: Any) -> LayerSizes:
         groups=attention.groups,
         d_head=attention.value.weight.shape[1] // attention.groups,
         matrices=sum(p.numel() for p in block.parameters() if p.dim() == 2),
+        linear=sum(linear.weight.numel() for linear in layer.linear_maps),
         symbols=tuple(layer.steps[index].symbol for index in layer.scope_of_step),
         reach=layer.reach,
         m=0 if ff is None else ff.up.weight.shape[1],
@@ -261,9 +265,10 @@ def _forward_operations(sizes: ModelSizes, n: int) -> int:
 
 def _layer_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> dict[str, int]:
     depth, b = analysis.depth(layer), analysis.batch
+    operations = {"checks": 2 * min(ROWS, b * analysis.tokens) * layer.linear}
     if depth == 0:
-        return {}
-    operations = {"attention parts": b * _attention_operations(layer, analysis, depth)}
+        return operations
+    operations["attention parts"] = b * _attention_operations(layer, analysis, depth)
     if _reaches_feed_forward(layer, analysis):
         operations |= _feed_forward_operations(layer, sizes, analysis, depth)
     return operations

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from normlens import scopes as scope_names
 from normlens.analysis import special_dimensions
+from normlens.checks import Checks
 from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, Settings, decompose_layer
@@ -31,6 +32,7 @@ from normlens.errors import (
 )
 from normlens.maps import Correlations, Maps
 from normlens.models import adapt
+from normlens.models.readiness import padding_spoils
 from normlens.text import Encoded, Text, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
 
@@ -296,7 +298,11 @@ class Lens:
             raise InputError(f"batch_size is a number or 'auto', not {batch_size!r}")
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
         for start in range(0, len(order), size):
-            yield order[start : start + size]
+            together = order[start : start + size]
+            if padding_spoils(self._layers, self.dtype, [len(encoded[i]) for i in together]):
+                yield from ([index] for index in together)
+            else:
+                yield together
 
     def _affordable(self, n: int) -> int:
         """How many sequences of n tokens fit into a quarter of the device's free memory."""
@@ -348,11 +354,13 @@ class Lens:
     def _launch(self, batch: list[Encoded], request: Request) -> Collected:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lengths = [len(sequence) for sequence in batch]
-        collected = Collected(lengths, request.scopes, request.arrays, request.correlations)
+        checks = Checks(self.adapter, self.dtype, lengths)
+        collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
 
         def consume(traced: LayerTrace) -> None:
             dtype = self.compute_dtype
             layer = traced.layer.to(dtype)
+            checks.add(traced, layer)
             result = decompose_layer(
                 layer,
                 traced.x.to(dtype),
@@ -373,6 +381,7 @@ class Lens:
 
     def _finish(self, batch: list[Encoded], collected: Collected, request: Request) -> list[Maps]:
         """Check a batch's results and pack them up."""
+        collected.checks.judge()
         errors = collected.errors()
         self._check_completeness(errors)
         self._check_kernel(collected.kernel_errors(), collected.precision)
@@ -444,6 +453,8 @@ class Lens:
             "device": str(self.device),
             "versions": versions(),
         }
+        if (outside := self.adapter.outside_scopes()) is not None:
+            provenance["outside_scopes"] = outside
         if settings.rule == "shapley":
             provenance |= {"samples": settings.samples, "seed": settings.seed}
         arrays = found.get("arrays", {})

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
+from normlens.models.readiness import check_chunks, check_weights, explain_failure
+from normlens.rows import RowKeeper, Rows
 
 
 @dataclass
@@ -31,6 +33,7 @@ class LayerTrace:
     x: Tensor  # (b, j, d) the layer's input
     alpha: Tensor  # (b, h, i, j) attention weights
     real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
+    rows: dict[nn.Module, Rows]  # what went into the layer's linear modules, and came out
 
 
 Consumer = Callable[[LayerTrace], None]
@@ -43,11 +46,21 @@ def trace(
     model = adapter.model
     wanted = set(layers)
     blocks = list(adapter.blocks())
+    check_chunks(blocks, inputs["input_ids"].shape[1])
     recorder = _Recorder(adapter, wanted, consume)
-    with torch.no_grad(), _evaluation(model), _eager_attention(model), ExitStack() as hooks:
-        for block in _unique(blocks):
-            recorder.watch(block, hooks)
-        model(**inputs, **_plain_options(model))
+    with (
+        torch.no_grad(),
+        _evaluation(model),
+        _eager_attention(model),
+        _uncompiled(model),
+        ExitStack() as hooks,
+    ):
+        check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
+        try:
+            model(**inputs, **_plain_options(model))
+        except RuntimeError as error:
+            explain_failure(model, error)
+            raise
     if recorder.calls != len(blocks):
         raise UnsupportedModelError(
             f"the model ran {recorder.calls} blocks where its adapter lists {len(blocks)}"
@@ -62,24 +75,30 @@ class _Recorder:
         self.calls = 0
         self.x: Tensor | None = None
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
+        self.rows = RowKeeper()
 
-    def watch(self, block: nn.Module, hooks: ExitStack) -> None:
+    def watch(self, block: nn.Module, hooks: ExitStack) -> Layer:
+        """Read this block whenever it runs; returns what the adapter says it is."""
         layer = self.adapter.layer(block)
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.seen.clear()
+            self._forget()
             self.x = args[0] if args else kwargs["hidden_states"]
 
         def end(block: nn.Module, _: Any, output: Any) -> None:
             index, self.calls = self.calls, self.calls + 1
             if index in self.wanted:
                 self.consume(self._layer_trace(index, block, layer, _first(output)))
-            self.seen.clear()
+            self._forget()
 
         for module, event in _probes(layer):
             hooks.enter_context(_removing(self._probe(module, event)))
+        for module in _unique(_linear_modules(layer)):
+            handle = module.register_forward_hook(self._keep_rows, with_kwargs=True)
+            hooks.enter_context(_removing(handle))
         hooks.enter_context(_removing(block.register_forward_pre_hook(begin, with_kwargs=True)))
         hooks.enter_context(_removing(block.register_forward_hook(end)))
+        return layer
 
     def _probe(self, module: nn.Module, event: str) -> Any:
         def keep(value: Any) -> None:
@@ -91,6 +110,16 @@ class _Recorder:
         if event == "weights":
             return module.register_forward_hook(lambda _, __, out: keep(_second(out)))
         return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
+
+    def _keep_rows(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if self.calls in self.wanted:
+            self.rows.keep(module, args, kwargs, _first(output))
+
+    def _forget(self) -> None:
+        self.seen.clear()
+        self.rows.clear()
 
     def _layer_trace(
         self, index: int, block: nn.Module, layer: Layer, output: Tensor
@@ -111,7 +140,7 @@ class _Recorder:
             # A block that is chunked over the sequence calls its modules several times.
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
             real[step] = vector.reshape(x.shape)
-        return LayerTrace(index, block, layer, x, seen[0], real)
+        return LayerTrace(index, block, layer, x, seen[0], real, self.rows.rows())
 
 
 def _weights_module(layer: Layer) -> nn.Module:
@@ -148,6 +177,10 @@ def _probes(layer: Layer) -> list[tuple[nn.Module, str]]:
         (module, event) for module, event in _checkpoints(layer).values() if module is not None
     ]
     return [*reads, (_weights_module(layer), "weights")]
+
+
+def _linear_modules(layer: Layer) -> list[nn.Module]:
+    return [linear.module for linear in layer.linear_maps if linear.module is not None]
 
 
 def _unique(blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -197,6 +230,20 @@ def _eager_attention(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(previous)
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run compiled modules as they were written: compiled code may pass by the hooks."""
+    compiled = any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+    if not compiled:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _plain_options(model: nn.Module) -> dict[str, Any]:

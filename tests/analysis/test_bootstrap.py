@@ -166,7 +166,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_weights_are_held_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "CHUNK", 1_000)
-    chunks = list(bootstrap._weights(300, 25, np.random.default_rng(0)))
+    chunks = list(bootstrap.resample_counts(300, 25, np.random.default_rng(0)))
     assert max(weights.size for _, weights in chunks) <= 1_000
     assert sum(len(weights) for _, weights in chunks) == 25
     assert all((weights.sum(axis=1) == 300).all() for _, weights in chunks)

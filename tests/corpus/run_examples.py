@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +102,31 @@ def assert_each_once(run: Run) -> None:
         'SELECT "index" FROM sequences UNION ALL SELECT "index" FROM failures ORDER BY 1'
     )
     assert found["index"].tolist() == list(range(run.manifest.sequences))
+
+
+def forge(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit a run's manifest as a stranger would: every digest fits what it says afterwards."""
+    path = out / "manifest.json"
+    found = json.loads(path.read_text())
+    edit(found)
+    if "digest" in found:
+        rest = {k: v for k, v in found.items() if k not in ("format", "version", "digest")}
+        found["digest"] = _sha256(rest)
+    path.write_text(json.dumps(found))
+    for record in out.glob("shards/shard-*.json"):
+        told = json.loads(record.read_text())
+        told |= {"manifest": found["digest"]} if "manifest" in told else {}
+        if told.pop("sha256", None):
+            told["sha256"] = _sha256(told)
+        record.write_text(json.dumps(told))
+
+
+def _sha256(found: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def flip(path: Path, place: int, bit: int = 6) -> None:
+    """Damage one bit of a file."""
+    contents = bytearray(path.read_bytes())
+    contents[place % len(contents)] ^= 1 << bit
+    path.write_bytes(bytes(contents))

@@ -14,7 +14,7 @@ import torch
 
 import normlens
 from normlens.corpus import Run, progress, resume, run
-from normlens.corpus.shards import records
+from normlens.corpus.shards import survey
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
@@ -121,14 +121,16 @@ def test_a_lost_node_loses_no_row(folder: Path, cluster: Any) -> None:
     assert killing.killed_at is not None
     assert killing.killed_at < N - 2 * SHARD
     # Two workers, and a third in place of the one that was lost.
-    assert len({shard.by["pid"] for shard in records(done.folder)}) == 3
+    shards = survey(done.folder, done.manifest).done.values()
+    assert len({shard.by["pid"] for shard in shards}) == 3
     examples.assert_each_once(done)
     lens = normlens.load(folder / "model", device="cpu")
     alone = run(lens, folder / "corpus.txt", folder / "alone", **OPTIONS)
     examples.assert_same_tables(done, alone)
     # Another engine can finish what Ray has begun.
     (folder / "run/shards/shard-000007.json").unlink()
-    examples.assert_same_tables(resume(folder / "run", model=lens), alone)
+    again = resume(folder / "run", model=lens, measures=OPTIONS["measures"])
+    examples.assert_same_tables(again, alone)
     assert Run.open(folder / "run").manifest.execution["engine"] == "ray"
 
 

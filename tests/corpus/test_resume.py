@@ -185,14 +185,8 @@ def test_an_interrupted_run_says_what_is_left(
 # Damaged ------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, place: int) -> None:
-    contents = bytearray(path.read_bytes())
-    contents[place % len(contents)] ^= 0x40
-    path.write_bytes(bytes(contents))
-
-
 HARM = {
-    "flipped": lambda out: flip(out / "shards/mixing/shard-000002.parquet", 1001),
+    "flipped": lambda out: examples.flip(out / "shards/mixing/shard-000002.parquet", 1001),
     "cut short": lambda out: os.truncate(out / "shards/similarity/shard-000003.parquet", 500),
     "empty": lambda out: os.truncate(out / "shards/norms/shard-000001.parquet", 0),
     "table lost": lambda out: os.unlink(out / "shards/failures/shard-000000.parquet"),
@@ -234,6 +228,18 @@ def test_a_whole_run_is_left_as_it_is(copy: Path, lens: Any) -> None:
 
 
 # Changed ------------------------------------------------------------------------------------------
+
+
+def test_tables_with_other_columns_are_refused(copy: Path, lens: Any) -> None:
+    def edit(found: dict[str, Any]) -> None:
+        columns = found["tables"]["amplification_pairs"]["columns"]
+        del columns["relation"]
+        columns["kind"] = "string"
+
+    examples.forge(copy, edit)
+    message = "columns of the table amplification_pairs .*: then kind, now relation. Start a new"
+    with pytest.raises(RunError, match=message):
+        resume(copy, model=lens)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +334,7 @@ def test_a_measure_that_was_edited_is_refused(
     run(lens, corpus, tmp_path / "run", **options)
     module.write_text(source + "# and more\n")
     with pytest.raises(RunError, match="the code of the measures"):
-        resume(tmp_path / "run", model=lens)
+        resume(tmp_path / "run", model=lens, measures=options["measures"])
 
 
 @pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"format": "other"}'])

@@ -264,7 +264,9 @@ def test_measures_take_settings_and_a_users_own_relations(
     assert set(sampled.loc[sampled["distance"] == 2, "relation"]) == {"two_apart"}
 
     shutil.rmtree(out / "shards" / "amplification_pairs")
-    again = normlens.resume(out, model=lens).table("amplification_distance")
+    with pytest.raises(NormLensError, match=r"only if you name it: add .*my_relations:two_apart"):
+        normlens.resume(out, model=lens)
+    again = normlens.resume(out, model=lens, settings=settings).table("amplification_distance")
     examples.assert_same_frames(again, found, "amplification_distance")
     changed = {"amplification": {"axis": "source"}}
     with pytest.raises(NormLensError, match="settings"):

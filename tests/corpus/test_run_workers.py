@@ -46,7 +46,7 @@ def test_workers_give_the_same_tables_and_may_die(
     with pytest.raises(RunError, match="a worker process died"):
         run(model, corpus, out, device="cpu", workers=2, **options)
     assert Run.open(out).status().left > 0
-    done = resume(out, workers=2)
+    done = resume(out, workers=2, measures=options["measures"])
     examples.assert_each_once(done)
     lens = normlens.load(model, device="cpu")
     alone = run(lens, corpus, tmp_path / "alone", **options)

@@ -64,7 +64,7 @@ def test_tables_are_in_their_own_order(done: Run) -> None:
 def test_aggregates_are_merged_over_shards(done: Run) -> None:
     parts = pq.read_table(Path(done.folder.url) / "shards" / "amplification_pairs").to_pandas()
     table = done.table("amplification_pairs")
-    keys = ["before", "after", "layer", "source_id", "target_id"]
+    keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
     assert not table.duplicated(keys).any()
     assert parts.duplicated(keys).any()
     assert table["count"].sum() == parts["count"].sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from dataclasses import replace
 
@@ -75,22 +76,26 @@ def test_sums_per_pair_of_subwords(kind, options, tmp_path):
     measure = measures.get("amplification", **options)
     parts = shards(measure, "amplification_pairs", items, [1])
     table = final(measure, "amplification_pairs", parts, tmp_path)
-    sums = defaultdict(lambda: [0, 0.0, 0.0])
+    sums = defaultdict(lambda: [0, 0.0, 0.0, 0])
     tokens = {}
     for one in items:
+        related = relations(one)
         tokens |= dict(zip(one.encoded.ids, one.encoded.tokens, strict=True))
         for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
             *where, i, j = key
-            group = sums[(*where, one.encoded.ids[j], one.encoded.ids[i])]
+            ids = one.encoded.ids[j], one.encoded.ids[i]
+            group = sums[(*where, RELATIONS[related[i, j]], *ids)]
             group[0] += 1
             group[1] += b
             group[2] += a
+            group[3] += abs(i - j)
     rows = table.to_pylist()
-    keys = ["before", "after", "layer", "source_id", "target_id"]
+    keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
     assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
     for row in rows:
-        count, before, after = sums[tuple(row[key] for key in keys)]
+        count, before, after, distance = sums[tuple(row[key] for key in keys)]
         assert row["count"] == count
+        assert row["sum_distance"] == distance
         assert row["sum_before"] == pytest.approx(before, abs=1e-12)
         assert row["sum_after"] == pytest.approx(after, abs=1e-12)
         assert row["sum"] == pytest.approx(after - before, abs=1e-12)
@@ -99,7 +104,7 @@ def test_sums_per_pair_of_subwords(kind, options, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)
-def test_sums_per_distance(kind, options, tmp_path):
+def test_sums_per_sequence_and_distance(kind, options, tmp_path):
     items = items_of(kind)
     measure = measures.get("amplification", **options)
     parts = shards(measure, "amplification_distance", items, [2])
@@ -109,15 +114,16 @@ def test_sums_per_distance(kind, options, tmp_path):
         related = relations(one)
         for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
             *where, i, j = key
-            group = sums[(*where, RELATIONS[related[i, j]], abs(i - j))]
+            group = sums[(one.index, *where, RELATIONS[related[i, j]], abs(i - j))]
             group[0] += 1
             group[1] += a - b
             group[2] += (a - b) ** 2
     rows = table.to_pylist()
-    keys = ["before", "after", "layer", "relation", "distance"]
+    keys = ["index", "before", "after", "layer", "relation", "distance"]
     assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
     for row in rows:
         count, total, squares = sums[tuple(row[key] for key in keys)]
+        assert row["sequence"] == f"text-{row['index']}"
         assert row["count"] == count
         assert row["sum"] == pytest.approx(total, abs=1e-12)
         assert row["sum_squares"] == pytest.approx(squares, abs=1e-12)
@@ -221,6 +227,15 @@ def test_options_are_checked_and_recorded():
     full = measures.get("amplification", pairs=[("ATTNRESLN-N", "ATTNRESLNFF-N")])
     assert full.needs == measures.Needs(("ATTNRESLN-N", "ATTNRESLNFF-N"))
     assert measures.get("amplification").needs.scopes is None
+
+
+@pytest.mark.parametrize("name", ["same_entity", "same_word", "entity_across_words", "other"])
+def test_names_of_kinds_of_pairs_are_taken(name, tmp_path, monkeypatch):
+    (tmp_path / "taken_relations.py").write_text(f"def {name}(item): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "taken_relations", raising=False)
+    with pytest.raises(InputError, match=f"called '{name}' already"):
+        measures.get("amplification", relations=(f"taken_relations:{name}",))
 
 
 def test_scopes_that_are_named_twice_count_once():

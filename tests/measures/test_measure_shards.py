@@ -17,7 +17,6 @@ ITEMS = [item(index, n=5 + index % 4) for index in range(12)]
 PARTITIONS = [[1], [6], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 5, 9], [11]]
 AGGREGATES = [
     ("amplification", "amplification_pairs"),
-    ("amplification", "amplification_distance"),
     ("amplification", "amplification_sample"),
     ("norms", "norms_dimensions"),
 ]
@@ -95,7 +94,7 @@ def test_the_sample_is_each_stratums_lowest_priorities(tmp_path):
         strata.setdefault((*key, near), []).append(row)
     expected = []
     for (*_, relation, _near), rows in strata.items():
-        size = 9 if relation.startswith("same") else 5
+        size = 5 if relation in ("other", "special") else 9
         expected += sorted(rows, key=lambda row: row["priority"])[:size]
     assert any(len(rows) > 9 for rows in strata.values())
 
@@ -168,7 +167,7 @@ def test_long_sequences_are_cut_to_the_samples_size(tmp_path):
     one = item(0, n=90, layers=1)
     options = dict(keep=10, keep_other=4)
     rows = measures.get("amplification", **options).rows(one)["amplification_sample"]
-    assert len(rows) <= 2 * (10 + 10 + 10 + 4 + 4 * (len(reservoir.EDGES) + 1))
+    assert len(rows) <= 2 * (4 * 10 + 4 + 4 * (len(reservoir.EDGES) + 1))
     whole = {**options, "keep": 10**6, "keep_other": 10**6}
     everything = measures.get("amplification", **whole).rows(one)["amplification_sample"]
     measure = measures.get("amplification", **options)

@@ -10,7 +10,7 @@ from measure_examples import Record, item, real_item
 
 from normlens import measures
 from normlens.errors import InputError
-from normlens.measures.tokens import CATEGORIES, RELATIONS, categories, relations
+from normlens.measures.tokens import CATEGORIES, GROUPS, RELATIONS, categories, relations
 
 mixing = measures.get("mixing")
 
@@ -63,12 +63,12 @@ def test_a_masked_token_is_a_mask_whatever_it_is_called():
 def test_relations():
     one = item(0)
     record = Record(
-        ids=[1, 5, 5, 6, 7, 7, 3, 2],
-        tokens=["[CLS]", "a", "b", "c", "d", "e", "[MASK]", "[SEP]"],
-        special=[True, *[False] * 6, True],
-        words=[None, 0, 0, 1, 2, 3, 3, None],
-        entities=[None, 0, 0, 0, None, 1, 1, None],
-        masked=[False] * 6 + [True, False],
+        ids=[1, 5, 5, 6, 7, 7, 3, 2, 8, 9],
+        tokens=["[CLS]", "a", "b", "c", "d", "e", "[MASK]", "[SEP]", "f", "g"],
+        special=[True, *[False] * 6, True, False, False],
+        words=[None, 0, 0, 1, 2, 3, 3, None, 4, 4],
+        entities=[None, 0, 0, 0, None, 1, 1, None, None, None],
+        masked=[False] * 6 + [True, False, False, False],
     )
     found = relations(replace(one, encoded=record))
     assert (found == found.T).all()
@@ -76,11 +76,36 @@ def test_relations():
     def relation(i: int, j: int) -> str:
         return RELATIONS[found[i, j]]
 
-    assert relation(1, 2) == "same_word"
-    assert relation(1, 3) == relation(2, 3) == "same_entity"
+    assert relation(1, 2) == "word_in_entity"
+    assert relation(8, 9) == "word_outside_entity"
+    assert relation(1, 3) == relation(2, 3) == "entity_across_words"
     assert relation(3, 4) == relation(1, 5) == "other"
     assert relation(4, 5) == "same_type"
     assert {relation(i, j) for i in (0, 6, 7) for j in range(8)} == {"special"}
+
+    def pairs(group: str) -> set[tuple[int, int]]:
+        some = [RELATIONS.index(name) for name in GROUPS[group]]
+        return {(i, j) for i, j in zip(*np.nonzero(np.isin(found, some)), strict=True) if i < j}
+
+    # All pairs of subwords of one entity expression, those inside its words included.
+    assert pairs("same_entity") == {(1, 2), (1, 3), (2, 3)}
+    assert pairs("entity_across_words") == {(1, 3), (2, 3)}
+    assert pairs("same_word") == {(1, 2), (8, 9)}
+    assert pairs("same_type") == {(4, 5)}
+
+
+def test_a_word_may_reach_out_of_an_entity():
+    record = Record(
+        ids=[5, 6, 7],
+        tokens=["un", "##ameri", "##can"],
+        special=[False] * 3,
+        words=[0, 0, 0],
+        entities=[None, 0, 0],
+        masked=[False] * 3,
+    )
+    found = relations(replace(item(0), encoded=record))
+    assert RELATIONS[found[1, 2]] == "word_in_entity"
+    assert RELATIONS[found[0, 1]] == "word_outside_entity"
 
 
 def test_a_users_relations_come_first():

@@ -10,6 +10,7 @@ import torch
 from reference import assert_maps_match, largest_error, references
 
 import normlens
+from normlens.cli.summary import show_maps
 from normlens.models import adapt
 from normlens.models.examples import tiny_model
 
@@ -309,8 +310,38 @@ def test_deberta_with_a_convolution():
     plain = check("deberta-v2")
     convolved = check("deberta-v2", conv_kernel_size=3, conv_act="gelu")
     assert convolved.model.encoder.conv is not None
-    first, second = (lens.maps(input_ids=IDS)["ATTN-N"] for lens in (plain, convolved))
-    assert largest_error(second[1], first[1]) > 1e-3
+    first, second = (lens.maps(input_ids=IDS) for lens in (plain, convolved))
+    assert largest_error(second["ATTN-N"][1], first["ATTN-N"][1]) > 1e-3
+    assert "outside_scopes" not in first.provenance
+    note = second.provenance["outside_scopes"]
+    assert "a convolution over 3 tokens mixes tokens between layers 1 and 2" in note
+
+
+def test_the_convolution_mixes_tokens_that_no_map_shows(tmp_path, capsys):
+    """Where layer 1 mixes nothing, neighbours are mixed before layer 2 all the same; it is said."""
+    model = tiny_model("deberta-v2", conv_kernel_size=3, conv_act="gelu").double()
+    other = [*IDS[:3], IDS[3] + 1, *IDS[4:]]
+    blocks = model.encoder.layer
+    seen = []
+    handles = [
+        blocks[0].attention.self.register_forward_hook(
+            lambda _, args, out: (args[0], *out[1:])  # every token keeps to itself
+        ),
+        blocks[1].register_forward_pre_hook(lambda _, args: seen.append(args[0])),
+    ]
+    with torch.no_grad():
+        for ids in (IDS, other):
+            model(torch.tensor([ids]), torch.ones(1, len(ids)))
+    for handle in handles:
+        handle.remove()
+    changed = (seen[0] - seen[1]).abs().amax(-1)[0] > 1e-9
+    assert changed.tolist() == [False, False, True, True, True, False, False]
+    maps = normlens.load(model).maps(input_ids=IDS)
+    maps.save(tmp_path / "maps.safetensors")
+    reloaded = normlens.open(tmp_path / "maps.safetensors")
+    assert reloaded.provenance["outside_scopes"] == maps.provenance["outside_scopes"]
+    show_maps(reloaded)
+    assert "outside every scope: a convolution" in capsys.readouterr().out
 
 
 def test_bert_as_a_decoder():

@@ -57,14 +57,14 @@ def mean_intervals(
     known = ~np.isnan(cells)
     number = known.sum(axis=0)
     totals = np.where(known, cells, 0).sum(axis=0)
-    mean = _divided(totals, number)
+    mean = divided(totals, number)
     # Sums of what is left of the mean lose no digits where the values are large and alike.
     centred = np.where(known, cells - mean, 0)
     drawn = np.empty((resamples, cells.shape[1]))
-    for rows, weights in _weights(len(cells), resamples, np.random.default_rng(seed)):
+    for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
         counts: Array | int = len(cells) if known.all() else weights @ known.astype(np.float64)
-        drawn[rows] = _divided(weights @ centred, counts)
-    return _interval(mean, mean + drawn, np.where(number > 1, level, np.nan))
+        drawn[rows] = divided(weights @ centred, counts)
+    return percentile_interval(mean, mean + drawn, np.where(number > 1, level, np.nan))
 
 
 def compare_means(
@@ -90,19 +90,19 @@ def compare_means(
         mean, moved, variance = _resampled_moments(values, resamples, chance)
         means.append(mean)
         drawn.append(moved)
-        errors.append(_divided(variance, len(values)))
-        own_errors.append(_divided(_variance(values), len(values)))
+        errors.append(divided(variance, len(values)))
+        own_errors.append(divided(_variance(values), len(values)))
     enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
     # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
     moved = drawn[0] - drawn[1]
     difference = means[0] - means[1]
-    statistic = _studentised(difference, sum(own_errors))
-    extreme = np.abs(_studentised(moved, sum(errors))) >= np.abs(statistic)
+    statistic = studentised(difference, sum(own_errors))
+    extreme = np.abs(studentised(moved, sum(errors))) >= np.abs(statistic)
     p = (1 + extreme.sum(axis=0)) / (1 + resamples)
     return MeanComparison(
-        first=_interval(means[0], means[0] + drawn[0], enough),
-        second=_interval(means[1], means[1] + drawn[1], enough),
-        difference=_interval(difference, difference + moved, enough),
+        first=percentile_interval(means[0], means[0] + drawn[0], enough),
+        second=percentile_interval(means[1], means[1] + drawn[1], enough),
+        difference=percentile_interval(difference, difference + moved, enough),
         effect=hedges_g(*groups),
         p=np.where(np.isnan(enough), np.nan, p),
     )
@@ -121,7 +121,7 @@ def hedges_g(first: ArrayLike, second: ArrayLike) -> Array:
         return np.full(a.shape[1], np.nan)
     pooled = ((n - 1) * _variance(a) + (m - 1) * _variance(b)) / (n + m - 2)
     difference = a.mean(axis=0) - b.mean(axis=0)
-    return (1 - 3 / (4 * (n + m) - 9)) * _divided(difference, np.sqrt(pooled))
+    return (1 - 3 / (4 * (n + m) - 9)) * divided(difference, np.sqrt(pooled))
 
 
 def benjamini_hochberg(p: ArrayLike) -> Array:
@@ -143,7 +143,7 @@ def _columns(values: ArrayLike) -> Array:
     return found[:, None] if found.ndim == 1 else found
 
 
-def _weights(
+def resample_counts(
     size: int, resamples: int, chance: np.random.Generator
 ) -> Iterator[tuple[slice, Array]]:
     """How often each of `size` values is drawn in each resample, (some resamples, size) at a time.
@@ -178,11 +178,11 @@ def _resampled_moments(
     centred = values - mean
     drawn = np.full((2, resamples, columns), np.nan)
     both = np.hstack([centred, centred * centred])
-    for rows, weights in _weights(size, resamples, chance):
+    for rows, weights in resample_counts(size, resamples, chance):
         sums = weights @ both / size
         drawn[0, rows], drawn[1, rows] = sums[:, :columns], sums[:, columns:]
     moved, squares = drawn
-    return mean, moved, np.maximum(_divided((squares - moved * moved) * size, size - 1), 0)
+    return mean, moved, np.maximum(divided((squares - moved * moved) * size, size - 1), 0)
 
 
 def _variance(values: Array) -> Array:
@@ -192,13 +192,13 @@ def _variance(values: Array) -> Array:
     return values.var(axis=0, ddof=1)
 
 
-def _studentised(difference: Array, squared_error: Array | int) -> Array:
+def studentised(difference: Array, squared_error: Array | int) -> Array:
     """``difference / error``; infinite where only the error is 0, and 0 where both are."""
     infinite = np.where(difference == 0, 0.0, np.copysign(np.inf, difference))
     return np.divide(difference, np.sqrt(squared_error), out=infinite, where=squared_error != 0)
 
 
-def _interval(mean: Array, drawn: Array, level: Array) -> Means:
+def percentile_interval(mean: Array, drawn: Array, level: Array) -> Means:
     """Percentile intervals of what was drawn, (resamples, k); NaN where the level is."""
     ends = np.full((2, len(mean)), np.nan)
     for column in np.flatnonzero(~np.isnan(level)):
@@ -208,7 +208,7 @@ def _interval(mean: Array, drawn: Array, level: Array) -> Means:
     return Means(mean, *ends)
 
 
-def _divided(a: Array, b: ArrayLike) -> Array:
+def divided(a: Array, b: ArrayLike) -> Array:
     """``a / b``, NaN where b is not above 0."""
     below = np.broadcast_to(np.asarray(b, dtype=np.float64), a.shape)
     return np.divide(a, below, out=np.full(a.shape, np.nan), where=below > 0)

@@ -54,7 +54,7 @@ app.command("estimate", epilog="Example: normlens estimate --model minilm --toke
     estimate_command
 )
 app.command("demo", epilog="Example: normlens demo --out my-demo")(demo_command)
-app.add_typer(corpus_app)  # run, status and query
+app.add_typer(corpus_app)  # run, status, check and query
 app.add_typer(experiments_app)  # reproduce, report and compare
 
 

@@ -30,6 +30,8 @@ def show_maps(maps: Maps) -> None:
     )
     console.print(f"{len(shown)} tokens: {' '.join(shown)}")
     console.print(completeness(maps))
+    if "outside_scopes" in about:
+        console.print(f"outside every scope: {about['outside_scopes']}")
     if maps.heads:
         console.print("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
     if len(maps.scopes) == 1:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.options import parse_measures
@@ -22,6 +18,9 @@ if TYPE_CHECKING:
 class Choice:
     """Measures and the names that they were asked for by."""
 
+    #: as they were asked for: names, or ready measures
+    wanted: tuple[str | Measure, ...]
+    settings: dict[str, dict[str, Any]]
     names: tuple[str, ...]
     measures: tuple[Measure, ...]
     #: what other processes get: a name where there was one, because a function that a user made a
@@ -38,7 +37,7 @@ class Choice:
         from normlens import measures
 
         listed = parse_measures(wanted) if wanted is None or isinstance(wanted, str) else wanted
-        names = [m if isinstance(m, str) else m.name for m in listed]
+        names = measure_names(listed)
         left = dict(settings or {})
         portable: list[str | Measure] = []
         for measure in listed:
@@ -49,35 +48,53 @@ class Choice:
                 f"there are settings for {next(iter(left))!r}, which is not among the measures "
                 f"{', '.join(names)}"
             )
-        return cls(tuple(names), made(portable), tuple(portable))
+        given = {name: dict(own) for name, own in (settings or {}).items()}
+        return cls(tuple(listed), given, tuple(names), made(portable), tuple(portable))
 
     def described(self) -> dict[str, Any]:
-        """What the measures' numbers depend on beside the version of NormLens."""
+        """What the measures' numbers depend on beside the version of NormLens.
+
+        `source` is None for a built-in measure, and for a user's own the checksum of each of the
+        files that its code comes from.
+        """
+        from normlens.measures.sources import module_sources, sources_of
+
         found: dict[str, dict[str, Any]] = {
-            name: {"options": measure.options, "source": _source_hash(name)}
+            name: {"options": measure.options, "source": sources_of(name, measure)}
             for name, measure in zip(self.names, self.measures, strict=True)
         }
         for described in found.values():
             relations = described["options"].get("relations", ())
             if relations:
-                described["relations"] = {name: _source_hash(name) for name in relations}
+                described["relations"] = {
+                    name: module_sources(name.partition(":")[0]) for name in relations
+                }
         return json.loads(json.dumps(found, default=str))
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """Every table with what is needed to read it, should its measure be out of reach."""
+        """Every table as a manifest describes it."""
         from normlens.corpus.gathering import schemas
 
-        owners = {table: measure for measure in self.measures for table in measure.tables}
+        owners = {
+            table: (name, measure)
+            for name, measure in zip(self.names, self.measures, strict=True)
+            for table in measure.tables
+        }
         found: dict[str, dict[str, Any]] = {}
         for table, schema in schemas(self.measures).items():
-            measure = owners.get(table)
+            name, measure = owners.get(table, (None, None))
             found[table] = {
-                "measure": None if measure is None else measure.name,
+                "measure": name,
                 "columns": {field.name: str(field.type) for field in schema},
-                "sql": None if measure is None else measure.sql.get(table),
                 "order": ["index"] if measure is None else list(measure.order[table]),
+                "merged": measure is not None and table in measure.sql,
             }
         return found
+
+
+def measure_names(wanted: Sequence[str | Measure]) -> list[str]:
+    """What a run calls its measures; nothing is imported for it."""
+    return [m if isinstance(m, str) else m.name for m in wanted]
 
 
 def made(listed: Sequence[str | Measure]) -> tuple[Measure, ...]:
@@ -85,14 +102,3 @@ def made(listed: Sequence[str | Measure]) -> tuple[Measure, ...]:
     from normlens import measures
 
     return tuple(measures.get(m) if isinstance(m, str) else m for m in listed)
-
-
-def _source_hash(name: str) -> str | None:
-    """SHA-256 of the module that a measure of one's own ("module:measure") comes from."""
-    module, separator, _ = name.partition(":")
-    if not separator:
-        return None
-    path = getattr(sys.modules.get(module), "__file__", None) or getattr(
-        importlib.util.find_spec(module), "origin", None
-    )
-    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()

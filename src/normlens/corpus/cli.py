@@ -1,4 +1,4 @@
-"""The commands ``run``, ``status`` and ``query`` of ``normlens``."""
+"""The commands ``run``, ``status``, ``check`` and ``query`` of ``normlens``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.corpus.errors import RunError
 from normlens.corpus.options import MEASURES, parse_batch_size, parse_measures, parse_settings
 from normlens.errors import InputError
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Exit status of a run in which some sequences failed.
 SOME_FAILED = 3
+#: Exit status of a check that found something.
+NOT_SOUND = 1
 SHOWN_ROWS = 40
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -182,6 +185,8 @@ def run_command(
 
 def _report(run: Run, quiet: bool) -> None:
     status = run.status()
+    if not status.complete:
+        raise RunError(f"shards of {run.folder} vanished; compute them again with --resume")
     if status.failures:
         print(
             f"{status.failures} of {status.done} sequences failed; see: "
@@ -205,6 +210,23 @@ def status_command(
     print(json.dumps(status.as_json(), indent=1) if as_json else status)
 
 
+@app.command("check", epilog="Example: normlens check my-run")
+def check_command(
+    run: RunArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Read all files of a run: which are missing, damaged or stray?
+
+    One line for each; the exit status is 1 if there is one.
+    """
+    from normlens.corpus.results import Run
+
+    found = Run.open(run).check()
+    print(json.dumps(found.as_json(), indent=1) if as_json else found)
+    if not found.sound:
+        raise typer.Exit(NOT_SOUND)
+
+
 @app.command(
     "query",
     epilog='Example: normlens query my-run "SELECT scope_a, scope_b, avg(rho) FROM similarity '
@@ -223,19 +245,28 @@ def query_command(
         typer.Option("--out", "-o", metavar="FILE", help=".csv, .json, .jsonl or .parquet."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")] = False,
+    measures: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Your own measures (module:name) that merge tables."),
+    ] = None,
 ) -> None:
     """Ask a run's tables in SQL (DuckDB)."""
     from normlens.corpus.results import Run
 
-    found = Run.open(run)
+    found = Run.open(run, measures=measures)
     if sql is None:
         for table, described in found.manifest.tables.items():
             print(f"{table}({', '.join(described['columns'])})")
         return
+    tables = found.snapshot()
+    if not tables.complete:
+        print(
+            f"note: only shards that are done answer; see: normlens status {run}", file=sys.stderr
+        )
     if out is not None:
-        found.export(sql, out, overwrite=force)
+        tables.export(sql, out, overwrite=force)
         return
-    frame = found.sql(sql)
+    frame = tables.sql(sql)
     if csv:
         print(frame.to_csv(index=False), end="")
     elif as_json:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from normlens.corpus.stamps import Stamp, local_stamp, store_stamp
 from normlens.errors import InputError, MissingDependencyError, OutputError
 
 #: What a name ends with until its file is complete.
 TEMPORARY = ".tmp"
+_CHUNK = 1 << 20
 
 
 class Folder(ABC):
@@ -37,6 +42,27 @@ class Folder(ABC):
         """Every file, by its name relative to the folder, in order."""
 
     @abstractmethod
+    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
+        """Size and time of each of these files; those that are not there are left out."""
+
+    @abstractmethod
+    def _open(self, name: str) -> IO[bytes]:
+        """A file to read from."""
+
+    def sha256(self, name: str) -> str | None:
+        """The checksum of a file, which is never whole in memory; None if there is no such file."""
+        digest = hashlib.sha256()
+        try:
+            with self._open(name) as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"cannot read {self.url}/{name}: {_reason(error)}") from error
+        return digest.hexdigest()
+
+    @abstractmethod
     def address(self, name: str) -> str:
         """What DuckDB opens a file by."""
 
@@ -45,7 +71,11 @@ class Folder(ABC):
 
 
 class LocalFolder(Folder):
-    """A folder on a disk: files are flushed to it before they take their names."""
+    """A folder on a disk: files are flushed to it before they take their names.
+
+    Links inside it that lead elsewhere are not followed: a folder that comes from someone else
+    must not decide which other files are read or written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
@@ -53,7 +83,7 @@ class LocalFolder(Folder):
 
     def read(self, name: str) -> bytes | None:
         try:
-            return (self.path / name).read_bytes()
+            return self._inside(name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -63,7 +93,7 @@ class LocalFolder(Folder):
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
         try:
-            self._make(path.parent)
+            self._make(self._inside(name).parent)
             try:
                 _write_through(temporary, data)
                 os.replace(temporary, path)
@@ -82,6 +112,13 @@ class LocalFolder(Folder):
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
 
+    def _inside(self, name: str) -> Path:
+        """Where a file lies, unless a link leads out of the folder."""
+        path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise InputError(f"{str(path)!r} leads out of the run's folder; remove the link")
+        return path
+
     def remove(self, name: str) -> None:
         try:
             (self.path / name).unlink(missing_ok=True)
@@ -96,6 +133,27 @@ class LocalFolder(Folder):
             for folder, _, files in os.walk(self.path)
             for file in files
         )
+
+    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
+        found = {}
+        for folder in {name.rpartition("/")[0] for name in names}:
+            self._inside(folder)
+        for name in names:
+            path = os.path.join(self.path, name)
+            try:
+                seen = os.lstat(path)
+                if stat.S_ISLNK(seen.st_mode):
+                    seen = os.stat(self._inside(name))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise InputError(f"cannot read {self.url}/{name}: {_reason(error)}") from error
+            if stat.S_ISREG(seen.st_mode):
+                found[name] = local_stamp(seen)
+        return found
+
+    def _open(self, name: str) -> IO[bytes]:
+        return self._inside(name).open("rb")
 
     def address(self, name: str) -> str:
         return str(self.path.absolute() / name)
@@ -150,6 +208,25 @@ class RemoteFolder(Folder):
         except FileNotFoundError:
             return []
         return sorted(path[len(self.root) :].lstrip("/") for path in found)
+
+    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
+        self.system.invalidate_cache()
+        found = {}
+        try:
+            listed = self.system.find(self.root, detail=True)
+            for name in names:
+                # A listing is not of one moment: what it lacks may have come since.
+                with suppress(FileNotFoundError):
+                    path = self._path(name)
+                    found[name] = store_stamp(listed.get(path) or self.system.info(path))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise InputError(f"cannot read {self.url}: {_reason(error)}") from error
+        return found
+
+    def _open(self, name: str) -> IO[bytes]:
+        return self.system.open(self._path(name), "rb")
 
     def address(self, name: str) -> str:
         return self.system.unstrip_protocol(self._path(name))

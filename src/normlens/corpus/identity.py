@@ -1,16 +1,35 @@
-"""Which model it was: hashes of weights and tokenizer, and what else the numbers depend on."""
+"""Which model it was: its weights, configuration and tokenizer, and what else numbers depend on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import socket
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from normlens.lens import Lens, versions
+
+#: Fields of a configuration that the manifest has elsewhere, or that no number depends on.
+_ELSEWHERE = frozenset(
+    {
+        "_name_or_path",
+        "_commit_hash",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "_attn_implementation",
+        "attn_implementation",
+    }
+)
+#: What a tokenizer does beside its rules when it is called.
+_CALLS = ("model_input_names", "truncation_side", "split_special_tokens")
+#: Ends of the names of options that say where a tokenizer lies.
+_PLACES = ("_file", "_path", "_dir", "_hash", "is_local", "local_files_only")
 
 
 def identify(lens: Lens) -> dict[str, Any]:
@@ -19,6 +38,7 @@ def identify(lens: Lens) -> dict[str, Any]:
         "name": lens.name,
         "revision": lens.revision,
         "weights": weights_hash(lens),
+        "config": configuration(lens),
         "tokenizer": tokenizer_hash(lens.tokenizer),
         "type": lens.model_type,
         "components": lens.component_sequence,
@@ -47,6 +67,19 @@ def weights_hash(lens: Lens) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def configuration(lens: Lens) -> dict[str, Any]:
+    """Every field of the model's configuration, but for where it lies and who wrote it."""
+    config = lens.adapter.config
+    found = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+    return _without(json.loads(json.dumps(found, default=str)), _ELSEWHERE)
+
+
+def _without(found: Any, names: frozenset[str]) -> Any:
+    if not isinstance(found, dict):
+        return found
+    return {name: _without(value, names) for name, value in found.items() if name not in names}
+
+
 def tokenizer_hash(tokenizer: Any) -> str | None:
     """SHA-256 of what a tokenizer does, whatever it was called with before."""
     if tokenizer is None:
@@ -57,10 +90,31 @@ def tokenizer_hash(tokenizer: Any) -> str | None:
         # Truncation and padding are left over from the last call.
         described = {k: v for k, v in described.items() if k not in ("truncation", "padding")}
     else:
-        described = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        described = {
+            "class": type(tokenizer).__name__,
+            "vocabulary": tokenizer.get_vocab(),
+            # Its rules lie in files (merges, a SentencePiece model) and in options.
+            "files": {name: _file_hash(path) for name, path in sorted(_files(tokenizer).items())},
+            "options": {
+                name: value
+                for name, value in getattr(tokenizer, "init_kwargs", {}).items()
+                if not name.endswith(_PLACES)
+            },
+        }
     special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
-    text = json.dumps([described, special], sort_keys=True)
+    calls = {name: getattr(tokenizer, name, None) for name in _CALLS}
+    text = json.dumps([described, special, calls], sort_keys=True, default=str)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _files(tokenizer: Any) -> dict[str, str]:
+    names = getattr(tokenizer, "vocab_files_names", {})
+    paths = {name: getattr(tokenizer, name, None) for name in names}
+    return {name: str(path) for name, path in paths.items() if path and os.path.isfile(path)}
+
+
+def _file_hash(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def software() -> dict[str, str]:

@@ -20,20 +20,42 @@ NAME = "lock"
 _ATTEMPTS = 4
 
 
+class Lock:
+    """The lock of a folder while it is held; a store without locks has one that is always there."""
+
+    def __init__(self, path: Path | None = None, descriptor: int = -1):
+        self._path, self._descriptor = path, descriptor
+
+    def check(self) -> None:
+        """Refuse to go on if the folder is no longer where it was: moved, removed or replaced."""
+        if self._path is None:
+            return
+        try:
+            there = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
+            raise OutputError(
+                f"{str(self._path.parent)!r} was moved or removed while the run went on; what was "
+                "done is kept where it is now: go on with normlens run --resume and that folder"
+            )
+
+
 @contextmanager
-def locked(folder: Folder) -> Iterator[None]:
+def locked(folder: Folder) -> Iterator[Lock]:
     """Hold the folder's lock, or say who holds it.
 
     The lock belongs to the open file, so the system lifts it when its holder ends, however it
     ends. Object stores have no locks; there it is for the user to start one run only.
     """
     if not isinstance(folder, LocalFolder):
-        yield
+        yield Lock()
         return
     path = folder.path / NAME
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # A lock that is a link could have another file emptied.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     try:
@@ -44,7 +66,7 @@ def locked(folder: Folder) -> Iterator[None]:
             )
         _write(descriptor, _self())
         try:
-            yield
+            yield Lock(path, descriptor)
         finally:
             # The file stays: removing it would let two others lock two files of one name.
             _write(descriptor, b"")
@@ -71,7 +93,8 @@ def holder(folder: Folder) -> str | None:
     if not isinstance(folder, LocalFolder):
         return None
     try:
-        descriptor = os.open(folder.path / NAME, os.O_RDONLY)
+        # Neither a link nor a pipe in its place is worth waiting for.
+        descriptor = os.open(folder.path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,13 +13,14 @@ from normlens.corpus.options import Options
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
-VERSION = 1
+VERSION = 2  # the first had no digest
 
 #: Fields that must be the same when a run is resumed, by the words that an error uses for them.
 FIXED = {
     "model.name": "the model",
     "model.revision": "the model's revision",
     "model.weights": "the model's weights",
+    "model.config": "the model's configuration",
     "model.tokenizer": "the tokenizer",
     "model.dtype": "the dtype",
     "model.device": "the device",
@@ -37,8 +39,8 @@ class Manifest:
     options: Options
     model: dict[str, Any]
     data: dict[str, Any]  # name, fingerprint, sequences
-    tables: dict[str, dict[str, Any]]  # table → measure, columns, sql
-    measures: dict[str, str | None]  # measure → hash of its source, for measures of one's own
+    tables: dict[str, dict[str, Any]]  # table → measure, columns, order, merged
+    measures: dict[str, dict[str, Any]]  # measure → its options, and the sources of a user's own
     execution: dict[str, Any]
     versions: dict[str, str]
     machine: dict[str, Any]
@@ -57,9 +59,17 @@ class Manifest:
         first = shard * self.options.shard_size
         return min(self.options.shard_size, self.sequences - first)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it; every shard's record names the one that it was computed under."""
+        text = json.dumps(self._as_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "options": self.options.as_json()}
+
     def save(self, folder: Folder) -> None:
-        found = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        found["options"] = self.options.as_json()
+        found = {"format": FORMAT, "version": VERSION, "digest": self.digest, **self._as_json()}
         folder.write(NAME, json.dumps(found, indent=1, ensure_ascii=False).encode())
 
     @classmethod
@@ -75,14 +85,51 @@ class Manifest:
             if found.pop("format") != FORMAT:
                 raise ValueError("it is of another kind")
             version = found.pop("version")
-            if version > VERSION:
-                raise RunError(f"{str(folder)!r} was written by a newer NormLens; upgrade it")
-            return cls(**{**found, "options": Options.from_json(found["options"])})
+            if version != VERSION:
+                age = (
+                    "a newer NormLens; upgrade it"
+                    if version > VERSION
+                    else ("an older NormLens, without checksums of its own; start the run again")
+                )
+                raise RunError(f"{str(folder)!r} was written by {age}")
+            digest = found.pop("digest")
+            manifest = cls(**{**found, "options": Options.from_json(found["options"])})
+            _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{NAME} in {str(folder)!r} is damaged or not a run's ({error}); start the run "
                 "again in another folder"
             ) from error
+        if manifest.digest != digest:
+            raise RunError(
+                f"{NAME} in {str(folder)!r} was edited or is damaged: it does not match its "
+                "digest; put the original back, or start the run again in another folder"
+            )
+        return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse what has another shape, or names that could pass for paths or SQL."""
+    for part in ("model", "data", "tables", "measures", "execution", "versions"):
+        if not isinstance(getattr(manifest, part), dict):
+            raise TypeError(f"its {part} are not described")
+    if {"name", "device", "dtype"} - manifest.model.keys() or "name" not in manifest.data:
+        raise ValueError("the model or the data has no name")
+    if not isinstance(manifest.data["sequences"], int):
+        raise TypeError("its sequences are not counted")
+    if not all(isinstance(name, str) for name in manifest.options.measures):
+        raise TypeError("its measures are not named")
+    for options in (manifest.options.settings, manifest.measures):
+        if not all(isinstance(given, dict) for given in options.values()):
+            raise TypeError("the options of its measures are not described")
+    for name, described in manifest.tables.items():
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} cannot name a table")
+        if {"measure", "columns", "order", "merged"} - described.keys():
+            raise ValueError(f"the table {name!r} is not described")
+        for column in (*described["columns"], *described["order"]):
+            if not isinstance(column, str):
+                raise TypeError(f"{column!r} cannot name a column of {name!r}")
 
 
 @dataclass(frozen=True)
@@ -107,18 +154,46 @@ def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Differenc
     ]
 
 
+def changed_tables(manifest: Manifest, tables: dict[str, dict[str, Any]]) -> list[Difference]:
+    """Tables whose columns are not those that the measures give now."""
+    found = []
+    for name in dict.fromkeys((*manifest.tables, *tables)):
+        then, now = (
+            some.get(name, {"columns": {}})["columns"] for some in (manifest.tables, tables)
+        )
+        gone = ", ".join(column for column in then if column not in now)
+        new = ", ".join(column for column in now if column not in then)
+        if gone or new:
+            what = f"columns of the table {name} that are not in both"
+            found.append(Difference(what, gone or None, new or None))
+    return found
+
+
 def changes(manifest: Manifest, now: dict[str, Any]) -> list[Difference]:
     """Which of `now`'s fields differ from the run's: parts of a manifest, by their names."""
     then = asdict(manifest)
-    found = []
+    found: list[Difference] = []
     for path, what in FIXED.items():
         part, _, field = path.partition(".")
         if part not in now or (field and field not in now[part]):
             continue
         old, new = (then[part].get(field), now[part][field]) if field else (then[part], now[part])
-        if old != new:
-            found.append(Difference(what, old, new))
+        found += _differences(what, old, new)
     return found
+
+
+def _differences(what: str, old: Any, new: Any) -> list[Difference]:
+    """Where two values differ; of two dicts, which of their fields do."""
+    if old == new:
+        return []
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [Difference(what, old, new)]
+    found = [
+        difference
+        for key in sorted({*old, *new})
+        for difference in _differences(f"{what}, {key}", old.get(key), new.get(key))
+    ]
+    return found or [Difference(what, old, new)]  # a field that is none, and one that is not there
 
 
 def refuse(folder: Folder, differences: list[Difference]) -> None:

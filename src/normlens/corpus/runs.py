@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus import manifest as manifests
-from normlens.corpus.choice import Choice
+from normlens.corpus.choice import Choice, measure_names
 from normlens.corpus.errors import RunError
-from normlens.corpus.folder import TEMPORARY, Folder, open_folder
-from normlens.corpus.lock import NAME as LOCK
-from normlens.corpus.lock import locked
-from normlens.corpus.manifest import Manifest, changed_options, changes, refuse
-from normlens.corpus.options import Execution, Options, fixed_path
+from normlens.corpus.folder import Folder, open_folder
+from normlens.corpus.lock import Lock, locked
+from normlens.corpus.manifest import (
+    Manifest,
+    changed_options,
+    changed_tables,
+    changes,
+    refuse,
+)
+from normlens.corpus.options import Execution, Options, fixed_path, parse_measures
 from normlens.corpus.plan import shards_to_do
 from normlens.corpus.progress import Progress
 from normlens.corpus.records import Data
+from normlens.corpus.recovery import check_complete, recover
+from normlens.corpus.refusals import check_free, check_named
 from normlens.corpus.results import Run
-from normlens.corpus.shards import ROOT, Done, commit, recover
+from normlens.corpus.shards import Done, commit
 from normlens.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -82,17 +89,13 @@ def run(
     tables = chosen.tables()
     folder = open_folder(out)
     progress = progress or Progress()
-    _check_free(folder)
+    check_free(folder)
     source = data if isinstance(data, Data) else _open_data(options)
     if isinstance(data, Data) and limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
-    described = {
-        "name": source.name,
-        "fingerprint": source.fingerprint,
-        "sequences": sum(1 for _ in source),
-    }
-    with locked(folder):
-        _check_free(folder)
+    described = _described(source)
+    with locked(folder) as lock:
+        check_free(folder)
         progress.say(f"loading {options.model}")
         with _engine(options, chosen, how, model) as engine:
             manifest = Manifest(
@@ -109,8 +112,8 @@ def run(
             # What lies there without a manifest is of a run that was stopped before it began.
             recover(folder, manifest)
             manifest.save(folder)
-            _work(folder, manifest, source, engine, {}, progress)
-    return Run(folder, manifest)
+            _work(folder, lock, manifest, source, engine, {}, progress)
+    return _run(folder, manifest, chosen)
 
 
 def resume(
@@ -125,7 +128,9 @@ def resume(
     """Finish a run that was stopped; one that is complete is checked and left as it is.
 
     Everything that the tables depend on comes from the run itself. Such an option may be given
-    again, but not another value. Shards whose files are damaged are computed again.
+    again, but not another value. Code of your own (measures ``my_module:my_measure``, relations in
+    `settings`) has to be named again: nothing is imported because a run's files say so. Shards
+    whose files are damaged are computed again.
     """
     folder = open_folder(out)
     manifest = Manifest.load(folder)
@@ -135,25 +140,23 @@ def resume(
         given["model"] = model_name(model)
     if data is not None:
         given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
-    settings = given.get("settings", manifest.options.settings)
-    chosen = Choice.of(manifest.options.measures if measures is None else measures, settings)
-    given["measures"] = list(chosen.names)
-    unknown = [name for name in given if name not in manifest.options.as_json()]
+    own = manifest.options
+    wanted = own.measures if measures is None else measures
+    listed = parse_measures(wanted) if isinstance(wanted, str) else wanted
+    given["measures"] = measure_names(listed)
+    if "settings" in given:
+        given["settings"] = json.loads(json.dumps(given["settings"]))
+    unknown = [name for name in given if name not in own.as_json()]
     if unknown:
         raise InputError(f"resume takes no option {unknown[0]!r}")
     refuse(folder, changed_options(manifest, given))
-    with locked(folder):
-        source = data if isinstance(data, Data) else _open_data(manifest.options)
-        refuse(
-            folder,
-            changes(
-                manifest,
-                {
-                    "data": {"name": source.name, "fingerprint": source.fingerprint},
-                    "measures": chosen.described(),
-                },
-            ),
-        )
+    check_named(folder, own, measures is not None, "settings" in given)
+    chosen = Choice.of(listed, own.settings)
+    refuse(folder, changed_tables(manifest, chosen.tables()))
+    with locked(folder) as lock:
+        source = data if isinstance(data, Data) else _open_data(own)
+        now = {"data": _described(source), "measures": chosen.described()}
+        refuse(folder, changes(manifest, now))
         progress.say(f"loading {manifest.options.model}")
         # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
         before = {name: manifest.model[name] for name in ("device", "dtype")}
@@ -165,12 +168,13 @@ def resume(
             )
             _warn(manifest, engine, progress)
             done = recover(folder, manifest)
-            _work(folder, manifest, source, engine, done, progress)
-    return Run(folder, manifest)
+            _work(folder, lock, manifest, source, engine, done, progress)
+    return _run(folder, manifest, chosen)
 
 
 def _work(
     folder: Folder,
+    lock: Lock,
     manifest: Manifest,
     data: Data,
     engine: Engine,
@@ -188,13 +192,16 @@ def _work(
                 f"the worker on {shard.by['host']} has another model, or another kind of device, "
                 "than the run began with; give every node the same and resume"
             )
+        lock.check()
         try:
-            commit(folder, shard)
+            commit(folder, manifest, shard)
         except OutputError as error:
             raise OutputError(
                 f"{error}; what is done is kept, go on with: normlens run --resume {folder}"
             ) from error
         progress.advance(shard.sequences + shard.failures, shard.failures)
+    lock.check()
+    check_complete(folder, manifest)
 
 
 # What a run is made of ----------------------------------------------------------------------------
@@ -208,6 +215,20 @@ def model_name(model: Any) -> str:
     # A folder without a model may happen to be called like one that is not a folder.
     no_model = os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json"))
     return name if no_model else fixed_path(name)
+
+
+def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
+    """The run, with the measures that the user named for it."""
+    given = {"measures": chosen.wanted, "settings": chosen.settings}
+    return Run(folder, manifest, chosen.measures, given)
+
+
+def _described(data: Data) -> dict[str, Any]:
+    return {
+        "name": data.name,
+        "fingerprint": data.fingerprint,
+        "sequences": sum(1 for _ in data),
+    }
 
 
 def _open_data(options: Options) -> Data:
@@ -243,25 +264,6 @@ def _engine(options: Options, chosen: Choice, execution: Execution, model: Any) 
     )
     loaded = None if model is None or isinstance(model, (str, os.PathLike)) else model
     return open_engine(task, execution, loaded)
-
-
-def _check_free(folder: Folder) -> None:
-    """A run needs a folder of its own."""
-    names = folder.names()
-    if manifests.NAME in names:
-        raise RunError(
-            f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
-            "or choose another --out"
-        )
-    foreign = [
-        name
-        for name in names
-        if not name.startswith(f"{ROOT}/") and name != LOCK and not name.endswith(TEMPORARY)
-    ]
-    if foreign:
-        raise OutputError(
-            f"{str(folder)!r} holds other files ({foreign[0]!r}); give --out a new folder"
-        )
 
 
 def _warn(manifest: Manifest, engine: Engine, progress: Progress) -> None:

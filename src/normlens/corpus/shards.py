@@ -1,8 +1,9 @@
 """Shards: a run's unit of work, of writing and of trust.
 
 A shard is a range of consecutive sequences. Its tables are Parquet files; the last file written is
-its record, with their checksums. A shard is done if its record is there and its files match it,
-so whatever stops a run leaves shards that are done and shards that are not, and nothing between.
+its record, with their checksums, its own, and the digest of the manifest that it was computed
+under. A shard is done if its record is there and its files match it, so whatever stops a run leaves
+shards that are done and shards that are not, and nothing between.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from normlens.corpus.folder import TEMPORARY, Folder
+from normlens.corpus.errors import RunError
+from normlens.corpus.folder import Folder
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.records import Record
 
@@ -60,6 +61,7 @@ class Done:
     finished: float
     seconds: dict[str, float]
     tables: dict[str, dict[str, Any]]  # table → rows, bytes, sha256
+    manifest: str  # its digest
     by: dict[str, Any] = field(default_factory=dict)
 
 
@@ -75,7 +77,12 @@ def table_name(table: str, number: int) -> str:
     return f"{ROOT}/{table}/{stem(number)}{SUFFIX}"
 
 
-def commit(folder: Folder, shard: Finished) -> Done:
+def table_files(done: Done) -> dict[str, dict[str, Any]]:
+    """The files that a record vouches for, by name, with their size and checksum."""
+    return {table_name(table, done.number): told for table, told in done.tables.items()}
+
+
+def commit(folder: Folder, manifest: Manifest, shard: Finished) -> Done:
     """Write a shard's tables, and its record once they are on the disk."""
     start = time.perf_counter()
     for table, contents in shard.files.items():
@@ -97,65 +104,58 @@ def commit(folder: Folder, shard: Finished) -> Done:
             }
             for table, contents in shard.files.items()
         },
+        manifest=manifest.digest,
         by=shard.by,
     )
-    folder.write(record_name(shard.number), json.dumps(vars(done)).encode())
+    record = {**vars(done), "sha256": _checksum(vars(done))}
+    folder.write(record_name(shard.number), json.dumps(record).encode())
     return done
 
 
-def records(folder: Folder, names: Collection[str] | None = None) -> Iterator[Done]:
-    """The shards that have a record, whether or not their files still match it."""
-    for name in folder.names() if names is None else names:
-        number = _recorded(name)
-        if number is None:
-            continue
-        done = _read_record(folder, name)
-        if done is not None and done.number == number:
-            yield done
+@dataclass(frozen=True)
+class Survey:
+    """What lies in a run's folder at one moment."""
+
+    names: list[str]
+    done: dict[int, Done]  # shards by number, in order, whether or not their files still match
+    damaged: list[str]  # records that cannot be trusted
 
 
-def recover(folder: Folder, manifest: Manifest) -> dict[int, Done]:
-    """The shards that can be trusted, by number; whatever else lies there is removed.
+def survey(folder: Folder, manifest: Manifest) -> Survey:
+    """Every file, and what the records among them say.
 
-    That is files that were never completed, tables without a record (the run was stopped between
-    the two), and shards that no longer match their checksums.
+    A record of another manifest is refused: the run's own was exchanged, or two runs are mixed.
     """
-    names = folder.names()
-    found = {done.number: done for done in records(folder, names)}
-    good = {number: done for number, done in found.items() if _is_sound(folder, manifest, done)}
-    keep = {table_name(table, number) for number in good for table in manifest.tables}
-    keep |= {record_name(number) for number in good}
-    inside = [name for name in names if name.startswith(f"{ROOT}/")]
-    # Records go first: a record must never outlive the files that it vouches for.
-    for name in sorted(inside, key=lambda name: _recorded(name) is None):
-        if name not in keep:
-            folder.remove(name)
-    for name in names:
-        if name.endswith(TEMPORARY) and name not in inside:
-            folder.remove(name)
-    return good
+    found = Survey(folder.names(), {}, [])
+    for name in found.names:
+        number = recorded(name)
+        contents = None if number is None else folder.read(name)
+        if number is None or contents is None:  # another process may just have removed it
+            continue
+        done = _parsed(contents, number)
+        if done is None:
+            found.damaged.append(name)
+            continue
+        if done.manifest != manifest.digest:
+            raise RunError(
+                f"{name} in {str(folder)!r} belongs to another manifest.json than the one that "
+                "lies there; put the run's own back"
+            )
+        found.done[number] = done
+    return found
 
 
-def _is_sound(folder: Folder, manifest: Manifest, done: Done) -> bool:
-    if not 0 <= done.number < manifest.shards or set(done.tables) != set(manifest.tables):
-        return False
-    if done.sequences + done.failures != manifest.size(done.number):
-        return False
-    return all(
-        _matches(folder.read(table_name(table, done.number)), expected)
-        for table, expected in done.tables.items()
-    )
+def placed(name: str) -> tuple[str, int] | None:
+    """The table and the number of the shard whose file has this name."""
+    root, _, rest = name.partition("/")
+    table, _, file = rest.partition("/")
+    number = file.removeprefix("shard-").removesuffix(SUFFIX)
+    if root == ROOT and number.isdecimal() and name == table_name(table, int(number)):
+        return table, int(number)
+    return None
 
 
-def _matches(contents: bytes | None, expected: dict[str, Any]) -> bool:
-    return (
-        contents is not None
-        and len(contents) == expected["bytes"]
-        and hashlib.sha256(contents).hexdigest() == expected["sha256"]
-    )
-
-
-def _recorded(name: str) -> int | None:
+def recorded(name: str) -> int | None:
     """The number of the shard whose record has this name."""
     folder, _, file = name.rpartition("/")
     number = file.removeprefix("shard-").removesuffix(".json")
@@ -164,10 +164,19 @@ def _recorded(name: str) -> int | None:
     return None
 
 
-def _read_record(folder: Folder, name: str) -> Done | None:
+def _parsed(contents: bytes, number: int) -> Done | None:
+    """What a shard's record says; None if it is cut short, edited or another shard's."""
     try:
-        done = Done(**json.loads(folder.read(name) or b""))
-        whole = all(set(expected) >= _FIELDS for expected in done.tables.values())
-        return done if whole else None
-    except (ValueError, TypeError, AttributeError):
-        return None  # cut short or edited; the shard counts as not done
+        found = json.loads(contents)
+        checksum = found.pop("sha256")
+        done = Done(**found)
+        whole = all(
+            table.isidentifier() and set(told) >= _FIELDS for table, told in done.tables.items()
+        )
+        return done if whole and done.number == number and checksum == _checksum(found) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

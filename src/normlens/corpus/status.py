@@ -10,7 +10,7 @@ from normlens.corpus.folder import Folder
 from normlens.corpus.lock import holder
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.progress import clock
-from normlens.corpus.shards import records
+from normlens.corpus.shards import survey
 
 #: The stages that a sequence goes through, in their order.
 STAGES = ("reading", "tokenising", "maps", "measures", "tables", "writing")
@@ -85,7 +85,7 @@ class Status:
 
 def status_of(folder: Folder, manifest: Manifest) -> Status:
     """The status of the run in a folder; its tables are not read."""
-    done = list(records(folder))
+    done = list(survey(folder, manifest).done.values())
     stages = dict.fromkeys(STAGES, 0.0)
     for shard in done:
         for stage, seconds in shard.seconds.items():

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from normlens.corpus.closed_duckdb import closed_connection, quoted_name, quoted_text, tables_of
+from normlens.corpus.errors import RunError
 from normlens.corpus.folder import Folder, RemoteFolder
 from normlens.corpus.manifest import Manifest
-from normlens.corpus.shards import ROOT, SUFFIX, records, table_name
-from normlens.errors import InputError, MissingDependencyError, OutputError, valid_choice
+from normlens.corpus.merging import merging_sql
+from normlens.corpus.shards import survey, table_files, table_name
+from normlens.corpus.verified import Verified
+from normlens.errors import InputError, OutputError, valid_choice
 from normlens.store import check_output
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from normlens.measures import Measure
+
+Answer = TypeVar("Answer")
 
 #: What a query may hold in memory; beyond it DuckDB goes to disk.
 MEMORY = "2GB"
@@ -29,44 +36,74 @@ FORMATS = {
 
 
 class Tables:
-    """The tables of a run, as far as its shards are done."""
+    """The tables of a run, as far as its shards were done when this was made.
 
-    def __init__(self, folder: Folder, manifest: Manifest, memory: str = MEMORY):
-        self.folder, self.manifest, self.memory = folder, manifest, memory
+    A table answers only if all of its files match their checksums. DuckDB can open those files and
+    nothing else. `named` are measures of the user's own that merge tables of theirs.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        memory: str = MEMORY,
+        named: Sequence[Measure] = (),
+    ):
+        self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
+        found = survey(folder, manifest)
+        if found.damaged:
+            raise _refused(folder, {found.damaged[0]: "damaged: it does not match itself"})
+        if not found.done:
+            raise InputError(
+                f"no shard of {str(folder)!r} is done yet; see: normlens status {folder}"
+            )
+        # One list for all tables: shards that are done later are in none of them.
+        self._done = list(found.done.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard of the run is in them."""
+        return len(self._done) == self.manifest.shards
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table, in its own order."""
         valid_choice(name, tuple(self.manifest.tables), "table")
-        described = self.manifest.tables[name]
-        order = ", ".join(f'"{column}"' for column in described["order"])
-        if described["sql"]:
-            return self.sql(f'SELECT * FROM "{name}" ORDER BY {order}')
-        # Rows of one sequence keep the order in which its measure gave them.
-        done, names = self._done()
-        files = self._files(name, done, names, "file_row_number = true")
-        return self.sql(
-            f"SELECT * EXCLUDE (file_row_number) FROM {files} ORDER BY {order}, file_row_number"
-        )
+        order = ", ".join(map(quoted_name, self.manifest.tables[name]["order"]))
+        with self._connected([name]) as connection, _explained(self.manifest):
+            if self._merging(name) is not None:
+                return connection.sql(f"SELECT * FROM {quoted_name(name)} ORDER BY {order}").df()
+            # Rows of one sequence keep the order in which its measure gave them.
+            rows = self._rows(name, "file_row_number = true")
+            return connection.sql(
+                f"SELECT * EXCLUDE (file_row_number) FROM {rows} ORDER BY {order}, file_row_number"
+            ).df()
 
     def sql(self, query: str) -> pd.DataFrame:
         """A query's answer."""
-        with self._connected() as connection, _explained(self.manifest):
-            answer = connection.sql(query)
-            if answer is None:
+
+        def answer(connection: Any) -> pd.DataFrame:
+            found = connection.sql(query)
+            if found is None:
                 raise InputError("the query gives no table; begin it with SELECT")
-            return answer.df()
+            return found.df()
+
+        return self._asked(query, answer)
 
     def export(self, query: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """A query's answer as a file, without ever being whole in memory."""
         target = Path(path)
         options = FORMATS[valid_choice(target.suffix, tuple(FORMATS), "file type")]
         check_output(target, overwrite=overwrite)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.absolute().with_name(f".{target.name}.{os.getpid()}.tmp")
+
+        def copy(connection: Any) -> None:
+            connection.execute(
+                f"COPY ({query.strip().rstrip(';')}\n) TO {quoted_text(str(temporary))} "
+                f"({options}, USE_TMP_FILE false)"
+            )
+
         try:
-            with self._connected() as connection, _explained(self.manifest):
-                connection.execute(
-                    f"COPY ({query.strip().rstrip(';')}) TO {_text(str(temporary))} ({options})"
-                )
+            self._asked(query, copy, str(temporary))
             os.replace(temporary, target)
         except OSError as error:
             if isinstance(error, OutputError):
@@ -76,60 +113,64 @@ class Tables:
             temporary.unlink(missing_ok=True)
         return target
 
+    def _asked(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
+        """Use a connection that knows the tables that a query names."""
+        import duckdb
+
+        with _explained(self.manifest):
+            wanted = tables_of(query, self.manifest.tables)
+            with self._connected(wanted, *writable) as connection:
+                try:
+                    return use(connection)
+                except duckdb.CatalogException:
+                    if len(wanted) == len(self.manifest.tables):
+                        raise
+            # A table may be named in a way that only DuckDB itself understands.
+            with self._connected(list(self.manifest.tables), *writable) as connection:
+                return use(connection)
+
     @contextmanager
-    def _connected(self) -> Iterator[Any]:
-        try:
-            import duckdb
-        except ImportError as error:
-            raise MissingDependencyError(
-                "reading a run's tables needs DuckDB; run: pip install 'normlens[corpus]'"
-            ) from error
-        views = self._views()
-        with (
-            tempfile.TemporaryDirectory(prefix="normlens-", ignore_cleanup_errors=True) as spill,
-            duckdb.connect(":memory:") as connection,
-        ):
-            connection.execute(f"SET memory_limit = {_text(self.memory)}")
-            connection.execute(f"SET temp_directory = {_text(spill)}")
-            # A query's names are tables of the run, never variables of the calling program.
-            connection.execute("SET python_enable_replacements = false")
-            if isinstance(self.folder, RemoteFolder):
-                connection.register_filesystem(self.folder.system)
-            for name, view in views.items():
-                connection.execute(f'CREATE VIEW "{name}" AS {view}')
+    def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
+        """DuckDB with these tables, once their files have proved sound."""
+        files = [name for table in tables for name in self._files(table)]
+        self._verify(files)
+        paths = [*map(self.folder.address, files), *writable]
+        system = self.folder.system if isinstance(self.folder, RemoteFolder) else None
+        with closed_connection(self.memory, paths, system) as connection:
+            for name in tables:
+                merging = self._merging(name)
+                view = f"SELECT * FROM {self._rows(name)}"
+                if merging is not None:
+                    view = f"WITH parts AS ({view}) SELECT * FROM ({merging})"
+                connection.execute(f"CREATE VIEW {quoted_name(name)} AS {view}")
             yield connection
 
-    def _views(self) -> dict[str, str]:
-        """SQL for every table over the files of shards that are done."""
-        done, names = self._done()
-        views = {}
-        for table, described in self.manifest.tables.items():
-            view = f"SELECT * FROM {self._files(table, done, names)}"
-            if described["sql"]:
-                view = f"WITH parts AS ({view}) SELECT * FROM ({described['sql']})"
-            views[table] = view
-        return views
+    def _verify(self, files: Sequence[str]) -> None:
+        told = {name: what for done in self._done for name, what in table_files(done).items()}
+        wrong = Verified(self.folder).wrong({name: told[name] for name in files})
+        if wrong:
+            raise _refused(self.folder, wrong)
 
-    def _done(self) -> tuple[list[int], list[str]]:
-        """Numbers of the shards that are done, and every file."""
-        names = self.folder.names()
-        done = sorted(shard.number for shard in records(self.folder, names))
-        if not done:
-            raise InputError(
-                f"no shard of {str(self.folder)!r} is done yet; see: normlens status {self.folder}"
-            )
-        return done, names
+    def _merging(self, table: str) -> str | None:
+        return merging_sql(self.manifest, table, self.named)
 
-    def _files(self, table: str, done: list[int], names: list[str], *options: str) -> str:
-        folder = f"{ROOT}/{table}/"
-        there = [name for name in names if name.startswith(folder) and name.endswith(SUFFIX)]
-        # A shard that is being written has files already but does not count yet.
-        if len(there) == len(done):
-            files = _text(self.folder.address(f"{folder}*{SUFFIX}"))
-        else:
-            files = ", ".join(_text(self.folder.address(table_name(table, n))) for n in done)
-            files = f"[{files}]"
-        return f"read_parquet({', '.join([files, *options])})"
+    def _files(self, table: str) -> list[str]:
+        return [table_name(table, done.number) for done in self._done if table in done.tables]
+
+    def _rows(self, table: str, *options: str) -> str:
+        files = ", ".join(quoted_text(self.folder.address(name)) for name in self._files(table))
+        # Folders called a=b would otherwise become columns.
+        listed = [f"[{files}]", "hive_partitioning = false", *options]
+        return f"read_parquet({', '.join(listed)})"
+
+
+def _refused(folder: Folder, wrong: Mapping[str, str]) -> RunError:
+    name, what = next(iter(wrong.items()))
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return RunError(
+        f"{name} in {str(folder)!r} is {what}{more}; see all with normlens check {folder}, compute "
+        f"them again with normlens run --resume {folder}"
+    )
 
 
 @contextmanager
@@ -149,8 +190,3 @@ def _explained(manifest: Manifest) -> Iterator[None]:
 
 def _first(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _text(value: str) -> str:
-    """A string in SQL."""
-    return "'" + value.replace("'", "''") + "'"

@@ -82,7 +82,7 @@ def reproduce_command(
         ),
     ] = False,
     min_count: Annotated[
-        int, typer.Option(metavar="N", help="Occurrences of a pair among the most amplified.")
+        int, typer.Option(metavar="N", help="Occurrences of a subword pair that counts.")
     ] = 2,
     top: Annotated[int, typer.Option(metavar="N", help="Most amplified pairs per layer.")] = 10,
     layer: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ UNMATCHED = 0.05
 
 @dataclass(frozen=True)
 class Sample:
-    """Sampled pairs of one relation, by priority: scores (pairs, scope pairs) and distances."""
+    """Pairs of one kind in a random order: scores (pairs, scope pairs) and distances."""
 
     distance: NDArray[np.int64]
     score: NDArray[np.float64]
@@ -31,18 +30,13 @@ class Sample:
         return Sample(self.distance[chosen], self.score[chosen])
 
 
-Groups = dict[int, tuple[Sample, Sample]]  # by layer: target pairs and others, as many
+Groups = tuple[Sample, Sample]  # target pairs and as many others
 
 
-def matched_groups(samples: Mapping[int, Mapping[str, Sample]], name: str) -> Groups:
+def matched_groups(target: Sample, others: Sample) -> Groups:
     """Pairs of a relation, and as many other pairs at the same distances."""
-    groups: Groups = {}
-    for layer, found in samples.items():
-        if name in found and "other" in found:
-            target, others = matched(found[name].distance, found["other"].distance)
-            if len(target):
-                groups[layer] = found[name].where(target), found["other"].where(others)
-    return groups
+    here, there = matched(target.distance, others.distance)
+    return target.where(here), others.where(there)
 
 
 def matched(
@@ -70,29 +64,21 @@ def matched(
     return places, by_stratum[begins[here[places]] + rank[chosen]]
 
 
-def near_and_far(samples: Mapping[int, Mapping[str, Sample]], exact: pd.DataFrame) -> Groups:
-    """Other pairs of adjacent tokens, and of tokens further apart, as often as they occur."""
-    apart = exact[(exact["relation"] == "other") & (exact["distance"] > 1)]
-    groups: Groups = {}
-    for layer, found in samples.items():
-        others = found.get("other")
-        if others is None:
-            continue
-        near = np.flatnonzero(others.distance == 1)[:TESTED]
-        rows = apart[apart["layer"] == layer]
-        far = proportional(
-            others.distance,
-            np.bincount(
-                np.searchsorted(EDGES, rows["distance"]),
-                rows["count"],
-                minlength=len(EDGES) + 1,
-            ),
-            len(near),
-        )
-        size = min(len(near), len(far))
-        if size:
-            groups[layer] = others.where(near[:size]), others.where(far)
-    return groups
+def near_and_far(others: Sample, counts: NDArray) -> Groups:
+    """Other pairs of adjacent tokens, and of tokens further apart, as often as they occur.
+
+    `counts` says how many pairs there are in each stratum of distances.
+    """
+    near = np.flatnonzero(others.distance == 1)[:TESTED]
+    apart = np.where(np.arange(len(counts)) > np.searchsorted(EDGES, 1), counts, 0)
+    far = proportional(others.distance, apart, len(near))
+    size = min(len(near), len(far))
+    return others.where(near[:size]), others.where(far[:size])
+
+
+def stratum_counts(distance: NDArray, count: NDArray | None = None) -> NDArray:
+    """How many pairs (`count` of them each) stand in each of the sample's strata of distances."""
+    return np.bincount(np.searchsorted(EDGES, distance), count, minlength=len(EDGES) + 1)
 
 
 def proportional(distance: NDArray[np.int64], counts: NDArray, limit: int) -> NDArray[np.intp]:

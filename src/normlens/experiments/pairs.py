@@ -6,11 +6,14 @@ import pandas as pd
 
 from normlens.experiments import words
 from normlens.experiments.base import Evidence, Experiment, Result, Table
+from normlens.experiments.pair_tables import has_pairs
 from normlens.measures.scope_pairs import feed_forward_pair, whole_block_pair
 
 
 def top_pairs(evidence: Evidence) -> Result | None:
     """The most amplified pairs per layer, by FF and by everything behind the first residual."""
+    if not has_pairs(evidence):
+        return None
     by_block = feed_forward_pair(evidence.scopes)
     by_all = whole_block_pair(evidence.scopes)
     wanted = {
@@ -61,8 +64,18 @@ def _top(evidence: Evidence, pair: tuple[str, str]) -> pd.DataFrame:
                source_token, target_token,
                sum / count AS amplification, count,
                sum_before / count AS before, sum_after / count AS after
-        FROM amplification_pairs
-        WHERE "before" = '{pair[0]}' AND "after" = '{pair[1]}' AND count >= {settings.min_count}
+        FROM (
+            SELECT layer, source_id, target_id, source_token, target_token,
+                   CAST(sum(count) AS BIGINT) AS count,
+                   -- a sum of floats depends on its order
+                   sum(sum ORDER BY relation) AS sum,
+                   sum(sum_before ORDER BY relation) AS sum_before,
+                   sum(sum_after ORDER BY relation) AS sum_after
+            FROM amplification_pairs
+            WHERE "before" = '{pair[0]}' AND "after" = '{pair[1]}'
+            GROUP BY layer, source_id, target_id, source_token, target_token
+        )
+        WHERE count >= {settings.min_count}
         WINDOW ranking AS (
             PARTITION BY layer ORDER BY sum / count DESC, source_id, target_id)
         QUALIFY rank <= {settings.top}
@@ -107,7 +120,8 @@ EXPERIMENTS = (
         needs="plain",
         work=top_pairs,
         absent=(
-            "no pair occurs often enough, or the feed-forward block stands beside the attention"
+            "the run has no amplification tables, no pair occurs often enough, or the feed-forward "
+            "block stands beside the attention"
         ),
     ),
 )

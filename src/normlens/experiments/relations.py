@@ -6,44 +6,59 @@ from collections.abc import Sequence
 
 from normlens.experiments import words
 from normlens.experiments.base import Evidence, Experiment, Result, Table
-from normlens.experiments.differences import ALPHA, COLUMNS, Finding, findings
+from normlens.experiments.differences import (
+    ALL,
+    ALPHA,
+    COLUMNS,
+    OCCURRENCES,
+    TYPES,
+    Finding,
+    strongest,
+    verdicts,
+)
+from normlens.experiments.pair_tables import has_pairs, own_groups
+from normlens.experiments.procedures import findings
 from normlens.experiments.published import compare
 from normlens.experiments.relation_figures import histograms_figure, lines_figure
+from normlens.experiments.relation_sentences import capital, sentence, short_sentence
 from normlens.measures.reservoir import EDGES
 from normlens.measures.scope_pairs import ScopePair, feed_forward_pair, whole_block_pair
 from normlens.scopes import consecutive
 
-_TABLES = ("amplification_sample", "amplification_distance")
 _FORMATS = {
-    **dict.fromkeys((name for name in COLUMNS if name not in ("layer", "significant")), ".5f"),
+    **dict.fromkeys(COLUMNS[3:], ".5f"),
     "pairs": "d",
     "g": ".3f",
     "p": ".4f",
     "p adjusted": ".4f",
+    "significant": "",
 }
 
 
 def relations(evidence: Evidence) -> Result | None:
     """Amplification of related pairs beside that of other pairs, per layer."""
-    if evidence.run is None or not set(_TABLES) <= set(evidence.run.tables):
+    if not has_pairs(evidence):
         return None
     scope_pairs = _scope_pairs(evidence)
     found = findings(evidence, scope_pairs) if scope_pairs else {}
     if not found:
         return None
+    own = list(own_groups(evidence))
     tables, figures, sentences = {}, {}, []
     for number, (pair, rows) in enumerate(found.items()):
         amp, slug = _amp(evidence, pair), _slug(evidence, pair)
         for relation in rows:
-            tables[f"relations-{slug}-{relation.name}"] = _table(relation, pair, amp)
+            tables[f"relations-{slug}-{relation.name}"] = _table(
+                relation, pair, amp, evidence.settings.min_count, own
+            )
         figures[f"relations-{slug}"] = lines_figure(rows, pair, amp)
         if number == 0:
-            figures[f"relations-{slug}-histograms"] = histograms_figure(
-                rows, amp, evidence.settings.layer
-            )
-            sentences += [_sentence(relation, amp) for relation in rows]
+            histograms = histograms_figure(rows, amp, evidence.settings.layer)
+            if histograms is not None:
+                figures[f"relations-{slug}-histograms"] = histograms
+            sentences += [sentence(relation, amp) for relation in rows]
         else:
-            sentences.append(_short_sentence(rows, amp))
+            sentences.append(short_sentence(rows, amp))
     main = next(iter(found.values()))
     amp = _amp(evidence, next(iter(found)))
     return Result(
@@ -66,23 +81,29 @@ def _scope_pairs(evidence: Evidence) -> list[ScopePair]:
 
 
 def _measured(rows: Sequence[Finding]) -> dict[str, float]:
-    """1 where related pairs are amplified more, by the paper's own criterion (p not adjusted)."""
+    """1 where related pairs are amplified more, by the paper's procedure, p not adjusted."""
     return {
         f"significance/{relation.name}/layer-{row.layer}": float(
             row.p < ALPHA and row.difference > 0
         )
         for relation in rows
-        for row in relation.frame.itertuples()
+        if relation.paper is not None
+        for row in relation.paper.itertuples()
     }
 
 
 def _summary(rows: Sequence[Finding], amp: str) -> dict[str, float]:
     found = {}
     for relation in rows:
-        share = len(relation.layers(+1)) / len(relation.frame)
-        found[f"share of layers where {amp} of {relation.label} is significantly higher"] = share
-        if relation.strongest is not None:
-            effect = float(relation.frame["g"].iloc[relation.strongest])
+        signs = list(verdicts(relation.robust).values())
+        if signs:
+            share = signs.count(1) / len(signs)
+            found[f"share of layers where {amp} of {relation.label} is significantly higher"] = (
+                share
+            )
+        best = strongest(relation.robust)
+        if best is not None:
+            effect = float(relation.robust["g"].iloc[best])
             found[f"largest effect (g) of {amp}, {relation.label}"] = effect
     return found
 
@@ -107,75 +128,37 @@ def _slug(evidence: Evidence, pair: ScopePair) -> str:
     return "-".join(pair).lower()
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _sentence(relation: Finding, amp: str) -> str:
-    higher, lower = relation.layers(+1), relation.layers(-1)
-    where = _where(higher, lower)
-    if where:
-        found = (
-            f"{_capital(amp)} of {relation.label}, compared with that of {relation.compared}, is "
-            f"significantly {where} (p < {relation.threshold})"
-        )
-    else:
-        found = (
-            f"In no layer does {amp} of {relation.label} differ significantly from that of "
-            f"{relation.compared} (p ≥ {relation.threshold})"
-        )
-    if relation.strongest is None:
-        return f"{found}."
-    row = relation.frame.iloc[relation.strongest]
-    return (
-        f"{found}; the effect is largest in layer {int(row['layer'])} (mean "
-        f"{words.number(row['mean'], 4)} against {words.number(row['others'], 4)}, g = "
-        f"{words.number(row['g'])})."
-    )
-
-
-def _where(higher: list[int], lower: list[int]) -> str:
-    parts = [
-        f"{word} in {words.layers(layers)}"
-        for word, layers in (("higher", higher), ("lower", lower))
-        if layers
-    ]
-    return " and ".join(parts)
-
-
-def _short_sentence(rows: Sequence[Finding], amp: str) -> str:
-    parts = []
-    for relation in rows:
-        where = _where(relation.layers(+1), relation.layers(-1))
-        parts.append(f"of {relation.label} {f'it is {where}' if where else 'no layer differs'}")
-    return (
-        f"{_capital(amp)}, compared in the same way (p < {rows[0].threshold}): {'; '.join(parts)}."
-    )
-
-
-def _table(relation: Finding, pair: ScopePair, amp: str) -> Table:
-    number = len(relation.target)
+def _table(relation: Finding, pair: ScopePair, amp: str, min_count: int, own: list[str]) -> Table:
     if relation.near:
-        how = (
-            "Others are pairs of unrelated tokens at distances of 2 and more, as often as each "
-            "occurs: adjacent pairs cannot be matched by distance."
+        others = (
+            "Others are unrelated pairs at distances of 2 and more, as often as each occurs: "
+            "adjacent pairs cannot be matched by distance."
         )
+        drawn, every = "one draw of as many others", "all others"
     else:
-        how = (
-            "Others are pairs of unrelated tokens with the same distribution of |i − j| (distances "
-            f"above {EDGES[-3]} in groups)."
+        others = "Others are unrelated pairs with the same distribution of |i − j|."
+        drawn = (
+            f"one draw of as many others, matched by distance (above {EDGES[-3]} in groups; a "
+            "subword pair's distance is its mean, rounded)"
         )
+        every = "all others, reweighted to the targets' distances"
         if relation.left_out:
-            how += (
-                f" Left out: {relation.left_out} pair{'s' * (relation.left_out != 1)} per layer at "
-                "distances where there are no others."
+            every += (
+                f" (left out: {relation.left_out} pair{'s' * (relation.left_out != 1)} per layer "
+                "at distances where there are no others)"
             )
     caption = (
-        f"{_capital(amp)} ({pair[0]} to {pair[1]}) of {relation.label} and of others, per layer. "
-        f"{how} Means, 95 % bootstrap intervals (low, high), effect size (Hedges' g) and p are of "
-        f"{number} pairs drawn from each group; “pairs” counts all in the data, and the last two "
-        f"columns are the means over all of them. Significant: p < {relation.threshold}."
+        f"{capital(amp)} ({pair[0]} to {pair[1]}) of {relation.label} and of others, per layer and "
+        f"procedure. {others} “{TYPES}” is the paper's procedure: a pair is an ordered pair of "
+        f"subword types with its mean over its occurrences of this kind, of which there are at "
+        f"least {min_count}; {drawn}. “{OCCURRENCES}”: the same with every occurrence as a pair. "
+        f"Both take pairs as independent. “{ALL}”: every occurrence in the data against {every}; "
+        f"bootstrap over sequences ({relation.sequences} hold such pairs). Means, 95 % intervals "
+        f"(low, high), effect size (Hedges' g), p. Significant: p < {relation.threshold}, for each "
+        "procedure."
     )
+    if own and relation.name not in own:
+        caption += f" Pairs that are {words.listed(own)} as well are counted there alone."
     return Table(relation.frame, caption, _FORMATS)
 
 
@@ -189,11 +172,18 @@ EXPERIMENTS = (
             "entity and other related pairs more than unrelated pairs?"
         ),
         method=(
-            "FF-amp of a seeded random sample of related pairs, and of one unrelated pair at the "
-            "same distance |i − j| for each. Means with percentile bootstrap intervals; unpaired "
-            "two-sided bootstrap test of the studentised difference of means (Efron and Tibshirani "
-            "1993, algorithm 16.2), which takes pairs as independent; p adjusted over the layers "
-            "by Benjamini and Hochberg's method; effect size: Hedges' g."
+            "The answer rests on all pairs: the mean FF-amp of related pairs against that of all "
+            "unrelated pairs, reweighted to the related pairs' distances |i − j|; whole sequences "
+            "are resampled, because pairs of one sequence are not independent (two-sided "
+            "studentised bootstrap, weights computed anew in each resample). Beside it stands the "
+            "paper's procedure: ordered pairs of subword types, each with its mean over its "
+            "occurrences of that kind, those that occur once left out, and one seeded draw of as "
+            "many unrelated ones at the same distances; unpaired two-sided bootstrap test of the "
+            "studentised difference of means (Efron and Tibshirani 1993, algorithm 16.2), which "
+            "takes pairs as independent and depends on the draw. Named-entity pairs are all pairs "
+            "of one entity expression, those inside its words included; those across words are "
+            "shown as well. p adjusted over the layers by Benjamini and Hochberg's method; effect "
+            "size: Hedges' g."
         ),
         needs="plain",
         work=relations,

@@ -179,10 +179,11 @@ def _do(
     own = ("device", "dtype", "trust_remote_code")
     how = {k: v for k, v in execution.items() if not (here and k in own)}
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
-    if (folder / NAME).is_file():
-        return resume(folder, model=lens if here else None, progress=progress, **how)
     relations = {"relations": list(settings.relations)}
     amplified = settings.relations and "amplification" in planned.measures
+    if (folder / NAME).is_file():
+        named = {"settings": {"amplification": relations}} if amplified else {}
+        return resume(folder, model=lens if here else None, progress=progress, **named, **how)
     return run(
         lens if here else model,
         planned.data,

@@ -39,7 +39,7 @@ class Settings:
     mask: float = MASK
     seed: int = 0
     resamples: int = 10_000  # of every bootstrap
-    min_count: int = 2  # occurrences of a pair of subwords, to be among the most amplified
+    min_count: int = 2  # occurrences of a pair of subwords that counts; rarer ones are left out
     top: int = 10  # pairs per layer
     layer: int | None = None  # of the histograms, from 1; None: where the effect is largest
     relations: tuple[str, ...] = ()  # a user's own, my_module:my_relation

@@ -1,4 +1,4 @@
-"""Which pairs a block strengthens: sums per pair of subwords and per distance, and a sample."""
+"""Which pairs a block strengthens: sums per pair of subwords, sums per distance, and a sample."""
 
 from __future__ import annotations
 
@@ -15,73 +15,22 @@ from normlens.analysis.amplification import AXES, normalise
 from normlens.errors import InputError, valid_choice
 from normlens.maps import Maps
 from normlens.measures import reservoir
-from normlens.measures.base import Item, Needs, alike
-from normlens.measures.columns import (
-    EXACT,
-    LABEL,
-    Blocks,
-    build,
-    codes,
-    count,
-    sums,
-    sums_sql,
-    total,
+from normlens.measures.amplification_tables import (
+    DISTANCE,
+    ORDER,
+    PAIR_KEYS,
+    PAIR_SUMS,
+    PAIRS,
+    SAMPLE,
+    TABLES,
+    merging_sql,
 )
+from normlens.measures.base import Item, Needs, alike
+from normlens.measures.columns import Blocks, build, codes, sums
 from normlens.measures.imports import imported
 from normlens.measures.scope_pairs import ScopePair, default_pairs
 from normlens.measures.token_pairs import TokenPairs
-from normlens.measures.tokens import RELATIONS, Relation
-
-_SCOPES = (
-    pa.field("before", LABEL),
-    pa.field("after", LABEL),
-    pa.field("layer", pa.int32()),  # from 0
-)
-TABLES = {
-    "amplification_pairs": pa.schema(
-        [
-            *_SCOPES,
-            pa.field("source_id", pa.int32()),
-            pa.field("target_id", pa.int32()),
-            pa.field("source_token", LABEL),
-            pa.field("target_token", LABEL),
-            pa.field("count", pa.int64()),
-            pa.field("sum_before", EXACT),
-            pa.field("sum_after", EXACT),
-        ]
-    ),
-    "amplification_distance": pa.schema(
-        [
-            *_SCOPES,
-            pa.field("relation", LABEL),
-            pa.field("distance", pa.int32()),
-            pa.field("count", pa.int64()),
-            pa.field("sum", EXACT),
-            pa.field("sum_squares", EXACT),
-        ]
-    ),
-    "amplification_sample": pa.schema(
-        [
-            *_SCOPES,
-            pa.field("relation", LABEL),
-            pa.field("distance", pa.int32()),
-            pa.field("index", pa.int64()),
-            pa.field("sequence", LABEL),
-            pa.field("target", pa.int32()),
-            pa.field("source", pa.int32()),
-            pa.field("score", pa.float64()),
-            pa.field("priority", pa.uint64()),
-        ]
-    ),
-}
-_KEYS = {
-    "amplification_pairs": TABLES["amplification_pairs"].names[:7],
-    "amplification_distance": TABLES["amplification_distance"].names[:5],
-}
-_SUMS = {
-    "amplification_pairs": ("count", "sum_before", "sum_after"),
-    "amplification_distance": ("count", "sum", "sum_squares"),
-}
+from normlens.measures.tokens import GROUPS, RELATIONS, Relation
 
 
 @dataclass(frozen=True)
@@ -91,10 +40,11 @@ class Amplification:
     Kobayashi et al. 2024, section 5 and footnote 6. `pairs` are (before, after) scopes (by default
     those around the feed-forward block and around it with its residual and norms); `axis` is what
     sums to 1 (diagonal included): "source", "target" or "none". Pairs of one subword type and pairs
-    with a special token count unless excluded. ``sum / count`` in amplification_pairs is
-    amp(w_j, w_i); the sample keeps `keep` pairs per layer of each relation (one word, one entity,
-    one subword type) and `keep_other` others per distance. `relations` are a user's own, written
-    ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
+    with a special token count unless excluded. ``sum / count`` of a pair of subwords, over its
+    relations in amplification_pairs, is amp(w_j, w_i); amplification_distance keeps every
+    sequence's sums, so that sequences can be resampled; the sample keeps `keep` pairs per layer of
+    each relation in `tokens.RELATIONS` and `keep_other` others per distance. `relations` are a
+    user's own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
     """
 
     pairs: tuple[ScopePair, ...] | None = None
@@ -107,6 +57,7 @@ class Amplification:
 
     name = "amplification"
     tables = TABLES
+    order = ORDER
 
     def __post_init__(self) -> None:
         valid_choice(self.axis, AXES, "axis")
@@ -145,40 +96,8 @@ class Amplification:
         return {_called(name): imported(name, "relation") for name in self.relations}
 
     @property
-    def order(self) -> Mapping[str, tuple[str, ...]]:
-        where = ("before", "after", "layer", "relation")
-        return {
-            "amplification_pairs": (*where[:3], "source_id", "target_id"),
-            "amplification_distance": (*where, "distance"),
-            "amplification_sample": (*where, "priority", "index", "target", "source"),
-        }
-
-    @property
     def sql(self) -> Mapping[str, str]:
-        columns = ", ".join(f'"{name}"' for name in TABLES["amplification_sample"].names)
-        order = ", ".join(f'"{name}"' for name in self.order["amplification_sample"])
-        return {
-            "amplification_pairs": sums_sql(
-                _KEYS["amplification_pairs"],
-                {
-                    "count": count(),
-                    "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
-                    "sum_before": total("sum_before"),
-                    "sum_after": total("sum_after"),
-                },
-            ),
-            "amplification_distance": sums_sql(
-                _KEYS["amplification_distance"],
-                {"count": count(), "sum": total("sum"), "sum_squares": total("sum_squares")},
-            ),
-            "amplification_sample": (
-                f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("
-                f"PARTITION BY before, after, layer, relation, {reservoir.strata_sql()} "
-                'ORDER BY priority, "index", target, source) '
-                f"<= CASE WHEN relation IN {reservoir.UNRELATED} THEN {self.keep_other} "
-                f"ELSE {self.keep} END ORDER BY {order}"
-            ),
-        }
+        return merging_sql(self.keep, self.keep_other)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """One sequence's sums per pair of subwords and per distance, and its candidates."""
@@ -193,8 +112,7 @@ class Amplification:
             # The same pairs under all scopes, so that their scores can be compared.
             chosen, priority = self._candidates(item, pairs, layers, at)
             place, pair = np.divmod(chosen, max(len(at), 1))
-            drawn = {"index": item.index, "sequence": 0, "priority": priority}
-            drawn |= {"layer": layers[place], **pairs.listed(at[pair])}
+            drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
                 before, after = (
                     normalise(maps[scope][group].astype(np.float64), self.axis).reshape(
@@ -203,10 +121,11 @@ class Amplification:
                     for scope in scope_pair
                 )
                 score = after - before
+                whose = {"index": item.index, "sequence": 0}
                 for name, columns in (
-                    ("amplification_pairs", pairs.by_type(layers, at, before, after)),
-                    ("amplification_distance", pairs.by_distance(layers, at, score)),
-                    ("amplification_sample", {**drawn, "score": score.ravel()[chosen]}),
+                    (PAIRS, pairs.by_type(layers, at, before, after)),
+                    (DISTANCE, {**whose, **pairs.by_distance(layers, at, score)}),
+                    (SAMPLE, {**whose, **drawn, "score": score.ravel()[chosen]}),
                 ):
                     found[name].add(before=code, after=code, **columns)
         labels = {
@@ -220,9 +139,11 @@ class Amplification:
         return {name: build(TABLES[name], b.columns(), labels) for name, b in found.items()}
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
-        """Sums over equal keys, or the lowest priorities of each stratum."""
-        if table in _KEYS:
-            return sums(parts, _KEYS[table], _SUMS[table], self.order[table])
+        """Sums over equal keys, each sequence's rows, or the lowest priorities of each stratum."""
+        if table == PAIRS:
+            return sums(parts, PAIR_KEYS, PAIR_SUMS, ORDER[PAIRS])
+        if table == DISTANCE:
+            return parts
         before, after = codes(parts["before"])[0], codes(parts["after"])[0]
         relation, names = codes(parts["relation"])
         known = self._relations
@@ -273,8 +194,8 @@ def _called(name: str) -> str:
 
 
 def _check_names(relations: tuple[str, ...]) -> None:
-    called = [*RELATIONS, *map(_called, relations)]
-    for name, full in zip(called[len(RELATIONS) :], relations, strict=True):
-        if called.count(name) > 1:
+    called = [*map(_called, relations)]
+    for name, full in zip(called, relations, strict=True):
+        if called.count(name) > 1 or name in RELATIONS or name in GROUPS:
             raise InputError(f"another relation is called {name!r} already; rename {full!r}")
         imported(full, "relation")

@@ -21,7 +21,7 @@ def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> An
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise InputError(f"{name!r} names a file; write the module: {dotted}:{attribute}")
     try:
-        with _current_folder():
+        with current_folder():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
@@ -48,7 +48,7 @@ def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> An
 
 
 @contextmanager
-def _current_folder() -> Iterator[None]:
+def current_folder() -> Iterator[None]:
     """Modules beside the user count too, as they do for ``python -m``; installed ones go first."""
     folder = os.getcwd()
     if folder in sys.path:

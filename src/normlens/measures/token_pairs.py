@@ -26,6 +26,11 @@ class TokenPairs:
         )
         self.type_tokens = [item.encoded.tokens[place] for place in first]
         self.types = kind[self.source] * len(self.type_ids) + kind[self.target]
+        # Few of the possible (relation, source type, target type) occur: they are numbered.
+        self.kinds, self.kind = np.unique(
+            self.relation.astype(np.int64) * len(self.type_ids) ** 2 + self.types,
+            return_inverse=True,
+        )
 
     def counted(self, exclude_same_type: bool, exclude_special: bool) -> NDArray[np.bool_]:
         """Pairs that FF-amp is taken of: i ≠ j, and what the options leave."""
@@ -44,15 +49,20 @@ class TokenPairs:
         before: NDArray[np.float64],
         after: NDArray[np.float64],
     ) -> Columns:
-        """Sums over the pairs `at` with the same two subword types, by layer and by ids.
+        """Sums over the pairs `at` of one relation with the same two subword types, by layer.
 
         `before` and `after` hold each layer's values of the pairs, (layers, pairs).
         """
         size = len(self.type_ids)
-        layer, kind, (counts, before, after) = _sums(self.types[at], before, after)
-        source, target = np.divmod(kind, size)
+        distance = np.broadcast_to(self.distance[at].astype(np.float64), before.shape)
+        layer, kind, (counts, before, after, distance) = _sums(
+            self.kind[at], before, after, distance
+        )
+        relation, types = np.divmod(self.kinds[kind], size**2)
+        source, target = np.divmod(types, size)
         return {
             "layer": layers[layer],
+            "relation": relation,
             "source_id": self.type_ids[source],
             "target_id": self.type_ids[target],
             "source_token": source,
@@ -60,6 +70,7 @@ class TokenPairs:
             "count": counts,
             "sum_before": before,
             "sum_after": after,
+            "sum_distance": distance.astype(np.int64),
         }
 
     def by_distance(

@@ -15,7 +15,24 @@ from normlens.measures.base import Item
 Relation = Callable[[Item], Any]
 
 CATEGORIES = ("ordinary", "mask", "cls", "sep", "other-special")
-RELATIONS = ("same_word", "same_entity", "same_type", "other", "special")
+#: what two tokens have in common; a pair is of one of these alone
+RELATIONS = (
+    "word_outside_entity",
+    "word_in_entity",
+    "entity_across_words",
+    "same_type",
+    "other",
+    "special",
+)
+#: Kinds of pairs that are compared with others, and the relations each consists of. The papers' are
+#: same_word and same_entity: all pairs of one word, and all pairs of one entity expression, those
+#: inside its words included (Kobayashi et al. 2024, sections 5.2.1 and 5.2.2).
+GROUPS = {
+    "same_word": ("word_outside_entity", "word_in_entity"),
+    "same_entity": ("word_in_entity", "entity_across_words"),
+    "entity_across_words": ("entity_across_words",),
+    "same_type": ("same_type",),
+}
 
 _NAMES = {
     "mask": {"[MASK]", "<mask>"},
@@ -53,20 +70,24 @@ def _category(token: str, special: bool, masked: bool, position: int) -> str:
 def relations(item: Item, own: Mapping[str, Relation] | None = None) -> NDArray[np.int16]:
     """How target i and source j belong together, (n, n): places in `RELATIONS`, then in `own`.
 
-    same_word: two tokens of one word; same_entity: of one entity but not of one word; same_type:
-    the same subword elsewhere; special: one of them at least is no ordinary token (special or
-    masked); other: all other pairs of ordinary tokens. Kobayashi et al. 2024, section 5. A pair is
-    of one relation only; a user's `own` come before all others, the first of them first.
+    word_in_entity: two tokens of one word and of one entity; word_outside_entity: of one word but
+    not of one entity; entity_across_words: of one entity but not of one word; same_type: the same
+    subword elsewhere; special: one of them at least is no ordinary token (special or masked);
+    other: all other pairs of ordinary tokens. A pair is of one relation only; `GROUPS` puts them
+    together. A user's `own` come before all others, the first of them first.
     """
     n = len(item)
     ordinary = categories(item) == CATEGORIES.index("ordinary")
+    word = _together(item.encoded.words, n)
+    entity = _together(getattr(item.encoded, "entities", None), n)
     found = np.full((n, n), RELATIONS.index("other"), dtype=np.int16)
-    for name, groups in (
-        ("same_type", item.encoded.ids),
-        ("same_entity", getattr(item.encoded, "entities", None)),
-        ("same_word", item.encoded.words),
+    for name, related in (
+        ("same_type", _together(item.encoded.ids, n)),
+        ("entity_across_words", entity),
+        ("word_outside_entity", word),
+        ("word_in_entity", word & entity),
     ):
-        found[_together(groups, n)] = RELATIONS.index(name)
+        found[related] = RELATIONS.index(name)
     found[~(ordinary[:, None] & ordinary)] = RELATIONS.index("special")
     for place, (name, function) in reversed(list(enumerate((own or {}).items(), len(RELATIONS)))):
         related = np.asarray(function(item))

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from normlens.components import Layer, Linear, Norm, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.models.reading import UnreadableModule, read_linear, read_tensor, without_adapters
+from normlens.models.unwrapping import body, unreadable
 
 _ADAPTERS: dict[str, type[Adapter]] = {}
 
@@ -22,6 +24,7 @@ _ADAPTERS: dict[str, type[Adapter]] = {}
 class Adapter:
     """One model family. Subclass it, write `blocks` and `steps`, and `register` it."""
 
+    #: Whether a target sees no later source; a property where the configuration decides.
     causal: bool = False
 
     def __init__(self, model: nn.Module):
@@ -50,10 +53,42 @@ class Adapter:
         """The longest sequence that the model's positions allow; None if there is no limit."""
         return getattr(self.config, "max_position_embeddings", None)
 
+    def outside_scopes(self) -> str | None:
+        """What mixes tokens outside every layer, in words, so that no scope shows it."""
+        return None
+
     def layer(self, block: nn.Module) -> Layer:
         """One block as a `Layer`, without autograd history."""
         with torch.no_grad():
-            return Layer(self.steps(block), self.reach(block))
+            try:
+                return Layer(self.steps(block), self.reach(block))
+            except UnreadableModule as error:
+                name = self.name_of(error.module)
+                raise UnsupportedModelError(error.line(name)) from error
+
+    def name_of(self, module: nn.Module) -> str:
+        """Where a module stands in the model."""
+        names = (name for name, other in self.model.named_modules() if other is module)
+        return next(names, "a module")
+
+
+class Decoder(Adapter):
+    """A decoder that takes its mask from transformers, which can let it look both ways."""
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.config, "is_causal", True))
+
+    def reach(self, block: Any) -> Reach:
+        if self.causal:
+            return super().reach(block)
+        # The window of a mask that looks both ways does not count the target itself.
+        window = self.window(block)
+        return Reach(window, window)
+
+    def sliding_window(self, attention: Any) -> int | None:
+        """The window of a layer that slides; masks read its width in the configuration."""
+        return None if attention.sliding_window is None else self.config.sliding_window
 
 
 def register(*model_types: str) -> Callable[[type[Adapter]], type[Adapter]]:
@@ -99,8 +134,14 @@ def adapt(model: nn.Module) -> Adapter:
             f"{type(model).__name__} has no `config`; pass a transformers model, or a module whose "
             "`config.model_type` is registered with normlens.register"
         )
-    adapter = adapter_class(config)
-    return adapter(getattr(model, "base_model", model))
+    adapter = adapter_class(config)(body(model))
+    try:
+        for block in {id(block): block for block in adapter.blocks()}.values():
+            adapter.layer(block)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        family = getattr(config, "model_type", type(config).__name__)
+        raise unreadable(adapter.model, family, error) from error
+    return adapter
 
 
 # Helpers that adapters are written with ---------------------------------------------------------
@@ -108,35 +149,34 @@ def adapt(model: nn.Module) -> Adapter:
 
 def linear(module: Any) -> Linear:
     """An ``nn.Linear``, whose weight is (out, in), or GPT-2's Conv1D, whose weight is (in, out)."""
-    weight = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
-    return Linear(weight, module.bias)
+    return read_linear(module)
 
 
 def columns(module: Any, start: int, stop: int) -> Linear:
     """Some output columns of a fused projection."""
-    whole = linear(module)
-    bias = None if whole.bias is None else whole.bias[start:stop]
-    return Linear(whole.weight[:, start:stop], bias)
+    return _share(module, lambda t: t[..., start:stop])
 
 
 def interleaved_values(module: Any, heads: int) -> Linear:
     """The value part of a fused projection laid out head by head as (query, key, value)."""
-    whole = linear(module)
+    return _share(module, lambda t: t.unflatten(-1, (heads, 3, -1))[..., 2, :].flatten(-2))
 
-    def pick(t: Tensor) -> Tensor:
-        per_head = t.unflatten(-1, (heads, 3, -1))
-        return per_head[..., 2, :].flatten(-2)
 
-    return Linear(pick(whole.weight), None if whole.bias is None else pick(whole.bias))
+def _share(module: Any, part: Callable[[Tensor], Tensor]) -> Linear:
+    whole = read_linear(module)
+    bias = None if whole.bias is None else part(whole.bias)
+    return Linear(part(whole.weight), bias, module, part)
 
 
 def layer_norm(module: Any) -> Norm:
     """A LayerNorm, with or without γ and β."""
-    return Norm(module.weight, getattr(module, "bias", None), module.eps, True, module)
+    base = without_adapters(module)
+    return Norm(read_tensor(base, "weight"), read_tensor(base, "bias"), base.eps, True, module)
 
 
 def rms_norm(module: Any, offset: float = 0.0) -> Norm:
     """An RMSNorm; `offset` 1 where the model multiplies by 1 + γ."""
-    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-    gamma = module.weight + offset if offset else module.weight
-    return Norm(gamma, None, eps, False, module)
+    base = without_adapters(module)
+    eps = base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps
+    gamma = read_tensor(base, "weight")
+    return Norm(gamma if gamma is None or not offset else gamma + offset, None, eps, False, module)

@@ -12,7 +12,10 @@ from normlens.models.base import Adapter, layer_norm, linear, register
 class Bert(Adapter):
     @property
     def causal(self) -> bool:  # type: ignore[override]
-        return bool(getattr(self.config, "is_decoder", False))
+        # As a decoder it takes the mask that transformers gives every decoder.
+        return bool(getattr(self.config, "is_decoder", False)) and bool(
+            getattr(self.config, "is_causal", True)
+        )
 
     def blocks(self) -> list[Any]:
         return list(self.model.encoder.layer)

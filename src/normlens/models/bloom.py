@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
-from normlens.models.base import Adapter, interleaved_values, layer_norm, linear, register
+from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
 
 
 @register("bloom")
-class Bloom(Adapter):
-    causal = True
-
+class Bloom(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
 

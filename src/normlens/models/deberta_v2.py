@@ -13,6 +13,14 @@ from normlens.models.bert import Bert
 class DebertaV2(Bert):
     causal = False
 
+    def outside_scopes(self) -> str | None:
+        if getattr(self.model.encoder, "conv", None) is None:
+            return None
+        return (
+            f"a convolution over {self.config.conv_kernel_size} tokens mixes tokens between layers "
+            "1 and 2; what layer 2 calls a token is already a blend of its neighbours"
+        )
+
     def attention(self, block: Any) -> Attention:
         attention = block.attention
         heads = attention.self.num_attention_heads

@@ -15,17 +15,10 @@ class Gemma(Llama):
         return rms_norm(module, offset=1.0)
 
 
-@register("gemma2", "gemma3_text")
+@register("gemma2")
 class Gemma2(Gemma):
     def window(self, block: Any) -> int | None:
-        return block.self_attn.sliding_window
-
-    def reach(self, block: Any) -> Reach:
-        if block.self_attn.is_causal:
-            return super().reach(block)
-        window = self.window(block)  # embedding models built on Gemma look both ways
-        back = None if window is None else window - 1
-        return Reach(back, back)
+        return self.sliding_window(block.self_attn)
 
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
@@ -50,3 +43,22 @@ class Gemma2(Gemma):
             self.norm(block.post_feedforward_layernorm),
             Residual(),
         ]
+
+
+@register("gemma3_text")
+class Gemma3(Gemma2):
+    """Embedding models built on Gemma 3 look both ways, within a window that counts the target.
+
+    Gemma 1 and 2 have the same setting, but their masks do not read it.
+    """
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return super().causal and not self.config.use_bidirectional_attention
+
+    def reach(self, block: Any) -> Reach:
+        if self.causal or not super().causal:
+            return super().reach(block)
+        window = self.window(block)
+        side = None if window is None else window - 1
+        return Reach(side, side)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
-from normlens.models.base import Adapter, columns, layer_norm, linear, register
+from normlens.models.base import Decoder, columns, layer_norm, linear, register
 
 
 @register("gpt2")
-class GPT2(Adapter):
-    causal = True
-
+class GPT2(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
 

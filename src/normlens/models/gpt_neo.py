@@ -11,6 +11,8 @@ from normlens.models.gpt2 import GPT2
 
 @register("gpt_neo")
 class GPTNeo(GPT2):
+    causal = True  # each layer keeps a triangle of its own, whatever the configuration asks for
+
     def window(self, block: Any) -> int | None:
         return self.config.window_size if block.attn.attention_type == "local" else None
 

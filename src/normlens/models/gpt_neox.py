@@ -12,13 +12,11 @@ from normlens.components import (
     Residual,
     Step,
 )
-from normlens.models.base import Adapter, interleaved_values, layer_norm, linear, register
+from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
 
 
 @register("gpt_neox")
-class GPTNeoX(Adapter):
-    causal = True
-
+class GPTNeoX(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
 

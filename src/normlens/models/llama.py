@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Norm, Residual, Step
-from normlens.models.base import Adapter, linear, register, rms_norm
+from normlens.models.base import Decoder, linear, register, rms_norm
 
 
 @register("llama")
-class Llama(Adapter):
-    causal = True
-
+class Llama(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
 
@@ -63,4 +61,4 @@ class Qwen(Llama):
     def window(self, block: Any) -> int | None:
         # Only the upper layers slide, and only if the configuration says so. Qwen 3's query and
         # key norms act on the attention weights alone.
-        return block.self_attn.sliding_window
+        return self.sliding_window(block.self_attn)

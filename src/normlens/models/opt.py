@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
-from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.base import Decoder, layer_norm, linear, register
 
 
 @register("opt")
-class OPT(Adapter):
-    causal = True
-
+class OPT(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.decoder.layers)
 

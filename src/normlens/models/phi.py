@@ -12,13 +12,11 @@ from normlens.components import (
     Residual,
     Step,
 )
-from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.base import Decoder, layer_norm, linear, register
 
 
 @register("phi")
-class Phi(Adapter):
-    causal = True
-
+class Phi(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
 

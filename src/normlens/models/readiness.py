@@ -1,0 +1,74 @@
+"""Whether a model, as it lies in memory, can be run and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlens.components import Layer
+from normlens.errors import InputError, NormLensError, UnsupportedModelError
+
+
+def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Raise unless all weights are in memory, on one device, and multiplied in one precision."""
+    name = type(model).__name__
+    places = {parameter.device for parameter in model.parameters()}
+    if torch.device("meta") in places:
+        raise UnsupportedModelError(
+            f"the weights of {name} are not in memory (accelerate offloads them to the CPU or the "
+            "disk, or they were never loaded); load it whole, without device_map or offloading"
+        )
+    if len(places) > 1:
+        spread = ", ".join(sorted(map(str, places)))
+        raise UnsupportedModelError(
+            f"the weights of {name} are spread over {spread}; load it on one device "
+            '(without device_map, then model.to("cuda"))'
+        )
+    first = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    kinds = {first} | {linear.weight.dtype for layer in layers for linear in layer.linear_maps}
+    if len(kinds) > 1:
+        raise _mixed(name, kinds)
+
+
+def explain_failure(model: nn.Module, error: RuntimeError) -> None:
+    """Raise with the cause if the model failed because its weights are of several precisions."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    about_types = "dtype" in str(error) or "scalar type" in str(error)
+    if len(kinds) > 1 and about_types and not isinstance(error, NormLensError):
+        raise _mixed(type(model).__name__, kinds, str(error).splitlines()[0]) from error
+
+
+def _mixed(name: str, kinds: set[torch.dtype], reason: str = "") -> UnsupportedModelError:
+    several = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+    return UnsupportedModelError(
+        f"the weights of {name} are of several precisions ({several}){reason and f': {reason}'}; "
+        "convert it with model.to(torch.float32), or load(…, dtype=…)"
+    )
+
+
+def check_chunks(blocks: Sequence[Any], n: int) -> None:
+    """Raise where feed-forward blocks run in chunks that do not divide `n` tokens."""
+    chunk = max((getattr(block, "chunk_size_feed_forward", 0) or 0 for block in blocks), default=0)
+    if chunk and n % chunk:
+        raise InputError(
+            f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} tokens "
+            "are not a multiple of that; set chunk_size_feed_forward to 0 in its configuration and "
+            "load it again"
+        )
+
+
+def padding_spoils(layers: Sequence[Layer], dtype: torch.dtype, lengths: Sequence[int]) -> bool:
+    """Whether a padded batch has rows that see no token at all, which give NaN in this precision.
+
+    Further behind a short text than a window reaches, the window holds padding alone. The masked
+    scores of such a row are −∞ where the softmax has a smaller range than the mask was made for
+    (float64 masks in a float32 softmax), or where a sum leaves the range of float16. Its NaN then
+    reaches real tokens as 0 · NaN.
+    """
+    if dtype not in (torch.float64, torch.float16):
+        return False
+    windows = [layer.reach.back for layer in layers if layer.reach.back is not None]
+    return bool(windows) and max(lengths) - min(lengths) > min(windows)

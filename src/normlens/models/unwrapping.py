@@ -1,0 +1,52 @@
+"""From the object that a user passes to the transformers model whose layers it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from normlens.errors import UnsupportedModelError
+
+
+def body(model: Any) -> Any:
+    """The model without compilation, peft's wrapper, and any head on top."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        model = _without_peft(model)
+    return getattr(model, "base_model", model)
+
+
+def _without_peft(model: Any) -> Any:
+    kind = getattr(model, "active_peft_config", None)
+    if getattr(kind, "is_prompt_learning", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} puts virtual tokens of {type(kind).__name__} before the text, "
+            "and they have no place in maps of its tokens; load the base model "
+            "(model.get_base_model())"
+        )
+    return model.get_base_model()
+
+
+def unreadable(model: nn.Module, family: str, error: Exception) -> UnsupportedModelError:
+    """Why a model that names a supported family cannot be read, and what to pass instead."""
+    inner = next(
+        (
+            name
+            for name, child in model.named_modules()
+            if name
+            and hasattr(child, "base_model")
+            and getattr(getattr(child, "config", None), "model_type", None) == family
+        ),
+        None,
+    )
+    cure = (
+        "pass the transformers model itself, or register an adapter with normlens.register"
+        if inner is None
+        else f"pass the model inside it (its `.{inner}`)"
+    )
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return UnsupportedModelError(
+        f"{type(model).__name__} does not have the layers of {family!r}, which its configuration "
+        f"names ({reason}); {cure}"
+    )

@@ -1,0 +1,290 @@
+"""A run that comes from someone else writes, reads and runs nothing beside itself."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_examples as examples
+import torch
+
+import normlens
+from normlens.corpus import Run, resume, run
+from normlens.errors import InputError, NormLensError
+
+pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+
+#: Leaves a mark when it is imported.
+TRAP = """
+import pathlib
+pathlib.Path(__file__).with_name("sprung").touch()
+from normlens.measures import measure
+
+@measure(schema={"length": int})
+def length(maps):
+    return {"length": [len(maps)]}
+
+def related(item):
+    return [[False] * len(item)] * len(item)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("foreign")
+    examples.tiny_checkpoint(folder / "model")
+    examples.corpus_file(folder / "corpus.txt", 6)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lens(folder: Path) -> Any:
+    return normlens.load(folder / "model", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, lens: Any) -> Path:
+    run(lens, folder / "corpus.txt", folder / "run", shard_size=4)
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module on the path; the file that is there once it was imported."""
+    (tmp_path / "trap_module.py").write_text(TRAP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trap_module", raising=False)
+    return tmp_path / "sprung"
+
+
+def look(out: Path) -> None:
+    """Everything that reads a run, whatever comes of it."""
+    for query in ("SELECT count(*) FROM norms_dimensions", "SELECT * FROM amplification_sample"):
+        with contextlib.suppress(NormLensError):
+            Run.open(out).sql(query)
+    for name in ("norms_dimensions", "mixing"):
+        with contextlib.suppress(NormLensError):
+            Run.open(out).table(name)
+    with contextlib.suppress(NormLensError):
+        Run.open(out).status()
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def test_sql_in_a_manifest_is_not_run(copy: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.csv"
+    sql = f"SELECT * FROM parts); COPY (SELECT 1) TO '{evil}'; SELECT * FROM (SELECT 1"
+    examples.forge(copy, lambda found: found["tables"]["norms_dimensions"].update(sql=sql))
+    look(copy)
+    assert not evil.exists()
+
+
+def test_numbers_of_a_manifest_are_not_sql(copy: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.csv"
+    text = f"1 END); COPY (SELECT 1) TO '{evil}'; --"
+    options = {"keep": text, "keep_other": text}
+    examples.forge(
+        copy, lambda found: found["measures"]["amplification"]["options"].update(options)
+    )
+    look(copy)
+    assert not evil.exists()
+    with pytest.raises(NormLensError, match="measure that cannot be made"):
+        Run.open(copy).table("amplification_sample")
+
+
+@pytest.mark.parametrize("name", ["x\" AS SELECT 1; COPY (SELECT 1) TO 'EVIL'; --", "../outside"])
+def test_names_of_tables_are_names(copy: Path, tmp_path: Path, name: str) -> None:
+    evil = tmp_path / "evil.csv"
+    name = name.replace("EVIL", str(evil))
+    examples.forge(
+        copy, lambda found: found["tables"].update({name: found["tables"].pop("failures")})
+    )
+    look(copy)
+    assert not evil.exists()
+    with pytest.raises(NormLensError, match="cannot name a table"):
+        Run.open(copy)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "COPY (SELECT 1) TO 'FILE'",
+        "COPY (SELECT 1) TO 'SHARD' (FORMAT parquet, USE_TMP_FILE false)",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO 'SHARD' (FORMAT parquet, USE_TMP_FILE false)",
+        "COPY (PIVOT mixing ON scope USING count(*)) TO 'SHARD' (USE_TMP_FILE false)",
+        "PREPARE p AS COPY (SELECT 1) TO 'SHARD' (USE_TMP_FILE false); EXECUTE p",
+        "SELECT 1) TO 'SHARD' (USE_TMP_FILE false); COPY (SELECT 2",
+        "EXPORT DATABASE 'FILE'",
+        "ATTACH 'FILE'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+    ],
+)
+def test_a_query_writes_only_where_it_is_told_to(copy: Path, tmp_path: Path, query: str) -> None:
+    shard, file = copy / "shards/mixing/shard-000000.parquet", tmp_path / "file"
+    before = shard.read_bytes()
+    query = query.replace("SHARD", str(shard)).replace("FILE", str(file))
+    with pytest.raises(InputError) as caught:
+        Run.open(copy).sql(query)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError):
+        Run.open(copy).export(query, tmp_path / "answer.csv")
+    assert shard.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy"]
+
+
+def test_a_lock_that_is_a_link_empties_no_file(copy: Path, tmp_path: Path, lens: Any) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    (copy / "lock").unlink(missing_ok=True)
+    (copy / "lock").symlink_to(precious)
+    with pytest.raises(NormLensError, match="lock"):
+        resume(copy, model=lens)
+    assert precious.read_text() == "mine"
+
+
+def test_links_that_lead_out_are_not_followed(copy: Path, tmp_path: Path, lens: Any) -> None:
+    outside = Path(shutil.move(copy / "shards" / "mixing", tmp_path / "outside"))
+    (copy / "shards" / "mixing").symlink_to(outside)
+    with pytest.raises(NormLensError, match="leads out of the run's folder"):
+        Run.open(copy).table("mixing")
+    (outside / "shard-000000.parquet").write_bytes(b"mine")
+    with pytest.raises(NormLensError, match="leads out of the run's folder"):
+        resume(copy, model=lens)
+    assert (outside / "shard-000000.parquet").read_bytes() == b"mine"
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM read_text('FILE')",
+        "SELECT * FROM 'FILE'",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM read_csv('FILE'), mixing",
+    ],
+)
+def test_a_query_reads_only_the_run(whole: Path, tmp_path: Path, query: str) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("a\n1\n")
+    with pytest.raises(InputError):
+        Run.open(whole).sql(query.replace("FILE", str(file)))
+
+
+def test_queries_that_ask_are_allowed(whole: Path) -> None:
+    done = Run.open(whole)
+    assert set(done.sql("SHOW TABLES")["name"]) == set(done.tables)
+    for query in (
+        "DESCRIBE mixing",
+        "SUMMARIZE mixing",
+        "EXPLAIN SELECT * FROM mixing",
+        "FROM Mixing SELECT max(ratio)",
+        "PIVOT mixing ON scope USING avg(ratio) GROUP BY layer",
+        "WITH a AS (SELECT * FROM mixing) SELECT * FROM a JOIN norms USING (layer) LIMIT 3",
+        "SELECT * FROM query_table('mixing')",
+        "SELECT * FROM query('SELECT layer FROM mixing'), (SELECT 1 FROM norms)",
+        "CREATE TEMP TABLE a AS SELECT * FROM mixing; SELECT * FROM a",
+        "SELECT * FROM mixing -- all of it",
+    ):
+        assert len(done.sql(query)), query
+
+
+def test_a_folder_named_like_a_value_adds_no_column(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "it's [a] rate=0.1" / "layer=7"))
+    found, expected = Run.open(copy), Run.open(whole)
+    examples.assert_same_frames(found.table("mixing"), expected.table("mixing"), "mixing")
+    columns = found.sql("SELECT * FROM mixing").columns
+    assert list(columns) == list(expected.manifest.tables["mixing"]["columns"])
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["trap_module:length", "subprocess:Popen"])
+def test_a_measure_is_imported_only_if_the_user_names_it(
+    copy: Path, tmp_path: Path, lens: Any, trap: Path, name: str
+) -> None:
+    def edit(found: dict[str, Any]) -> None:
+        found["options"]["measures"] = ["mixing", name]
+        found["options"]["settings"] = {"subprocess:Popen": {"args": ["touch", str(trap)]}}
+        found["measures"][name] = {"options": {}, "source": {}}
+
+    examples.forge(copy, edit)
+    look(copy)
+    with pytest.raises(NormLensError, match=f"only if you name it: add --measures mixing,{name}"):
+        resume(copy, model=lens)
+    with pytest.raises(NormLensError):
+        resume(copy, model=lens, measures="mixing,norms")
+    assert not trap.exists()
+
+
+def test_a_relation_is_imported_only_if_the_user_names_it(
+    copy: Path, lens: Any, trap: Path
+) -> None:
+    relations = {"relations": ["trap_module:related"]}
+
+    def edit(found: dict[str, Any]) -> None:
+        found["options"]["settings"] = {"amplification": relations}
+        found["measures"]["amplification"]["options"] |= relations
+
+    examples.forge(copy, edit)
+    look(copy)
+    assert len(Run.open(copy).table("amplification_sample"))
+    with pytest.raises(NormLensError, match=r"add --set .*trap_module:related"):
+        resume(copy, model=lens)
+    assert not trap.exists()
+
+
+#: A measure of a user's own that merges its shards.
+MERGING = """
+import pyarrow as pa
+
+class Longest:
+    from normlens.measures import Needs
+    name, tables, needs = "longest", {"longest": pa.schema([("tokens", pa.int64())])}, Needs()
+    order = {"longest": ("tokens",)}
+
+    def __init__(self, least=0):
+        self.options = {"least": least}
+        self.sql = {"longest": f"SELECT max(tokens) AS tokens, {int(least)} AS least FROM parts"}
+
+    def rows(self, item):
+        return {"longest": pa.table({"tokens": [len(item)]})}
+
+    def combine(self, table, parts):
+        return parts
+"""
+
+
+def test_a_users_own_merged_table_needs_its_measure_named(
+    folder: Path, tmp_path: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_merging.py").write_text(MERGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "own_merging:Longest"
+    options: dict[str, Any] = {"measures": f"mixing,{name}", "settings": {name: {"least": 3}}}
+    done = run(lens, folder / "corpus.txt", tmp_path / "run", shard_size=2, **options)
+    expected = {"tokens": [int(done.table("sequences")["tokens"].max())], "least": [3]}
+    assert done.table("longest").to_dict("list") == expected
+    assert done.resume(model=lens).status().complete
+    found = Run.open(tmp_path / "run")
+    assert len(found.table("mixing"))
+    with pytest.raises(InputError, match=f"--measures {name}"):
+        found.table("longest")
+    named = Run.open(tmp_path / "run", measures=name)
+    assert named.sql("SELECT * FROM longest").to_dict("list") == expected
+    with pytest.raises(InputError, match="did not take the measure 'norms'"):
+        Run.open(tmp_path / "run", measures="norms")

@@ -1,0 +1,189 @@
+"""What a target may see is what the model does: the configuration says it, the weights show it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from reference import assert_maps_match, observe, references
+
+import normlens
+from normlens.components import Reach
+from normlens.errors import UnsupportedModelError
+from normlens.models import adapt, base
+from normlens.models.bert import Bert
+from normlens.models.examples import EXAMPLES, tiny_model
+from normlens.models.llama import Llama, Mistral
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+LONG = [3 + k for k in range(20)]
+
+ENCODERS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra"]
+ENCODERS += ["mpnet", "deberta-v2", "modernbert"]
+
+
+def assert_allowed_is_what_has_weight(model: torch.nn.Module, ids: list[int]) -> normlens.Maps:
+    adapter = adapt(model)
+    maps = normlens.load(model).maps(input_ids=ids)
+    alpha = observe(adapter.model, list(adapter.blocks()), ids).alpha
+    for allowed, weights in zip(maps.allowed, alpha, strict=True):
+        np.testing.assert_array_equal(allowed, (weights > 0).any(0).numpy())
+    return maps
+
+
+# What the configuration says ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_a_configuration_that_asks_to_look_both_ways(family):
+    model = tiny_model(family, is_causal=False).double()
+    maps = assert_allowed_is_what_has_weight(model, LONG)
+    # GPT-Neo's layers keep a triangle of their own.
+    assert maps.provenance["causal"] == normlens.load(model).causal == (family == "gpt_neo")
+    assert_maps_match(maps, references(model, LONG), 1e-9)
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_a_setting_that_only_gemma_3_reads(family):
+    """Gemma 1 and 2 have it too, and mask as ever."""
+    model = tiny_model(family, use_bidirectional_attention=True).double()
+    assert_allowed_is_what_has_weight(model, LONG)
+    assert normlens.load(model).causal == (family not in [*ENCODERS, "gemma3_text"])
+
+
+@pytest.mark.parametrize("layers", [["sliding_attention"] * 2, ["full_attention"] * 2])
+def test_gemma_3_with_both_settings(layers):
+    model = tiny_model(
+        "gemma3_text", use_bidirectional_attention=True, is_causal=False, layer_types=layers
+    )
+    assert_allowed_is_what_has_weight(model.double(), LONG)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+def test_an_encoder_as_a_decoder_that_looks_both_ways(family):
+    model = tiny_model(family, is_decoder=True, is_causal=False).double()
+    maps = assert_allowed_is_what_has_weight(model, IDS)
+    assert maps.allowed.all()
+    assert not normlens.load(model).causal
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma2", "gemma3_text"])
+def test_a_configuration_that_is_changed_after_loading(family):
+    """Masks are made from the configuration whenever the model runs."""
+    model = tiny_model(family).double()
+    lens = normlens.load(model)
+    assert lens.causal
+    model.config.is_causal = False
+    assert not lens.causal
+    assert_allowed_is_what_has_weight(model, LONG)
+    model.config.is_causal, model.config.sliding_window = True, 5
+    assert_allowed_is_what_has_weight(model, LONG)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_similarity_counts_the_pairs_of_both_directions(family):
+    maps = normlens.load(tiny_model(family, is_causal=False).double()).maps(input_ids=IDS)
+    from scipy.stats import spearmanr
+
+    first, second = (maps[scope][0] for scope in ("ATTN-W", "ATTN-N"))
+    expected = spearmanr(first.ravel(), second.ravel()).statistic
+    assert maps.similarity("ATTN-W", "ATTN-N")[0] == pytest.approx(expected)
+
+
+# What the weights show ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter_for(monkeypatch):
+    """Use another adapter for a family, in this test alone."""
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+
+    def use(family: str, adapter: type[normlens.Adapter]) -> None:
+        base._ADAPTERS[family] = adapter
+
+    return use
+
+
+class Forgetful(Llama):
+    """Does not say that it is causal."""
+
+    causal = False
+
+
+class TooStrict(Bert):
+    """Says that it is causal, and is not."""
+
+    causal = True
+
+
+class NoWindow(Mistral):
+    def window(self, block):
+        return None
+
+
+class NarrowWindow(Mistral):
+    def window(self, block):
+        return 2
+
+
+class WideWindow(Mistral):
+    def reach(self, block):
+        return Reach(6, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scopes", ["all", "ATTN-W", "ATTN"])
+@pytest.mark.parametrize(
+    ("family", "adapter", "words"),
+    [
+        ("llama", Forgetful, "no token of layer 1 looks ahead, .*`causal = True`"),
+        ("mistral", NoWindow, "no token of layer 1 looks further back than 2 .*`window`"),
+        ("mistral", WideWindow, "no token of layer 1 looks further back than 2 .*`window`"),
+        ("mistral", NarrowWindow, "layer 1 attends to tokens that the adapter NarrowWindow says"),
+        ("bert", TooStrict, "layer 1 attends to tokens that the adapter TooStrict says"),
+    ],
+)
+def test_an_adapter_that_is_wrong_about_what_a_target_sees(
+    family, adapter, words, scopes, dtype, adapter_for
+):
+    adapter_for(family, adapter)
+    lens = normlens.load(tiny_model(family).to(dtype))
+    with pytest.raises(UnsupportedModelError, match=words):
+        lens.maps(input_ids=LONG, scopes=scopes)
+
+
+def test_three_tokens_tell_that_a_model_is_causal(adapter_for):
+    adapter_for("llama", Forgetful)
+    lens = normlens.load(tiny_model("llama"))
+    for ids in ([5], [5, 6]):
+        lens.maps(input_ids=ids)
+    with pytest.raises(UnsupportedModelError, match="causal = True"):
+        lens.maps(input_ids=[5, 6, 7])
+
+
+def test_padding_does_not_hide_a_wrong_adapter(adapter_for):
+    adapter_for("llama", Forgetful)
+    lens = normlens.load(tiny_model("llama"))
+    with pytest.raises(UnsupportedModelError, match="causal = True"):
+        lens.maps(input_ids=[IDS, IDS[:2], [4]], batch_size=3)
+
+
+def test_one_layer_is_enough(adapter_for):
+    adapter_for("llama", Forgetful)
+    with pytest.raises(UnsupportedModelError, match="layer 2 looks ahead"):
+        normlens.load(tiny_model("llama")).maps(input_ids=IDS, layers=[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [10, 100])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
+def test_sharp_attention_is_no_reason_to_refuse(family, scale, dtype):
+    """Queries so large that most weights are exactly zero, in encoders that look both ways."""
+    model = tiny_model(family)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "query" in name or "attn.q" in name or "Wqkv" in name:
+                parameter[: 16 if "Wqkv" in name else None] *= scale
+    lens = normlens.load(model.to(dtype))
+    for n in (1, 2, 3, 7, 20):
+        lens.maps(input_ids=LONG[:n], scopes="ATTN-W")

@@ -1,0 +1,126 @@
+"""Models that lie in memory in a way that they cannot be read, or run, as they are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from reference import largest_error
+
+import normlens
+from normlens.errors import InputError, UnsupportedModelError
+from normlens.models.examples import tiny_model
+from normlens.models.readiness import check_weights, padding_spoils
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+LONG = [3 + k for k in range(20)]
+
+
+def refusal(model: torch.nn.Module) -> str:
+    with pytest.raises(UnsupportedModelError) as raised:
+        normlens.load(model).maps(input_ids=IDS)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+# Where the weights are ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_offloaded_weights(place, tmp_path):
+    accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
+    model = tiny_model("llama")
+    if place == "cpu":
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        accelerate.disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    message = refusal(model)
+    assert "not in memory (accelerate offloads them" in message
+    assert "without device_map" in message
+
+
+class Spread(torch.nn.Module):
+    def parameters(self, recurse=True):
+        places = (torch.device("cuda", index) for index in (0, 1))
+        return iter([SimpleNamespace(device=place) for place in places])
+
+
+def test_weights_on_several_devices():
+    with pytest.raises(UnsupportedModelError, match=r"Spread are spread over cuda:0, cuda:1; load"):
+        check_weights(Spread(), [])
+
+
+# In what precision --------------------------------------------------------------------------------
+
+
+def mixed(part: str) -> torch.nn.Module:
+    model = tiny_model("llama")
+    if part == "block":
+        model.layers[0].mlp.to(torch.bfloat16)
+    elif part == "layers":
+        model.layers.to(torch.bfloat16)
+    else:
+        model.to(torch.bfloat16)
+        for layer in model.layers:
+            layer.input_layernorm.float()
+    return model
+
+
+@pytest.mark.parametrize("part", ["block", "layers", "norms"])
+def test_several_precisions(part):
+    message = refusal(mixed(part))
+    assert "the weights of LlamaModel are of several precisions (bfloat16, float32)" in message
+    assert "model.to(torch.float32)" in message
+
+
+def test_several_precisions_are_converted_on_request():
+    maps = normlens.load(mixed("block"), dtype="float32").maps(input_ids=IDS)
+    assert maps.completeness < 1e-4
+
+
+def test_norms_in_a_higher_precision_are_welcome_where_the_model_takes_them():
+    model = tiny_model("gemma").to(torch.bfloat16)
+    for layer in model.layers:
+        layer.input_layernorm.float()
+    normlens.load(model).maps(input_ids=IDS)
+
+
+# How it runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_chunks_that_do_not_divide_the_tokens(family):
+    lens = normlens.load(tiny_model(family, chunk_size_feed_forward=3))
+    lens.maps(input_ids=IDS[:6])
+    with pytest.raises(InputError, match=r"chunks of 3 tokens, and 7 .*chunk_size_feed_forward"):
+        lens.maps(input_ids=IDS)
+
+
+WINDOWED = ["mistral", "qwen2", "gemma2", "gemma3_text", "phi3", "modernbert", "gpt_neo"]
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("family", WINDOWED)
+def test_padding_that_no_window_reaches_over(family, dtype, both_ways):
+    """The model's own mask would give NaN on real tokens; the numbers are those of each alone."""
+    lens = normlens.load(tiny_model(family, is_causal=not both_ways).to(dtype))
+    batch = [LONG, IDS[:3], [5], IDS]
+    together = lens.maps(input_ids=batch, batch_size=4)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    for found, ids in zip(together, batch, strict=True):
+        alone = lens.maps(input_ids=ids)
+        assert found.token_ids == ids
+        for scope in alone.scopes:
+            assert largest_error(found[scope], alone[scope]) < tolerance, scope
+
+
+def test_batches_that_padding_does_not_spoil_stay_whole():
+    windowed, whole = (normlens.load(tiny_model(family)) for family in ("mistral", "llama"))
+    double, single = torch.float64, torch.float32
+    assert padding_spoils(windowed._layers, double, [9, 3])  # a window of 3 sees 2 back
+    assert not padding_spoils(windowed._layers, double, [9, 7])
+    assert not padding_spoils(windowed._layers, single, [9, 3])
+    assert not padding_spoils(whole._layers, double, [9, 3])
