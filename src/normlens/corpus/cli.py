@@ -11,6 +11,7 @@ import typer
 
 from normlens.corpus.options import MEASURES, parse_batch_size, parse_measures, parse_settings
 from normlens.errors import InputError
+from normlens.spreadsheet import write_csv
 
 # torch and DuckDB take time to import, so only the commands that need them do it.
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def query_command(
         return
     frame = found.sql(sql)
     if csv:
-        print(frame.to_csv(index=False), end="")
+        write_csv(frame, sys.stdout)
     elif as_json:
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     else:

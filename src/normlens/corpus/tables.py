@@ -13,6 +13,7 @@ from normlens.corpus.folder import Folder, RemoteFolder
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.shards import ROOT, SUFFIX, records, table_name
 from normlens.errors import InputError, MissingDependencyError, OutputError, valid_choice
+from normlens.spreadsheet import harmless_sql
 from normlens.store import check_output
 
 if TYPE_CHECKING:
@@ -62,11 +63,12 @@ class Tables:
         options = FORMATS[valid_choice(target.suffix, tuple(FORMATS), "file type")]
         check_output(target, overwrite=overwrite)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        query = query.strip().rstrip(";")
         try:
             with self._connected() as connection, _explained(self.manifest):
-                connection.execute(
-                    f"COPY ({query.strip().rstrip(';')}) TO {_text(str(temporary))} ({options})"
-                )
+                if target.suffix == ".csv":
+                    query = harmless_sql(query, _described(connection, query))
+                connection.execute(f"COPY ({query}\n) TO {_text(str(temporary))} ({options})")
             os.replace(temporary, target)
         except OSError as error:
             if isinstance(error, OutputError):
@@ -149,6 +151,12 @@ def _explained(manifest: Manifest) -> Iterator[None]:
 
 def _first(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _described(connection: Any, query: str) -> list[tuple[str, str]]:
+    """Names and types of the columns of a query's answer."""
+    rows = connection.execute(f"DESCRIBE ({query}\n)").fetchall()
+    return [(str(name), str(kind)) for name, kind, *_ in rows]
 
 
 def _text(value: str) -> str:

@@ -17,6 +17,7 @@ from normlens.report.files import FORMAT, RESULTS, VERSION
 from normlens.report.html import rendered
 from normlens.report.markdown import escaped, grid
 from normlens.report.words import listed, number, shortened, unique
+from normlens.spreadsheet import harmless
 
 _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "data")
 
@@ -186,11 +187,11 @@ def _model_row(report: Found) -> tuple[str, ...]:
 def _csv(labels: Sequence[str], groups: Sequence[Group]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["experiment", "quantity", "data", *labels])
+    writer.writerow(map(harmless, ("experiment", "quantity", "data", *labels)))
     for group in groups:
         for row in group.rows:
-            values = ("" if value is None else repr(value) for value in row.values)
-            writer.writerow([group.title, row.quantity, row.data, *values])
+            cells = (group.title, row.quantity, row.data, *row.values)
+            writer.writerow(map(harmless, cells))
     return buffer.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from normlens.report import html, markdown, pictures
 from normlens.report.content import Report
 from normlens.report.latex import latex
 from normlens.report.layout import Finding, PlacedSection, arrange
+from normlens.spreadsheet import write_csv
 from normlens.store import jsonable
 
 FORMAT, VERSION = "normlens-report", 1
@@ -43,8 +45,9 @@ def write(report: Report, folder: str | Path) -> list[Path]:
             put(f"figures/{item.name}.svg", drawn[item.name])
             put(f"figures/{item.name}.png", pictures.png(figure))
         for table in finding.tables:
-            rows = table.table.frame.to_csv(index=False, lineterminator="\n")
-            put(f"tables/{table.name}.csv", rows.encode())
+            rows = io.StringIO()
+            write_csv(table.table.frame, rows)
+            put(f"tables/{table.name}.csv", rows.getvalue().encode())
             put(f"tables/{table.name}.tex", latex(table.table, table.name).encode())
     put("report.md", markdown.markdown(report, sections).encode())
     put("report.html", html.page(report, sections, drawn).encode())
