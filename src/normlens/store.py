@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from normlens.errors import MapsFileError, OutputError
+from normlens.json_text import parse_json
 from normlens.maps_header import ALLOWED, FIELDS, GROUPS, check_arrays, check_fields
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _DAMAGED = (
     ValueError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
     MemoryError,
     OSError,
 )
@@ -77,7 +77,7 @@ def open(path: str | Path) -> Maps:
                 raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
             if version < 1:
                 raise ValueError(f"there is no version {version} of these files")
-            meta = json.loads(header["maps"])
+            meta = parse_json(header["maps"])
             check_fields(meta)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         check_arrays(meta, tensors)
@@ -100,8 +100,6 @@ def open(path: str | Path) -> Maps:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return "its header is nested too deeply"
     if isinstance(error, KeyError):
         return f"{error} is missing"
     return _one_line(error) or type(error).__name__

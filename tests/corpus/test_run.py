@@ -281,6 +281,8 @@ def test_settings_on_the_command_line() -> None:
     }
     with pytest.raises(InputError, match=r"MEASURE\.OPTION=VALUE"):
         parse_settings(["axis=target"])
+    nested = "[" * 100_000
+    assert parse_settings([f"norms.a={nested}"]) == {"norms": {"a": nested}}
 
 
 def test_a_folder_without_a_model_does_not_hide_an_embedded_one(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from normlens.corpus import conll, unpickle
 from normlens.corpus.records import Entity, located
 from normlens.errors import InputError
+from normlens.json_text import parse_json
 
 #: Columns that hold the text when the user names none.
 TEXT_COLUMNS = ("sentence", "text")
@@ -101,9 +101,9 @@ def read_jsonl(path: Path, options: Options) -> Iterator[Found]:
             continue
         where = f"line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", None) or "nested too deeply"
+            row = parse_json(line)
+        except ValueError as error:
+            reason = getattr(error, "msg", None) or error
             raise InputError(f"{str(path)!r}, {where}: broken JSON ({reason})") from error
         if not isinstance(row, dict):
             raise InputError(

@@ -9,6 +9,7 @@ from typing import Any
 from normlens.corpus.errors import RunError
 from normlens.corpus.folder import Folder
 from normlens.corpus.options import Options
+from normlens.json_text import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
@@ -71,12 +72,13 @@ class Manifest:
                 f"normlens run --model … --data … --out {folder}"
             )
         try:
-            found = json.loads(contents)
+            found = parse_json(contents)
             if found.pop("format") != FORMAT:
                 raise ValueError("it is of another kind")
             version = found.pop("version")
             if version > VERSION:
                 raise RunError(f"{str(folder)!r} was written by a newer NormLens; upgrade it")
+            _check(found)
             return cls(**{**found, "options": Options.from_json(found["options"])})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
@@ -95,6 +97,25 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.what}: then {_shown(self.then)}, now {_shown(self.now)}"
+
+
+def _check(found: dict[str, Any]) -> None:
+    """Raise a ValueError unless the parts of a manifest have the types that a run relies on."""
+    texts = ("created", "data.name", "data.fingerprint", "model.name")
+    objects = ("options", "model", "data", "tables", "measures", "execution", "versions", "machine")
+    for kind, what, paths in ((dict, "an object", objects), (str, "a text", texts)):
+        for path in paths:
+            part, _, field = path.partition(".")
+            if not isinstance(found[part][field] if field else found[part], kind):
+                raise ValueError(f"{path!r} is not {what}")
+    sequences = found["data"]["sequences"]
+    if type(sequences) is not int or sequences < 0:
+        raise ValueError("'data.sequences' is not a number")
+    for table, described in found["tables"].items():
+        if not isinstance(described["columns"], dict) or not isinstance(described["order"], list):
+            raise ValueError(f"the table {table!r} is not described")
+        if not isinstance(described["sql"], (str, type(None))):
+            raise ValueError(f"the query of the table {table!r} is not a text")
 
 
 def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Difference]:

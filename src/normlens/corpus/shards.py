@@ -17,6 +17,7 @@ from typing import Any
 from normlens.corpus.folder import TEMPORARY, Folder
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.records import Record
+from normlens.json_text import parse_json
 
 ROOT = "shards"
 SUFFIX = ".parquet"
@@ -166,8 +167,14 @@ def _recorded(name: str) -> int | None:
 
 def _read_record(folder: Folder, name: str) -> Done | None:
     try:
-        done = Done(**json.loads(folder.read(name) or b""))
-        whole = all(set(expected) >= _FIELDS for expected in done.tables.values())
+        done = Done(**parse_json(folder.read(name) or b""))
+        counts = (done.number, done.sequences, done.failures, done.tokens)
+        times = (done.started, done.finished, *done.seconds.values())
+        whole = (
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(type(time) in (int, float) for time in times)
+            and all(set(expected) >= _FIELDS for expected in done.tables.values())
+        )
         return done if whole else None
     except (ValueError, TypeError, AttributeError):
         return None  # cut short or edited; the shard counts as not done

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from normlens.corpus.folder import LocalFolder
 from normlens.errors import InputError
+from normlens.json_text import parse_json
 from normlens.report import overlays, pictures
 from normlens.report.files import FORMAT, RESULTS, VERSION
 from normlens.report.html import rendered
@@ -118,7 +118,7 @@ def _read(folder: Path) -> dict[str, Any]:
             f"normlens report {folder}"
         )
     try:
-        found = json.loads(contents)
+        found = parse_json(contents)
         if found["format"] != FORMAT:
             raise ValueError("it is of another kind")
         if found["version"] > VERSION:
@@ -132,7 +132,7 @@ def _read(folder: Path) -> dict[str, Any]:
                     _ = result[name]
     except InputError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{RESULTS} in {str(folder)!r} is damaged or not a report's; make it again with "
             f"normlens report {folder}"

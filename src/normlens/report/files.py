@@ -12,6 +12,7 @@ from typing import Any
 
 from normlens.corpus.folder import LocalFolder
 from normlens.experiments.published import Comparison
+from normlens.json_text import parse_json
 from normlens.report import html, markdown, pictures
 from normlens.report.content import Report
 from normlens.report.latex import latex
@@ -133,7 +134,7 @@ def _plain(value: Any) -> Any:
 def _earlier(place: LocalFolder) -> set[str]:
     """Figures and tables that the folder's last results.json names."""
     try:
-        found = json.loads(place.read(RESULTS) or b"{}")
+        found = parse_json(place.read(RESULTS) or b"{}")
         names = found["files"] if found.get("format") == FORMAT else []
         return {
             name
