@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.corpus.options import MEASURES, parse_batch_size, parse_measures, parse_settings
-from normlens.errors import InputError
+from normlens.errors import InputError, NormLensError
 from normlens.spreadsheet import write_csv
 
 # torch and DuckDB take time to import, so only the commands that need them do it.
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Exit status of a run in which some sequences failed.
 SOME_FAILED = 3
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
 SHOWN_ROWS = 40
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -176,9 +178,23 @@ def run_command(
             raise InputError("a new run needs --model, --data and --out")
         else:
             done = runs.run(model, data, out, progress=shown, **given)
+    except KeyboardInterrupt:
+        shown.stop()
+        print(_stopped(resume or out or ""), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         shown.stop()
     _report(done, quiet)
+
+
+def _stopped(place: str) -> str:
+    from normlens.corpus.results import Run
+
+    try:
+        Run.open(place)
+    except NormLensError:
+        return "stopped before the run began"
+    return f"stopped; what is done is kept, go on with: normlens run --resume {place}"
 
 
 def _report(run: Run, quiet: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ from normlens.corpus.plan import shards_to_do
 from normlens.corpus.progress import Progress
 from normlens.corpus.records import Data
 from normlens.corpus.results import Run
-from normlens.corpus.shards import ROOT, Done, commit, recover
-from normlens.errors import InputError, OutputError
+from normlens.corpus.shards import ROOT, Done, Finished, commit, recover
+from normlens.errors import InputError, NormLensError, OutputError
 
 if TYPE_CHECKING:
     from normlens.corpus.engine import Engine
@@ -182,7 +182,7 @@ def _work(
     counts = [shard.sequences + shard.failures for shard in done.values()]
     progress.start(manifest.sequences, sum(counts))
     expected = digest(manifest.model)
-    for shard in engine.compute(shards_to_do(data, manifest, done)):
+    for shard in _memory_checked(engine.compute(shards_to_do(data, manifest, done))):
         if shard.by["model"] != expected:
             raise RunError(
                 f"the worker on {shard.by['host']} has another model, or another kind of device, "
@@ -195,6 +195,18 @@ def _work(
                 f"{error}; what is done is kept, go on with: normlens run --resume {folder}"
             ) from error
         progress.advance(shard.sequences + shard.failures, shard.failures)
+
+
+def _memory_checked(shards: Iterator[Finished]) -> Iterator[Finished]:
+    try:
+        yield from shards
+    except MemoryError as error:
+        if isinstance(error, NormLensError):
+            raise
+        raise RunError(
+            "there is not enough memory; what is done is kept: resume the run, with fewer "
+            "--workers or a smaller --batch-size"
+        ) from error
 
 
 # What a run is made of ----------------------------------------------------------------------------
