@@ -166,8 +166,9 @@ def _recorded(name: str) -> int | None:
 
 
 def _read_record(folder: Folder, name: str) -> Done | None:
+    contents = folder.read(name)  # a store that fails says nothing about the shard
     try:
-        done = Done(**parse_json(folder.read(name) or b""))
+        done = Done(**parse_json(contents or b""))
         counts = (done.number, done.sequences, done.failures, done.tokens)
         times = (done.started, done.finished, *done.seconds.values())
         whole = (

@@ -9,10 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus.folder import Folder, RemoteFolder
+from normlens.corpus.folder import Folder, RemoteFolder, reason_of
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.shards import ROOT, SUFFIX, records, table_name
-from normlens.errors import InputError, MissingDependencyError, OutputError, valid_choice
+from normlens.errors import (
+    InputError,
+    MissingDependencyError,
+    NormLensError,
+    OutputError,
+    valid_choice,
+)
 from normlens.spreadsheet import harmless_sql
 from normlens.store import check_output
 
@@ -51,7 +57,7 @@ class Tables:
 
     def sql(self, query: str) -> pd.DataFrame:
         """A query's answer."""
-        with self._connected() as connection, _explained(self.manifest):
+        with self._explained(), self._connected() as connection:
             answer = connection.sql(query)
             if answer is None:
                 raise InputError("the query gives no table; begin it with SELECT")
@@ -65,7 +71,7 @@ class Tables:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         query = query.strip().rstrip(";")
         try:
-            with self._connected() as connection, _explained(self.manifest):
+            with self._explained(), self._connected() as connection:
                 if target.suffix == ".csv":
                     query = harmless_sql(query, _described(connection, query))
                 connection.execute(f"COPY ({query}\n) TO {_text(str(temporary))} ({options})")
@@ -80,12 +86,7 @@ class Tables:
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        try:
-            import duckdb
-        except ImportError as error:
-            raise MissingDependencyError(
-                "reading a run's tables needs DuckDB; run: pip install 'normlens[corpus]'"
-            ) from error
+        duckdb = _duckdb()
         views = self._views()
         with (
             tempfile.TemporaryDirectory(prefix="normlens-", ignore_cleanup_errors=True) as spill,
@@ -100,6 +101,31 @@ class Tables:
             for name, view in views.items():
                 connection.execute(f'CREATE VIEW "{name}" AS {view}')
             yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What DuckDB, and the store that it reads from, have to say: one line."""
+        duckdb = _duckdb()
+        try:
+            yield
+        except NormLensError:
+            raise
+        except duckdb.CatalogException as error:
+            raise InputError(
+                f"{_first(error)}; the run's tables are: {', '.join(self.manifest.tables)}"
+            ) from error
+        except duckdb.OutOfMemoryException as error:
+            raise InputError(
+                f"the query needs more than {self.memory} of memory, or than the disk has room "
+                "for; ask for fewer rows or columns, or aggregate them"
+            ) from error
+        except duckdb.Error as error:
+            raise InputError(_first(error)) from error
+        except Exception as error:
+            # DuckDB passes on what a store raises, and each store has exceptions of its own.
+            if not isinstance(error, OSError) and not isinstance(self.folder, RemoteFolder):
+                raise
+            raise InputError(f"cannot read {self.folder}: {reason_of(error)}") from error
 
     def _views(self) -> dict[str, str]:
         """SQL for every table over the files of shards that are done."""
@@ -134,23 +160,22 @@ class Tables:
         return f"read_parquet({', '.join([files, *options])})"
 
 
-@contextmanager
-def _explained(manifest: Manifest) -> Iterator[None]:
-    """DuckDB's errors as one line."""
-    import duckdb
-
+def _duckdb() -> Any:
     try:
-        yield
-    except duckdb.CatalogException as error:
-        raise InputError(
-            f"{_first(error)}; the run's tables are: {', '.join(manifest.tables)}"
+        import duckdb
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reading a run's tables needs DuckDB; run: pip install 'normlens[corpus]'"
         ) from error
-    except duckdb.Error as error:
-        raise InputError(_first(error)) from error
+    return duckdb
 
 
 def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The line of DuckDB's message that says what is wrong."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if "Traceback" in "".join(lines[:1]):  # an exception of Python, as text
+        lines = [line for line in lines[1:] if not line.startswith(" ")]
+    return next(iter(lines), type(error).__name__)
 
 
 def _described(connection: Any, query: str) -> list[tuple[str, str]]:
