@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from normlens.scopes import components_of
@@ -61,7 +60,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return not isinstance(value, str) or _is_text(value)
 
 
-#: What the papers' summaries and captions read of the provenance, where it is there.
+#: What summaries and captions read of the provenance, where it is there.
 _PROVENANCE: dict[str, tuple[type, ...]] = {
     "model": (str, type(None)),
     "revision": (str, type(None)),
@@ -119,6 +118,7 @@ GROUPS = {
 }
 _STATISTICS = {"ff_output_norm": "li", "bypassed_norm": "li", "ff_without_special": "lij"}
 _INTEGERS = ("special_dimensions",)
+_FLOATS = ("float32", "float64")
 ALLOWED = "allowed"
 
 
@@ -150,26 +150,36 @@ def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> Non
     """Raise a ValueError unless the arrays are those that the checked header `meta` announces."""
     sizes = {"l": len(meta["layers"]), "i": len(meta["tokens"]), "j": len(meta["tokens"])}
     scopes = set(meta["scopes"])
-    missing = {f"arrays/{scope}" for scope in scopes} | {ALLOWED}
     for key, array in tensors.items():
-        group, _, name = key.partition("/")
-        if key == ALLOWED:
-            axes, kinds = "lij", (np.uint8, np.bool_)
-        elif group not in GROUPS or (group != "statistics" and name not in scopes):
-            raise ValueError(f"{key!r} is no array of a maps file with these scopes")
-        else:
-            axes = _STATISTICS.get(name, GROUPS[group]) if group == "statistics" else GROUPS[group]
-            kinds = (np.int64,) if name in _INTEGERS else (np.float32, np.float64)
-        if array.dtype not in [np.dtype(kind) for kind in kinds]:
+        axes, types = _expected(key, scopes)
+        if str(array.dtype) not in types:
             raise ValueError(f"{key!r} holds {array.dtype} values")
-        open_ended = axes.endswith("…")
-        known = [sizes.get(axis) for axis in axes.removesuffix("…")]
-        if (array.ndim < len(known) if open_ended else array.ndim != len(known)) or any(
-            size not in (None, length) for size, length in zip(known, array.shape, strict=False)
-        ):
+        if not _fits(array.shape, axes, sizes):
             raise ValueError(
                 f"{key!r} has shape {array.shape} for {sizes['l']} layers and {sizes['i']} tokens"
             )
-        missing.discard(key)
+    missing = {ALLOWED, *(f"arrays/{scope}" for scope in scopes)} - set(tensors)
     if missing:
         raise ValueError(f"the array {min(missing)!r} is missing")
+
+
+def _expected(key: str, scopes: set[str]) -> tuple[str, tuple[str, ...]]:
+    """The axes and the types that an array of this name may have."""
+    if key == ALLOWED:
+        return "lij", ("uint8", "bool")
+    group, _, name = key.partition("/")
+    if group == "statistics":
+        types = ("int64",) if name in _INTEGERS else _FLOATS
+        return _STATISTICS.get(name, GROUPS[group]), types
+    if group not in GROUPS or name not in scopes:
+        raise ValueError(f"{key!r} is no array of a maps file with these scopes")
+    return GROUPS[group], _FLOATS
+
+
+def _fits(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int]) -> bool:
+    named = axes.removesuffix("…")
+    if len(shape) < len(named) or (named == axes and len(shape) > len(axes)):
+        return False
+    return all(
+        sizes.get(axis, length) == length for axis, length in zip(named, shape, strict=False)
+    )

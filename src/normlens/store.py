@@ -87,7 +87,7 @@ def open(path: str | Path) -> Maps:
         raise MapsFileError(
             f"{str(path)!r} is not a NormLens maps file, or is damaged ({_reason(error)})"
         ) from error
-    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
         if key != ALLOWED:

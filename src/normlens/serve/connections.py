@@ -21,9 +21,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from normlens.serve.limits import Limits
 
 _log = logging.getLogger("normlens.serve")
-_FULL = b"there are too many connections; try again in a moment"
+_FULL = b'{"detail": "there are too many connections; try again in a moment"}'
 _REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 1\r\n"
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
 )
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
