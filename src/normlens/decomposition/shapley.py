@@ -18,7 +18,7 @@ from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
 from normlens.decomposition.feedforward import FeedForwardJob, TileNorms, scope_norms
 from normlens.decomposition.parts import Vectors
-from normlens.decomposition.plan import Shape, choose_plan
+from normlens.decomposition.plan import Shape, choose_plan, player_memory
 from normlens.decomposition.rules import projections
 
 
@@ -65,9 +65,7 @@ def _targets_at_once(shape: Shape, limit: int | None) -> int:
     targets = choose_plan(shape, limit).targets
     if limit is None:
         return targets
-    # the players, and one order's sums, values and contributions
-    players = (shape.n + 1) * shape.m * (2 * shape.projections + 4) * shape.itemsize
-    return max(1, min(targets, limit // players))
+    return max(1, min(targets, limit // player_memory(shape)))
 
 
 def _players(
