@@ -8,7 +8,7 @@ JOBS   ?= 2
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test browser lint bench viewer clean setup
+.PHONY: demo test browser lint bench viewer lock clean setup
 
 demo: $(STAMP)
 	$(BIN)/normlens demo --force
@@ -35,6 +35,13 @@ bench: $(STAMP)
 viewer:
 	@command -v npm >/dev/null || { echo "npm is missing; on Debian: apt-get install npm"; exit 1; }
 	cd viewer && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
+
+# The versions of this environment, once all tests have passed in it.
+lock: $(STAMP)
+	{ printf '# The exact versions that the tests pass with, on %s.\n' "$$($(BIN)/python --version)"; \
+	  printf "# \`make lock\` writes this file; pip install -c requirements.lock 'normlens[viz]' uses it.\n"; \
+	  $(BIN)/python -m pip freeze --exclude-editable --exclude normlens | \
+	    sed -e '/ @ /d' -e 's/+[A-Za-z0-9.]*$$//'; } > requirements.lock
 
 setup: $(STAMP)
 

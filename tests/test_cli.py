@@ -516,3 +516,11 @@ def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shell("demo", "--out", tmp_path / "demo", "--force")
     shell("demo")
     assert asked == [(tmp_path / "demo", True), (Path("normlens-demo"), False)]
+
+
+def test_no_memory_is_one_line(shell, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("normlens.store.open", fail)
+    assert "not enough memory" in shell.error("view", "maps.safetensors")

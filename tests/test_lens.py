@@ -419,3 +419,45 @@ def test_an_unknown_dtype(tiny):
 def test_an_unavailable_device(tiny):
     with pytest.raises(InputError, match="'warp'"):
         normlens.load(tiny("bert", torch.float32), device="warp")
+
+
+# What surrounds the call --------------------------------------------------------------------------
+
+
+def assert_close(found: normlens.Maps, expected: normlens.Maps) -> None:
+    for scope in expected.scopes:
+        np.testing.assert_allclose(found[scope], expected[scope], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_autocast_around_the_call_changes_nothing(family, dtype, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    expected = lens.maps(input_ids=IDS, statistics=True)
+    with torch.autocast("cpu", dtype=dtype):
+        found = lens.maps(input_ids=IDS, statistics=True)
+        assert torch.is_autocast_enabled("cpu")
+    assert_close(found, expected)
+    assert found.provenance == expected.provenance | {"completeness": found.completeness}
+    assert found.completeness < 1e-5
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_model_made_under_inference_mode(family):
+    expected = normlens.load(tiny_model(family)).maps(input_ids=IDS)
+    with torch.inference_mode():
+        model = tiny_model(family)
+        lens = normlens.load(model)
+        assert_close(lens.maps(input_ids=IDS), expected)
+    assert_close(lens.maps(input_ids=IDS), expected)
+    with torch.inference_mode():  # such weights change without a sign
+        for weight in model.parameters():
+            weight.mul_(1.25)
+    assert_close(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
+
+
+def test_inference_mode_around_one_call_leaves_the_next_alone(tiny):
+    lens = normlens.load(tiny("bert", torch.float32))
+    with torch.inference_mode():
+        first = lens.maps(input_ids=IDS)
+    assert_close(lens.maps(input_ids=IDS), first)

@@ -6,7 +6,6 @@ tokens count from 0. The maps file (.safetensors) keeps the arrays' own indices.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normlens import figures, store
+from normlens import figures, spreadsheet, store
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def _write_csv(maps: Maps, path: str) -> None:
-    to_table(maps).to_csv(path, index=False, encoding="utf-8", quoting=csv.QUOTE_MINIMAL)
+    spreadsheet.write_csv(to_table(maps), path)
 
 
 def _write_json(maps: Maps, path: str) -> None:

@@ -20,6 +20,7 @@ from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, Settings, decompose_layer
 from normlens.decomposition.engine import AUTO, PRECISIONS
+from normlens.decomposition.least import check_limit
 from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
 from normlens.decomposition.projections import ProjectionCache
 from normlens.errors import (
@@ -222,6 +223,15 @@ class Lens:
             correlations=correlations,
             progress=progress,
         )
+        if memory_limit is not None:
+            check_limit(
+                limit,
+                [self._layers[index] for index in request.layers],
+                [len(sequence) for sequence in encoded],
+                self.scopes if statistics else request.scopes,
+                request.settings.rule,
+                self.compute_dtype.itemsize,
+            )
         results: list[Maps | None] = [None] * len(encoded)
         try:
             for indices, found in self._results(encoded, batch_size, request):
@@ -376,7 +386,9 @@ class Lens:
             if request.progress is not None:
                 request.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
-        trace(self.adapter, self._inputs(batch), request.layers, consume)
+        # A caller's autocast would run the model in one precision and the algebra in another.
+        with torch.autocast(self.device.type, enabled=False):
+            trace(self.adapter, self._inputs(batch), request.layers, consume)
         return collected
 
     def _finish(self, batch: list[Encoded], collected: Collected, request: Request) -> list[Maps]:
@@ -499,7 +511,11 @@ def _ordinary_dimensions(layer: Layer) -> Tensor | None:
 
 def _fingerprint(block: nn.Module) -> tuple[Any, ...]:
     """The state of a layer's weights, as far as torch tells when they change."""
-    return tuple((weight.data_ptr(), weight._version) for weight in block.parameters())
+    return tuple(
+        # Tensors made under inference_mode do not tell; an object equals nothing but itself.
+        (weight.data_ptr(), object() if weight.is_inference() else weight._version)
+        for weight in block.parameters()
+    )
 
 
 def _at_least_one(value: int, what: str) -> int:

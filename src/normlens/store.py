@@ -15,22 +15,26 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from normlens.errors import MapsFileError, OutputError
+from normlens.json_text import parse_json
+from normlens.maps_header import ALLOWED, FIELDS, GROUPS, check_arrays, check_fields
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
 
 FORMAT = "normlens-maps"
 FORMAT_VERSION = 1
-_GROUPS = ("arrays", "mixing", "heads", "standard_error", "statistics")
-_FIELDS = (
-    "layers",
-    "completeness",
-    "provenance",
-    "token_ids",
-    "special",
-    "token_words",
-    "word_labels",
-    "text",
+#: Fields of a file that maps call otherwise.
+_ATTRIBUTES = {"tokens": "raw_tokens"}
+#: What reading a file that somebody has altered may raise.
+_DAMAGED = (
+    SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    OSError,
 )
 
 
@@ -38,19 +42,15 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write `maps` to a safetensors file, whole or not at all."""
     tensors = {
         f"{group}/{scope}": np.ascontiguousarray(array)
-        for group in _GROUPS
+        for group in GROUPS
         for scope, array in getattr(maps, group).items()
     }
-    tensors["allowed"] = maps.allowed.astype(np.uint8)
+    tensors[ALLOWED] = maps.allowed.astype(np.uint8)
     header = {
         "format": FORMAT,
         "version": str(FORMAT_VERSION),
         "maps": json.dumps(
-            {
-                "scopes": maps.scopes,
-                "tokens": maps.raw_tokens,
-                **{name: getattr(maps, name) for name in _FIELDS},
-            },
+            {name: getattr(maps, _ATTRIBUTES.get(name, name)) for name in FIELDS},
             ensure_ascii=False,
         ),
     }
@@ -64,9 +64,9 @@ def open(path: str | Path) -> Maps:
     from normlens.maps import Maps
 
     path = Path(path)
-    if not path.is_file():
-        raise MapsFileError(f"there is no maps file at {str(path)!r}")
     try:
+        if not path.is_file():
+            raise MapsFileError(f"there is no maps file at {str(path)!r}")
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
@@ -74,36 +74,39 @@ def open(path: str | Path) -> Maps:
                     f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
                     "make one with maps.save(…) or `normlens map --out maps.safetensors`"
                 )
-            if int(header["version"]) > FORMAT_VERSION:
+            version = int(header["version"])
+            if version > FORMAT_VERSION:
                 raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
-            meta = json.loads(header["maps"])
+            if version < 1:
+                raise ValueError(f"there is no version {version} of these files")
+            meta = parse_json(header["maps"])
+            check_fields(meta)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        groups: dict[str, Any] = {group: {} for group in _GROUPS}
-        for key, array in tensors.items():
-            group, _, scope = key.partition("/")
-            if group in groups:
-                groups[group][scope] = array
-        # safetensors sorts its tensors; the layer's order is in the header.
-        groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
-        meta["raw_tokens"] = meta.pop("tokens")
-        if isinstance(meta["text"], list):
-            meta["text"] = tuple(meta["text"])
-        maps = Maps(allowed=tensors["allowed"].astype(bool), **groups, **meta)
-        _check_shapes(maps)
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        if isinstance(error, MapsFileError):
-            raise
+        check_arrays(meta, tensors)
+    except MapsFileError:
+        raise
+    except _DAMAGED as error:
         raise MapsFileError(
-            f"{str(path)!r} is not a NormLens maps file, or is damaged ({_one_line(error)})"
+            f"{str(path)!r} is not a NormLens maps file, or is damaged ({_reason(error)})"
         ) from error
-    return maps
+    groups: dict[str, Any] = {group: {} for group in GROUPS}
+    for key, array in tensors.items():
+        group, _, name = key.partition("/")
+        if key != ALLOWED:
+            groups[group][name] = array
+    # safetensors sorts its tensors; the layer's order is in the header.
+    groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
+    for name, attribute in _ATTRIBUTES.items():
+        meta[attribute] = meta.pop(name)
+    if isinstance(meta["text"], list):
+        meta["text"] = tuple(meta["text"])
+    return Maps(allowed=tensors[ALLOWED].astype(bool), **groups, **meta)
 
 
-def _check_shapes(maps: Maps) -> None:
-    shape = (len(maps.layers), len(maps.tokens), len(maps.tokens))
-    for scope, array in {**maps.arrays, "allowed": maps.allowed}.items():
-        if array.shape != shape:
-            raise ValueError(f"{scope} has shape {array.shape} instead of {shape}")
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return _one_line(error) or type(error).__name__
 
 
 def _one_line(error: BaseException) -> str:

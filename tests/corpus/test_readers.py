@@ -254,10 +254,80 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     assert "holds no sequence" in message(write(tmp_path, "b.txt", " \n\n"))
     assert "by its suffix '.doc'" in message(write(tmp_path, "c.doc", "a\nb"))
     assert "by its suffix '.bin'" in message(write(tmp_path, "c.bin", b"\xff\x00"))
-    latin1 = write(tmp_path, "d.txt", "good\ncafé\n".encode("latin1"))
-    assert "line 2: byte 0xe9 is not UTF-8" in message(latin1)
-    later = write(tmp_path, "e.csv", b"text\n" + b"good\n" * 100 + b"caf\xe9\n")
-    assert "line 102: byte 0xe9 is not UTF-8" in message(later)
+
+
+# Bytes that are not text ------------------------------------------------------------------------
+
+SPOILT = {
+    "a.txt": (b"good\n\ncaf\xe9\nfine\n", 3),
+    "b.jsonl": (b'{"text": "good"}\n{"text": "caf\xe9"}\n{"text": "fine"}\n', 2),
+    "structure.jsonl": (b'{"text": "good"}\n{"text"\xff: "x"}\n{"text": "fine"}\n', 2),
+    "other column.jsonl": (b'{"text": "good"}\n{"text": "a", "b": "\xff"}\n{"text": "fine"}', 2),
+    "c.csv": (b"text,n\ngood,1\ncaf\xe9,2\nfine,3\n", 3),
+    "several lines.csv": (b'text,n\ngood,1\n"\xe9\nb\nc",2\nfine,3\n', 3),
+    "d.tsv": (b"n\ttext\n1\tgood\n2\t\xff\xfe\n3\tfine\n", 3),
+    "e.conll": (b"good O\n\na O\ncaf\xe9 O\nc O\n\nfine O\n", 4),
+    "tag.conll": (b"good O\n\na O\nb B-\xe9\n\nfine O\n", 4),
+    "broken tag.conll": (b"good O\n\na O\nb \xe9\n\nfine O\n", 4),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_byte_that_is_not_utf8_spoils_one_sequence(tmp_path: Path, name: str) -> None:
+    contents, line = SPOILT[name]
+    data = open_data(write(tmp_path, name, contents))
+    first, second, third = data
+    assert [r.id for r in (first, second, third)] == [f"{name}:{index}" for index in range(3)]
+    assert second.unreadable is not None
+    assert second.unreadable.startswith(f"line {line}: byte 0x")
+    assert second.unreadable.endswith(" is not UTF-8; save the file as UTF-8")
+    for record, word in ((first, "good"), (third, "fine")):
+        assert record.unreadable is None
+        assert record.text == word or record.words == (word,)
+    assert list(open_data(tmp_path / name)) == [first, second, third]
+
+
+def test_a_byte_that_is_not_utf8_spoils_one_paragraph(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", b"good\none\n\ntwo\ncaf\xe9\n\nfine\n")
+    first, second, third = open_data(path, paragraphs=True)
+    assert (first.text, third.text) == ("good one", "fine")
+    assert second.unreadable is not None
+    assert second.unreadable.startswith("line 5: ")
+
+
+def test_a_byte_that_is_not_utf8_spoils_one_pair(tmp_path: Path) -> None:
+    contents = b"= A\xe9 =\na\nb\n= = \xff = =\nc\nd\xe9\ne\n= B =\nf\ng\n"
+    first, second, third = open_data(f"wikitext:{write(tmp_path, 'wiki.raw', contents)}")
+    assert (first.text, third.text) == (("a", "b"), ("f", "g"))
+    assert second.unreadable is not None
+    assert second.unreadable.startswith("line 6: ")
+
+
+def test_a_text_that_is_not_utf8_spoils_one_row_of_parquet(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    bad = pa.array([b"good", b"caf\xe9", b"fine"]).cast(pa.binary())
+    strings = pa.Array.from_buffers(pa.string(), 3, bad.buffers())
+    pq.write_table(pa.table({"text": strings}), tmp_path / "a.parquet")
+    first, second, third = open_data(tmp_path / "a.parquet")
+    assert (first.text, third.text) == ("good", "fine")
+    assert second.unreadable == "row 2: the text is not UTF-8; write the file anew"
+
+
+def test_files_that_are_not_text_at_all_are_refused(tmp_path: Path) -> None:
+    latin1 = write(tmp_path, "a.txt", "café\nà la carte\n".encode("latin1"))
+    assert "no sequence of 'a.txt' can be read; line 1: byte 0xe9 is not UTF-8" in message(latin1)
+    for encoding in ("utf-16", "utf-32"):
+        other = write(tmp_path, "b.jsonl", '{"text": "a"}\n'.encode(encoding))
+        assert f"is {encoding.upper()}, not UTF-8" in message(other)
+    header = write(tmp_path, "c.csv", b"text,caf\xe9\na,b\n")
+    assert "line 1: byte 0xe9 is not UTF-8" in message(header)
+
+
+def test_a_limit_counts_what_cannot_be_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", b"good\ncaf\xe9\nfine\n")
+    assert [bool(record.unreadable) for record in open_data(path, limit=2)] == [False, True]
 
 
 def test_an_option_that_does_not_apply_is_an_error(tmp_path: Path) -> None:

@@ -185,6 +185,14 @@ def test_an_interrupted_run_says_what_is_left(
 # Damaged ------------------------------------------------------------------------------------------
 
 
+BOMB = "[" * 100_000
+
+
+def edit_record(out: Path, **fields: Any) -> None:
+    path = out / "shards/shard-000005.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
 HARM = {
     "flipped": lambda out: examples.flip(out / "shards/mixing/shard-000002.parquet", 1001),
     "cut short": lambda out: os.truncate(out / "shards/similarity/shard-000003.parquet", 500),
@@ -192,6 +200,9 @@ HARM = {
     "table lost": lambda out: os.unlink(out / "shards/failures/shard-000000.parquet"),
     "record lost": lambda out: os.unlink(out / "shards/shard-000005.json"),
     "record cut short": lambda out: os.truncate(out / "shards/shard-000005.json", 100),
+    "record nested too deeply": lambda out: (out / "shards/shard-000005.json").write_text(BOMB),
+    "record with a text for a number": lambda out: edit_record(out, sequences="4"),
+    "record with a list for times": lambda out: edit_record(out, seconds=[]),
     "record of another": lambda out: shutil.copy(
         out / "shards/shard-000004.json", out / "shards/shard-000005.json"
     ),
@@ -337,9 +348,22 @@ def test_a_measure_that_was_edited_is_refused(
         resume(tmp_path / "run", model=lens, measures=options["measures"])
 
 
-@pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"format": "other"}'])
+@pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"format": "other"}', BOMB.encode()])
 def test_a_damaged_manifest_is_one_line(copy: Path, contents: bytes) -> None:
     (copy / "manifest.json").write_bytes(contents)
     with pytest.raises(NormLensError, match="damaged or not a run") as caught:
         resume(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["options", "model", "data", "tables", "versions", "created"])
+@pytest.mark.parametrize("value", [None, 3, "text", [], {}, {"a": 1}])
+def test_a_manifest_with_other_types_is_one_line(copy: Path, part: str, value: Any) -> None:
+    path = copy / "manifest.json"
+    whole = json.loads(path.read_text())
+    if type(whole[part]) is type(value) and part in ("tables", "versions", "created"):
+        return  # that is what may stand there
+    path.write_text(json.dumps(whole | {part: value}))
+    with pytest.raises(NormLensError, match="damaged or not a run") as caught:
+        Run.open(copy).status()
     assert "\n" not in str(caught.value)

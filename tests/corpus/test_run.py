@@ -13,9 +13,11 @@ import torch
 
 import normlens
 from normlens.corpus import Run, open_data, options, resume, run
+from normlens.corpus.errors import RunError
 from normlens.corpus.options import parse_settings
 from normlens.decomposition import engine
 from normlens.errors import InputError, NormLensError
+from normlens.measures import measure
 
 N = 23
 
@@ -283,6 +285,8 @@ def test_settings_on_the_command_line() -> None:
     }
     with pytest.raises(InputError, match=r"MEASURE\.OPTION=VALUE"):
         parse_settings(["axis=target"])
+    nested = "[" * 100_000
+    assert parse_settings([f"norms.a={nested}"]) == {"norms": {"a": nested}}
 
 
 def test_a_folder_without_a_model_does_not_hide_an_embedded_one(
@@ -302,3 +306,59 @@ def test_the_precision_belongs_to_the_run(tmp_path: Path, lens: Any, corpus: Pat
         resume(tmp_path / "run", model=lens, precision="bfloat16")
     with pytest.raises(InputError, match="unknown precision 'half'"):
         run(lens, corpus, tmp_path / "no", precision="half")
+
+
+# What is nobody's fault, or a byte's ------------------------------------------------------------
+
+
+def test_a_byte_that_is_not_utf8_is_a_row_of_failures(tmp_path: Path, lens: Any) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"ab cd\nef\xe9 gh\nab\ncd ef\n")
+    done = run(lens, path, tmp_path / "run", measures="mixing", shard_size=2)
+    examples.assert_each_once(done)
+    failures = done.table("failures")
+    assert failures["index"].tolist() == [1]
+    assert failures["sequence"].tolist() == ["corpus.txt:1"]
+    reason = "line 2: byte 0xe9 is not UTF-8; save the file as UTF-8"
+    assert failures["reason"].tolist() == [reason]
+    (tmp_path / "run/shards/shard-000000.json").unlink()
+    again = resume(tmp_path / "run", model=lens)
+    assert again.table("failures").equals(failures)
+    # The others are what they are without it.
+    path.write_bytes(b"ab cd\nab\ncd ef\n")
+    clean = run(lens, path, tmp_path / "clean", measures="mixing")
+    assert again.table("mixing")["ratio"].tolist() == clean.table("mixing")["ratio"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(MemoryError(), "ran out of memory"), (OSError(28, "No space left"), "No space left")],
+)
+def test_a_measure_that_the_machine_fails_is_one_line(
+    tmp_path: Path, lens: Any, corpus: Path, error: Exception, reason: str
+) -> None:
+    broken = [True]
+
+    @measure(schema={"length": int})
+    def hungry(item: Any) -> Any:
+        if item.index == 7 and broken:
+            raise error
+        return {"length": [len(item)]}
+
+    with pytest.raises(RunError, match=f"'hungry' .*{reason}.* at corpus.txt:7") as caught:
+        run(lens, corpus, tmp_path / "run", measures=[hungry], shard_size=2)
+    assert "\n" not in str(caught.value)
+    broken.clear()
+    done = resume(tmp_path / "run", model=lens, measures=[hungry])
+    examples.assert_each_once(done)
+
+
+def test_no_memory_for_tables_is_one_line(
+    tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("normlens.corpus.worker._parquet", fail)
+    with pytest.raises(RunError, match="not enough memory; what is done is kept"):
+        run(lens, corpus, tmp_path / "run", measures="mixing")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from normlens.corpus.errors import RunError
 from normlens.errors import ModelLoadError
 
 N = 20
+PATIENCE = 120.0
 #: Kills its process at one sequence, the first time.
 FATAL = """
 import os, pathlib
@@ -57,3 +63,68 @@ def test_what_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
     corpus = examples.corpus_file(tmp_path / "corpus.txt", 2)
     with pytest.raises(ModelLoadError, match="does not exist"):
         run(tmp_path / "no-model", corpus, tmp_path / "run", device="cpu", workers=2)
+
+
+#: Waits at every sequence behind the first shard, until a file says that it may go on.
+SLOW = """
+import pathlib, time
+from normlens.measures import measure
+
+@measure(schema={"length": int})
+def slow(item):
+    while item.index >= 3 and not pathlib.Path(__file__).with_name("go").exists():
+        time.sleep(0.05)
+    return {"length": [len(item)]}
+"""
+
+
+def left_in(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ctrl_c_is_one_line_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = examples.tiny_checkpoint(tmp_path / "model")
+    corpus = examples.corpus_file(tmp_path / "corpus.txt", N)
+    (tmp_path / "slow_measure.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "run"
+    words = ["run", "--model", model, "--data", corpus, "--out", out, "--device", "cpu"]
+    words += ["--workers", 2, "--shard-size", 3, "--measures", "slow_measure:slow", "--quiet"]
+    source = str(Path(normlens.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from normlens import cli; sys.exit(cli.main())"]
+        + [str(word) for word in words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{tmp_path}"},
+        start_new_session=True,
+    )
+    try:
+        last = time.monotonic() + PATIENCE
+        while not (out / "shards/shard-000000.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < last
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: every process gets it
+        _, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert errors.split("\n")[-2:] == [
+        f"stopped; what is done is kept, go on with: normlens run --resume {out}",
+        "",
+    ]
+    assert len(errors.split()) < 20, errors
+    while left_in(process.pid):
+        assert time.monotonic() < last
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
+    done = resume(out)
+    examples.assert_each_once(done)
+    assert len(done.table("slow")) == N

@@ -147,6 +147,18 @@ def test_answers_become_files(done: Run, tmp_path: Path, suffix: str) -> None:
         done.export(query, tmp_path / "answer.xlsx")
 
 
+def test_no_text_of_a_csv_file_is_a_formula(
+    done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = "SELECT '=1+1' AS a, -tokens AS b FROM sequences ORDER BY \"index\" -- of all"
+    read = pd.read_csv(done.export(query, tmp_path / "answer.csv"))
+    assert command("query", done.folder.url, query, "--csv") == 0
+    printed = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    for table in (read, printed):
+        assert set(table["a"]) == {"'=1+1"}
+        assert table["b"].tolist() == (-done.table("sequences")["tokens"]).tolist()
+
+
 # Commands -----------------------------------------------------------------------------------------
 
 

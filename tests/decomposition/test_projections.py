@@ -175,5 +175,5 @@ def test_a_smaller_limit_holds_for_what_was_kept_before():
     lens = normlens.load(tiny_model("bert"))
     lens.maps(input_ids=IDS, memory_limit="1GB")
     assert lens._projections.size > 1000
-    lens.maps(input_ids=IDS, memory_limit=1000)
+    lens.maps(input_ids=IDS, memory_limit=1000, scopes="ATTN")
     assert lens._projections.size <= 1000

@@ -125,6 +125,7 @@ def test_models_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path)
         (None, "there is no report in"),
         ("{", "is damaged"),
         ("[]", "is damaged"),
+        ("[" * 100_000, "is damaged"),
         ('{"format": "other", "version": 1}', "is damaged"),
         ('{"format": "normlens-report", "version": 99}', "newer NormLens"),
         ('{"format": "normlens-report", "version": 1, "model": {}}', "is damaged"),

@@ -162,12 +162,37 @@ def test_no_token_is_markup_in_the_page(tmp_path: Path) -> None:
     assert "<!--" not in text
 
 
+def notices() -> str:
+    """The comment at the head of the front end that holds the licences."""
+    found = re.match(r"/\*!.*?\*/\n", page.script(), re.DOTALL)
+    assert found, "viewer.js begins without licences; build it with `make viewer`"
+    return found[0]
+
+
 def test_pages_name_no_other_host(tmp_path: Path) -> None:
-    """Namespaces of SVG and XHTML are names, not addresses that are fetched."""
+    """Namespaces of SVG and XHTML are names, not addresses that are fetched; so are licences'."""
     text = to_html(hostile_maps(), tmp_path / "maps.html").read_text() + page.shell()
+    assert notices() in text
+    text = text.replace(notices(), "")
     hosts = set(re.findall(r"https?://([\w.-]+)", text))
     assert hosts <= {"www.w3.org"}
     assert 'src="static/viewer.js"' in page.shell()
+
+
+def test_the_front_end_carries_the_licences_of_what_is_in_it() -> None:
+    text = notices()
+    named = set(re.findall(r"(d3-[\w-]+) \d", text))
+    package = Path(__file__).resolve().parents[2] / "viewer" / "package.json"
+    assert named >= set(json.loads(package.read_text())["dependencies"])
+    # Those of d3's own dependencies whose code is in the file.
+    assert named >= {"d3-array", "d3-color"}
+    for phrase in (
+        "Mike Bostock",
+        "Permission to use, copy, modify, and/or distribute this software",
+        "provided that the above copyright notice\nand this permission notice appear in all copies",
+        "Cynthia Brewer, Mark Harrower, and The Pennsylvania State University",
+    ):
+        assert phrase in text
 
 
 def test_the_built_front_end_is_small_and_complete() -> None:

@@ -33,7 +33,9 @@ export function csv(rows: Iterable<Row>): string {
 
 function csvCell(value: string | number): string {
   if (typeof value === "number") return Number.isNaN(value) ? "" : String(value);
-  return /[",\n\r]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value;
+  // As in normlens.spreadsheet: a spreadsheet would run such a text as a formula.
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 }
 
 /** The page as normlens.viewer.page.standalone writes it. */

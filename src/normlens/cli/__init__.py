@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except MemoryError:
+        return _fail("there is not enough memory; use a shorter text or a smaller model")
     return status if isinstance(status, int) else 0
 
 

@@ -53,6 +53,7 @@ def estimate_command(
 
     from normlens import estimate as cost
     from normlens import scopes as scope_names
+    from normlens.decomposition.least import check_limit
     from normlens.decomposition.memory import default_limit
     from normlens.loading import load_config, pick_device, pick_dtype
 
@@ -72,6 +73,15 @@ def estimate_command(
         memory_limit=options["memory_limit"] or default_limit(place),
     )
     kind = _checkpoint_dtype(config) if precision == "auto" else precision
+    if options["memory_limit"] is not None:
+        check_limit(
+            options["memory_limit"],
+            [lens._layers[index] for index in analysis.layers],
+            [tokens],
+            analysis.scopes,
+            nonlinearity,
+            max(4, kind.itemsize),
+        )
     result = cost.estimate(cost.sizes_of(lens, kind), analysis)
     if as_json:
         print(json.dumps(_estimate_as_json(result), indent=2))

@@ -11,7 +11,8 @@ import typer
 
 from normlens.corpus.errors import RunError
 from normlens.corpus.options import MEASURES, parse_batch_size, parse_measures, parse_settings
-from normlens.errors import InputError
+from normlens.errors import InputError, NormLensError
+from normlens.spreadsheet import write_csv
 
 # torch and DuckDB take time to import, so only the commands that need them do it.
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SOME_FAILED = 3
 #: Exit status of a check that found something.
 NOT_SOUND = 1
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
 SHOWN_ROWS = 40
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -178,9 +181,23 @@ def run_command(
             raise InputError("a new run needs --model, --data and --out")
         else:
             done = runs.run(model, data, out, progress=shown, **given)
+    except KeyboardInterrupt:
+        shown.stop()
+        print(_stopped(resume or out or ""), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         shown.stop()
     _report(done, quiet)
+
+
+def _stopped(place: str) -> str:
+    from normlens.corpus.results import Run
+
+    try:
+        Run.open(place)
+    except NormLensError:
+        return "stopped before the run began"
+    return f"stopped; what is done is kept, go on with: normlens run --resume {place}"
 
 
 def _report(run: Run, quiet: bool) -> None:
@@ -268,7 +285,7 @@ def query_command(
         return
     frame = tables.sql(sql)
     if csv:
-        print(frame.to_csv(index=False), end="")
+        write_csv(frame, sys.stdout)
     elif as_json:
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     else:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from normlens.corpus.lines import is_spoilt
 from normlens.corpus.records import Entity
 from normlens.errors import InputError
 
@@ -37,7 +38,7 @@ def sentences(lines: Iterable[str], where: str) -> Iterator[Sentence]:
                 f"{'the lines before have ' + str(width) if width > 1 else 'two are needed'}; "
                 "each line is a word, further columns, and its entity tag"
             )
-        if not _TAG.fullmatch(fields[-1]):
+        if not _TAG.fullmatch(fields[-1]) and not is_spoilt(line):
             raise InputError(
                 f"{where}, line {number}: the last column is {fields[-1]!r}, not an entity tag "
                 "such as O, B-PER or I-PER"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
-    Executor,
     Future,
     ProcessPoolExecutor,
     ThreadPoolExecutor,
@@ -47,8 +47,14 @@ class Engine(ABC):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
         self.close()
+
+    def abandon(self) -> None:
+        """Drop the work that is going on: nobody will take its results."""
+        return  # within one process nothing goes on that could not be waited for
 
 
 def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> Engine:
@@ -112,43 +118,58 @@ class ProcessEngine(Engine):
         self.workers = workers
         context = multiprocessing.get_context("spawn")  # a forked torch may hang
         threads = task.threads or max(1, (os.cpu_count() or 1) // workers)
+        lifeline, self._lifeline = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             workers,
             mp_context=context,
             initializer=_start,
-            initargs=(replace(task, threads=threads), context.Value("i", 0)),
+            initargs=(replace(task, threads=threads), context.Value("i", 0), lifeline),
         )
         try:
-            self.identity, self.by = self._pool.submit(_describe).result()
+            self.identity, self.by = self._submit(_describe).result()
         except BrokenProcessPool as error:
             raise _died() from error
         except BaseException:
+            self.abandon()
             self.close()
             raise
+
+    def _submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Hand over work, which may start a process.
+
+        Ctrl-C reaches every process of a terminal. What to do then is for this one alone to
+        decide, so workers are born with the signal blocked.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
         try:
             # One more than there are workers, so that none waits for this process.
-            yield from _windowed(self._pool, _compute, shards, self.workers + 1)
+            yield from self._windowed(shards, self.workers + 1)
         except BrokenProcessPool as error:
             raise _died() from error
 
+    def _windowed(self, shards: Iterable[Shard], window: int) -> Iterator[Finished]:
+        """Results as they come, with no more than `window` shards in work or in waiting."""
+        source = iter(shards)
+        running = {self._submit(_compute, shard) for shard in islice(source, window)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                result = future.result()
+                running |= {self._submit(_compute, shard) for shard in islice(source, 1)}
+                yield result
+
+    def abandon(self) -> None:
+        self._lifeline.close()
+
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-def _windowed(
-    pool: Executor, work: Callable[[Shard], Finished], shards: Iterable[Shard], window: int
-) -> Iterator[Finished]:
-    """Results as they come, with no more than `window` shards in work or in waiting."""
-    source = iter(shards)
-    running: set[Future[Finished]] = {pool.submit(work, shard) for shard in islice(source, window)}
-    while running:
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            result = future.result()
-            running |= {pool.submit(work, shard) for shard in islice(source, 1)}
-            yield result
+        self._lifeline.close()
 
 
 def _died() -> RunError:
@@ -164,9 +185,9 @@ _worker: Worker | None = None
 _failure: BaseException | None = None
 
 
-def _start(task: Task, counter: Any) -> None:
+def _start(task: Task, counter: Any, lifeline: Any) -> None:
     global _worker, _failure
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     with counter.get_lock():
         number, counter.value = counter.value, counter.value + 1
     try:
@@ -175,12 +196,10 @@ def _start(task: Task, counter: Any) -> None:
         _failure = error  # raised here, it would only break the pool
 
 
-def _end_with_parent() -> None:
-    """A worker would wait for work for ever if the process that gives it was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _end_with(lifeline: Any) -> None:
+    """End when the process that gives the work lets go of its end: it stopped, or was killed."""
+    lifeline.poll(None)
+    os._exit(1)
 
 
 def _device(device: str, number: int) -> str:

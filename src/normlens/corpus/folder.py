@@ -7,13 +7,13 @@ import os
 import stat
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from normlens.corpus.stamps import Stamp, local_stamp, store_stamp
-from normlens.errors import InputError, MissingDependencyError, OutputError
+from normlens.errors import InputError, MissingDependencyError, NormLensError, OutputError
 
 #: What a name ends with until its file is complete.
 TEMPORARY = ".tmp"
@@ -59,7 +59,7 @@ class Folder(ABC):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise InputError(f"cannot read {self.url}/{name}: {_reason(error)}") from error
+            raise InputError(f"cannot read {self.url}/{name}: {reason_of(error)}") from error
         return digest.hexdigest()
 
     @abstractmethod
@@ -87,7 +87,9 @@ class LocalFolder(Folder):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise InputError(f"cannot read {str(self.path / name)!r}: {_reason(error)}") from error
+            raise InputError(
+                f"cannot read {str(self.path / name)!r}: {reason_of(error)}"
+            ) from error
 
     def write(self, name: str, data: bytes) -> None:
         path = self.path / name
@@ -103,7 +105,7 @@ class LocalFolder(Folder):
                     temporary.unlink()
                 raise
         except OSError as error:
-            raise OutputError(f"cannot write {str(path)!r}: {_reason(error)}") from error
+            raise OutputError(f"cannot write {str(path)!r}: {reason_of(error)}") from error
 
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
@@ -124,7 +126,7 @@ class LocalFolder(Folder):
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(
-                f"cannot remove {str(self.path / name)!r}: {_reason(error)}"
+                f"cannot remove {str(self.path / name)!r}: {reason_of(error)}"
             ) from error
 
     def names(self) -> list[str]:
@@ -147,7 +149,7 @@ class LocalFolder(Folder):
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise InputError(f"cannot read {self.url}/{name}: {_reason(error)}") from error
+                raise InputError(f"cannot read {self.url}/{name}: {reason_of(error)}") from error
             if stat.S_ISREG(seen.st_mode):
                 found[name] = local_stamp(seen)
         return found
@@ -173,57 +175,59 @@ class RemoteFolder(Folder):
             raise MissingDependencyError(
                 f"{url!r} needs the fsspec package; run: pip install fsspec"
             ) from error
-        try:
-            self.system, root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise InputError(f"cannot open {url!r}: {_reason(error)}") from error
-        self.root = root.rstrip("/")
         self.url = url.rstrip("/")
+        with self._failing("open", InputError):
+            self.system, root = fsspec.core.url_to_fs(url)
+        self.root = root.rstrip("/")
+        self._has_bucket = False
 
     def read(self, name: str) -> bytes | None:
-        try:
-            return self.system.cat_file(self._path(name))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise InputError(f"cannot read {self.url}/{name}: {_reason(error)}") from error
+        with self._failing(f"read {name} in", InputError):
+            try:
+                return self.system.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None
 
     def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        try:
-            self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with self._failing(f"write {name} in", OutputError):
+            self._check_bucket()
+            if not self._bucket:  # an object store has no folders, and might make a bucket instead
+                self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
             self.system.pipe_file(path, data)
-        except OSError as error:
-            raise OutputError(f"cannot write {self.url}/{name}: {_reason(error)}") from error
 
     def remove(self, name: str) -> None:
-        with suppress(FileNotFoundError):
+        with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
             self.system.rm_file(self._path(name))
 
     def names(self) -> list[str]:
-        # A listing that was kept from before would hide what another process has written.
-        self.system.invalidate_cache()
-        try:
-            found = self.system.find(self.root)
-        except FileNotFoundError:
-            return []
+        with self._failing("list", InputError):
+            # A listing that was kept from before would hide what another process has written.
+            self.system.invalidate_cache()
+            try:
+                found = self.system.find(self.root)
+            except FileNotFoundError:
+                found = []
+            # A store that is down has said so by now.
+            if not found:
+                self._check_bucket()
         return sorted(path[len(self.root) :].lstrip("/") for path in found)
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        self.system.invalidate_cache()
-        found = {}
-        try:
+        found: dict[str, Stamp] = {}
+        with self._failing("list", InputError), suppress(FileNotFoundError):
+            self.system.invalidate_cache()
             listed = self.system.find(self.root, detail=True)
             for name in names:
                 # A listing is not of one moment: what it lacks may have come since.
                 with suppress(FileNotFoundError):
                     path = self._path(name)
                     found[name] = store_stamp(listed.get(path) or self.system.info(path))
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise InputError(f"cannot read {self.url}: {_reason(error)}") from error
         return found
+
+    def sha256(self, name: str) -> str | None:
+        with self._failing(f"read {name} in", InputError):
+            return super().sha256(name)
 
     def _open(self, name: str) -> IO[bytes]:
         return self.system.open(self._path(name), "rb")
@@ -233,6 +237,34 @@ class RemoteFolder(Folder):
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}"
+
+    @property
+    def _bucket(self) -> str:
+        """The bucket or container of an object store; nothing where paths begin with a slash."""
+        return self.root.partition("/")[0]
+
+    def _check_bucket(self) -> None:
+        """A bucket is never made here: a name that does not exist is more likely a typing error."""
+        if self._bucket and not self._has_bucket:
+            self._has_bucket = self.system.exists(self._bucket)
+            if not self._has_bucket:
+                raise InputError(
+                    f"there is no bucket {self._bucket!r} for {self.url}, or you may not see it; "
+                    "check its name and your credentials, or create it first"
+                )
+
+    @contextmanager
+    def _failing(self, action: str, kind: type[NormLensError]) -> Iterator[None]:
+        """Whatever a store raises, as one line: each has exceptions of its own."""
+        try:
+            yield
+        except NormLensError:
+            raise
+        except Exception as error:
+            reason = reason_of(error)
+            raise kind(
+                f"cannot {action} {self.url}: {reason}; is the store up, and may you use it?"
+            ) from error
 
 
 def open_folder(place: str | os.PathLike[str]) -> Folder:
@@ -266,5 +298,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: Any) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split())
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line."""
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return text[:300] or type(error).__name__

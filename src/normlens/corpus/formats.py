@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normlens.corpus import conll, unpickle
+from normlens.corpus.lines import Lines
 from normlens.corpus.records import Entity, located
 from normlens.errors import InputError
+from normlens.json_text import parse_json
 
 #: Columns that hold the text when the user names none.
 TEXT_COLUMNS = ("sentence", "text")
 
-#: Where in the file a record stands ("line 3"), and what it is made of.
+#: Where in the file a record stands ("line 3"), and the fields that it is made of.
 Found = tuple[str, dict[str, Any]]
 
 
@@ -30,21 +30,6 @@ class Options:
     paragraphs: bool = False
 
 
-def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, without a byte order mark."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{str(path)!r}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; "
-                    "save the file as UTF-8"
-                ) from error
-
-
 # Prose ------------------------------------------------------------------------------------------
 
 
@@ -52,23 +37,39 @@ def read_text(path: Path, options: Options) -> Iterator[Found]:
     """A sequence per line, or per paragraph between blank lines."""
     gathered: list[str] = []
     begin = 0
-    for number, line in enumerate(lines(path), 1):
+    lines = Lines(path)
+    for number, line in enumerate(lines, 1):
         text = line.strip()
         if text and not gathered:
             begin = number
         if text:
             gathered.append(text)
         if gathered and not (text and options.paragraphs):
-            yield f"line {begin}", {"text": " ".join(gathered)}
+            yield f"line {begin}", _unless(lines.problem(), text=" ".join(gathered))
             gathered = []
     if gathered:
-        yield f"line {begin}", {"text": " ".join(gathered)}
+        yield f"line {begin}", _unless(lines.problem(), text=" ".join(gathered))
 
 
 def read_wikitext(path: Path, options: Options) -> Iterator[Found]:
     """Pairs of consecutive paragraphs of an article."""
-    for index, pair in enumerate(paragraph_pairs(lines(path)), 1):
-        yield f"pair {index}", {"text": pair}
+    lines = Lines(path)
+    problems: dict[str, str] = {}  # paragraph → what is wrong with it
+
+    def watched() -> Iterator[str]:
+        for line in lines:
+            if problem := lines.problem():
+                problems[line.strip()] = problem
+            yield line
+
+    for index, pair in enumerate(paragraph_pairs(watched()), 1):
+        problem = next((problems[text] for text in pair if text in problems), None)
+        yield f"pair {index}", _unless(problem, text=pair)
+
+
+def _unless(problem: str | None, **fields: Any) -> dict[str, Any]:
+    """A record's fields, or what keeps it from being read."""
+    return fields if problem is None else {"unreadable": problem}
 
 
 def paragraph_pairs(paragraphs: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -96,14 +97,18 @@ def paragraph_pairs(paragraphs: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def read_jsonl(path: Path, options: Options) -> Iterator[Found]:
     """A JSON object per line: text, words with entities, or tokens."""
-    for number, line in enumerate(lines(path), 1):
+    lines = Lines(path)
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"line {number}"
+        if problem := lines.problem():
+            yield where, {"unreadable": problem}
+            continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", None) or "nested too deeply"
+            row = parse_json(line)
+        except ValueError as error:
+            reason = getattr(error, "msg", None) or error
             raise InputError(f"{str(path)!r}, {where}: broken JSON ({reason})") from error
         if not isinstance(row, dict):
             raise InputError(
@@ -124,9 +129,12 @@ def read_tsv(path: Path, options: Options) -> Iterator[Found]:
 
 
 def _read_table(path: Path, options: Options, delimiter: str) -> Iterator[Found]:
-    rows = csv.reader(lines(path), delimiter=delimiter, strict=True)
+    lines = Lines(path)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(rows, [])]
+        if problem := lines.problem():
+            raise InputError(f"{str(path)!r}, {problem}")
         if header:
             with located(repr(str(path))):
                 _text_columns(header, options)
@@ -138,8 +146,12 @@ def _read_table(path: Path, options: Options, delimiter: str) -> Iterator[Found]
                     f"{str(path)!r}, line {rows.line_num}: {len(row)} fields where the header has "
                     f"{len(header)}; put fields that hold the separator in double quotes"
                 )
+            where = f"line {rows.line_num}"
+            if problem := lines.problem():
+                yield where, {"unreadable": problem}
+                continue
             named = dict(zip(header, row, strict=True))
-            yield from _found(path, f"line {rows.line_num}", named, options, structured=False)
+            yield from _found(path, where, named, options, structured=False)
     except csv.Error as error:
         raise InputError(
             f"{str(path)!r}, line {rows.line_num}: {error}; check its double quotes, or save the "
@@ -159,13 +171,30 @@ def read_parquet(path: Path, options: Options) -> Iterator[Found]:
             with located(repr(str(path))):
                 needed = _needed(names, options)
             for batch in file.iter_batches(batch_size=512, columns=needed):
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     number += 1
-                    yield from _found(path, f"row {number}", row, options)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+                    where = f"row {number}"
+                    if row is None:
+                        problem = f"{where}: the text is not UTF-8; write the file anew"
+                        yield where, {"unreadable": problem}
+                    else:
+                        yield from _found(path, where, row, options)
+    except pa.ArrowException as error:
         raise InputError(
             f"{str(path)!r} is not a Parquet file, or is damaged ({' '.join(str(error).split())})"
         ) from error
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any] | None]:
+    """The rows of a batch; None for one whose text is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(batch.num_rows):
+            try:
+                yield batch.slice(index, 1).to_pylist()[0]
+            except UnicodeDecodeError:
+                yield None
 
 
 def _needed(names: list[str], options: Options) -> list[str]:
@@ -271,8 +300,10 @@ def _kind(value: Any) -> str:
 
 def read_conll(path: Path, options: Options) -> Iterator[Found]:
     """Sentences of a CoNLL column file, with their entities."""
-    for index, (words, entities) in enumerate(conll.sentences(lines(path), repr(str(path))), 1):
-        yield f"sentence {index}", {"words": words, "entities": entities}
+    lines = Lines(path)
+    for index, (words, entities) in enumerate(conll.sentences(lines, repr(str(path))), 1):
+        fields = _unless(lines.problem(), words=words, entities=entities)
+        yield f"sentence {index}", fields
 
 
 def read_pickle(path: Path, options: Options) -> Iterator[Found]:
@@ -325,7 +356,7 @@ def format_of(path: Path) -> str:
     if known not in ("text", None):
         return known
     try:
-        if conll.looks_like_columns(lines(path)):
+        if conll.looks_like_columns(Lines(path)):
             return "conll"
     except InputError:
         if known:

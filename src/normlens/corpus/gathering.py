@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from normlens.corpus.errors import RunError
 from normlens.corpus.spans import EncodedRecord
 from normlens.errors import InputError
 
@@ -88,8 +89,12 @@ class Gathered:
         for measure in self.measures:
             try:
                 found |= _checked(measure, measure.rows(item))
-            except (OSError, MemoryError):
-                raise  # the machine's fault, not the sequence's
+            except (OSError, MemoryError) as error:
+                # The machine's fault, not the sequence's.
+                raise RunError(
+                    f"the measure {measure.name!r} {_machine_problem(error)} at {encoded.id}; what "
+                    "is done is kept: resume the run, with fewer --workers if memory is short"
+                ) from error
             except Exception as error:
                 kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
                 self.fail(index, encoded.id, f"{measure.name}: {kind}{error}")
@@ -134,6 +139,12 @@ class Gathered:
                 made = pa.concat_tables([schema.empty_table(), *(kept[i] for i in sorted(kept))])
             found[table] = made.unify_dictionaries().combine_chunks()
         return found
+
+
+def _machine_problem(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return "ran out of memory"
+    return f"failed ({' '.join(str(error).split()) or type(error).__name__})"
 
 
 def _checked(measure: Measure, found: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

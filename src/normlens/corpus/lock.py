@@ -15,6 +15,7 @@ from pathlib import Path
 from normlens.corpus.errors import RunError
 from normlens.corpus.folder import Folder, LocalFolder
 from normlens.errors import OutputError
+from normlens.json_text import parse_json
 
 NAME = "lock"
 _ATTEMPTS = 4
@@ -115,7 +116,7 @@ def _self() -> bytes:
 
 def _named(contents: bytes) -> str:
     try:
-        found = json.loads(contents)
+        found = parse_json(contents)
         return f" (pid {found['pid']} on {found['host']}, since {found['since']})"
     except (ValueError, KeyError, TypeError):
         return ""  # it has the lock but has not written its name yet

@@ -10,6 +10,7 @@ from typing import Any
 from normlens.corpus.errors import RunError
 from normlens.corpus.folder import Folder
 from normlens.corpus.options import Options
+from normlens.json_text import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
@@ -81,7 +82,7 @@ class Manifest:
                 f"normlens run --model … --data … --out {folder}"
             )
         try:
-            found = json.loads(contents)
+            found = parse_json(contents)
             if found.pop("format") != FORMAT:
                 raise ValueError("it is of another kind")
             version = found.pop("version")
@@ -93,6 +94,7 @@ class Manifest:
                 )
                 raise RunError(f"{str(folder)!r} was written by {age}")
             digest = found.pop("digest")
+            _check_types(found)
             manifest = cls(**{**found, "options": Options.from_json(found["options"])})
             _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -108,15 +110,27 @@ class Manifest:
         return manifest
 
 
+def _check_types(found: dict[str, Any]) -> None:
+    """Raise a ValueError unless the parts of a manifest have the types that a run relies on."""
+    texts = ("created", "data.name", "data.fingerprint", "model.name")
+    objects = ("options", "model", "data", "tables", "measures", "execution", "versions", "machine")
+    for kind, what, paths in ((dict, "an object", objects), (str, "a text", texts)):
+        for path in paths:
+            part, _, field = path.partition(".")
+            if not isinstance(found[part][field] if field else found[part], kind):
+                raise ValueError(f"{path!r} is not {what}")
+    sequences = found["data"]["sequences"]
+    if type(sequences) is not int or sequences < 0:
+        raise ValueError("'data.sequences' is not a number")
+    for table, described in found["tables"].items():
+        if not isinstance(described["columns"], dict) or not isinstance(described["order"], list):
+            raise ValueError(f"the table {table!r} is not described")
+
+
 def _check(manifest: Manifest) -> None:
     """Refuse what has another shape, or names that could pass for paths or SQL."""
-    for part in ("model", "data", "tables", "measures", "execution", "versions"):
-        if not isinstance(getattr(manifest, part), dict):
-            raise TypeError(f"its {part} are not described")
     if {"name", "device", "dtype"} - manifest.model.keys() or "name" not in manifest.data:
         raise ValueError("the model or the data has no name")
-    if not isinstance(manifest.data["sequences"], int):
-        raise TypeError("its sequences are not counted")
     if not all(isinstance(name, str) for name in manifest.options.measures):
         raise TypeError("its measures are not named")
     for options in (manifest.options.settings, manifest.measures):

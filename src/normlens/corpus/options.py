@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError, valid_choice
+from normlens.json_text import parse_json
 
 ENGINES = ("local", "ray")
 PRECISIONS = ("auto", "float32", "tf32", "bfloat16")  # as in decomposition, which needs torch
@@ -119,8 +119,8 @@ def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and measure and name.isidentifier()):
             raise InputError(f"--set takes MEASURE.OPTION=VALUE, not {text!r}")
         try:
-            found.setdefault(measure, {})[name] = json.loads(value)
-        except json.JSONDecodeError:
+            found.setdefault(measure, {})[name] = parse_json(value)
+        except ValueError:
             found.setdefault(measure, {})[name] = value
     return found
 

@@ -99,8 +99,11 @@ def open_data(
     else:
         data = _open_files(spec, options, limit)
     # What can be known about the file should be said now, not when a run has begun.
-    if next(iter(data), None) is None:
+    first = next(iter(data), None)
+    if first is None:
         raise InputError(f"{data.name!r} holds no sequence; give one with text")
+    if first.unreadable and all(record.unreadable for record in data):
+        raise InputError(f"no sequence of {data.name!r} can be read; {first.unreadable}")
     return data
 
 

@@ -34,7 +34,8 @@ class Entity:
 class Record:
     """One sequence: a text (or a pair), words, or tokens of a vocabulary; one of the three.
 
-    `id` is the file's name and a running index in it, the same in every run.
+    A sequence whose bytes are not text keeps its place, with the reason as `unreadable`. `id` is
+    the file's name and a running index in it, the same in every run.
     """
 
     id: str
@@ -42,8 +43,11 @@ class Record:
     words: tuple[str, ...] | None = None
     tokens: tuple[str, ...] | None = None
     entities: tuple[Entity, ...] = ()
+    unreadable: str | None = None
 
     def __post_init__(self) -> None:
+        if self.unreadable is not None:
+            return
         given = [name for name in ("text", "words", "tokens") if getattr(self, name) is not None]
         if len(given) != 1:
             raise InputError(

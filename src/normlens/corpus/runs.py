@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,8 @@ from normlens.corpus.records import Data
 from normlens.corpus.recovery import check_complete, recover
 from normlens.corpus.refusals import check_free, check_named
 from normlens.corpus.results import Run
-from normlens.corpus.shards import Done, commit
-from normlens.errors import InputError, OutputError
+from normlens.corpus.shards import Done, Finished, commit
+from normlens.errors import InputError, NormLensError, OutputError
 
 if TYPE_CHECKING:
     from normlens.corpus.engine import Engine
@@ -186,7 +186,7 @@ def _work(
     counts = [shard.sequences + shard.failures for shard in done.values()]
     progress.start(manifest.sequences, sum(counts))
     expected = digest(manifest.model)
-    for shard in engine.compute(shards_to_do(data, manifest, done)):
+    for shard in _memory_checked(engine.compute(shards_to_do(data, manifest, done))):
         if shard.by["model"] != expected:
             raise RunError(
                 f"the worker on {shard.by['host']} has another model, or another kind of device, "
@@ -202,6 +202,18 @@ def _work(
         progress.advance(shard.sequences + shard.failures, shard.failures)
     lock.check()
     check_complete(folder, manifest)
+
+
+def _memory_checked(shards: Iterator[Finished]) -> Iterator[Finished]:
+    try:
+        yield from shards
+    except MemoryError as error:
+        if isinstance(error, NormLensError):
+            raise
+        raise RunError(
+            "there is not enough memory; what is done is kept: resume the run, with fewer "
+            "--workers or a smaller --batch-size"
+        ) from error
 
 
 # What a run is made of ----------------------------------------------------------------------------

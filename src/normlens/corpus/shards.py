@@ -18,6 +18,7 @@ from normlens.corpus.errors import RunError
 from normlens.corpus.folder import Folder
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.records import Record
+from normlens.json_text import parse_json
 
 ROOT = "shards"
 SUFFIX = ".parquet"
@@ -167,11 +168,17 @@ def recorded(name: str) -> int | None:
 def _parsed(contents: bytes, number: int) -> Done | None:
     """What a shard's record says; None if it is cut short, edited or another shard's."""
     try:
-        found = json.loads(contents)
+        found = parse_json(contents)
         checksum = found.pop("sha256")
         done = Done(**found)
-        whole = all(
-            table.isidentifier() and set(told) >= _FIELDS for table, told in done.tables.items()
+        counts = (done.number, done.sequences, done.failures, done.tokens)
+        times = (done.started, done.finished, *done.seconds.values())
+        whole = (
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(type(time) in (int, float) for time in times)
+            and all(
+                table.isidentifier() and set(told) >= _FIELDS for table, told in done.tables.items()
+            )
         )
         return done if whole and done.number == number and checksum == _checksum(found) else None
     except (ValueError, KeyError, TypeError, AttributeError):

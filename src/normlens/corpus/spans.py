@@ -34,6 +34,8 @@ def encode_record(
     if tokenizer is None:
         raise InputError("there is no tokenizer; load the model with one")
     with located(record.id):
+        if record.unreadable is not None:
+            raise InputError(record.unreadable)
         if record.tokens is not None:
             encoded = _from_tokens(list(record.tokens), tokenizer, max_length, truncate)
         elif record.words is not None:

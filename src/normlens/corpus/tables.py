@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from normlens.corpus.closed_duckdb import closed_connection, quoted_name, quoted_text, tables_of
 from normlens.corpus.errors import RunError
-from normlens.corpus.folder import Folder, RemoteFolder
+from normlens.corpus.folder import Folder, RemoteFolder, reason_of
 from normlens.corpus.manifest import Manifest
 from normlens.corpus.merging import merging_sql
 from normlens.corpus.shards import survey, table_files, table_name
 from normlens.corpus.verified import Verified
-from normlens.errors import InputError, OutputError, valid_choice
+from normlens.errors import InputError, NormLensError, OutputError, valid_choice
+from normlens.spreadsheet import harmless_sql
 from normlens.store import check_output
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Tables:
         """A whole table, in its own order."""
         valid_choice(name, tuple(self.manifest.tables), "table")
         order = ", ".join(map(quoted_name, self.manifest.tables[name]["order"]))
-        with self._connected([name]) as connection, _explained(self.manifest):
+        with self._explained(), self._connected([name]) as connection:
             if self._merging(name) is not None:
                 return connection.sql(f"SELECT * FROM {quoted_name(name)} ORDER BY {order}").df()
             # Rows of one sequence keep the order in which its measure gave them.
@@ -96,10 +97,14 @@ class Tables:
         check_output(target, overwrite=overwrite)
         temporary = target.absolute().with_name(f".{target.name}.{os.getpid()}.tmp")
 
+        query = query.strip().rstrip(";")
+
         def copy(connection: Any) -> None:
+            safe = query
+            if target.suffix == ".csv":
+                safe = harmless_sql(query, _described(connection, query))
             connection.execute(
-                f"COPY ({query.strip().rstrip(';')}\n) TO {quoted_text(str(temporary))} "
-                f"({options}, USE_TMP_FILE false)"
+                f"COPY ({safe}\n) TO {quoted_text(str(temporary))} ({options}, USE_TMP_FILE false)"
             )
 
         try:
@@ -117,7 +122,7 @@ class Tables:
         """Use a connection that knows the tables that a query names."""
         import duckdb
 
-        with _explained(self.manifest):
+        with self._explained():
             wanted = tables_of(query, self.manifest.tables)
             with self._connected(wanted, *writable) as connection:
                 try:
@@ -144,6 +149,32 @@ class Tables:
                     view = f"WITH parts AS ({view}) SELECT * FROM ({merging})"
                 connection.execute(f"CREATE VIEW {quoted_name(name)} AS {view}")
             yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What DuckDB, and the store that it reads from, have to say: one line."""
+        import duckdb
+
+        try:
+            yield
+        except NormLensError:
+            raise
+        except duckdb.CatalogException as error:
+            raise InputError(
+                f"{_first(error)}; the run's tables are: {', '.join(self.manifest.tables)}"
+            ) from error
+        except duckdb.OutOfMemoryException as error:
+            raise InputError(
+                f"the query needs more than {self.memory} of memory, or than the disk has room "
+                "for; ask for fewer rows or columns, or aggregate them"
+            ) from error
+        except duckdb.Error as error:
+            raise InputError(_first(error)) from error
+        except Exception as error:
+            # DuckDB passes on what a store raises, and each store has exceptions of its own.
+            if not isinstance(error, OSError) and not isinstance(self.folder, RemoteFolder):
+                raise
+            raise InputError(f"cannot read {self.folder}: {reason_of(error)}") from error
 
     def _verify(self, files: Sequence[str]) -> None:
         told = {name: what for done in self._done for name, what in table_files(done).items()}
@@ -173,20 +204,15 @@ def _refused(folder: Folder, wrong: Mapping[str, str]) -> RunError:
     )
 
 
-@contextmanager
-def _explained(manifest: Manifest) -> Iterator[None]:
-    """DuckDB's errors as one line."""
-    import duckdb
-
-    try:
-        yield
-    except duckdb.CatalogException as error:
-        raise InputError(
-            f"{_first(error)}; the run's tables are: {', '.join(manifest.tables)}"
-        ) from error
-    except duckdb.Error as error:
-        raise InputError(_first(error)) from error
-
-
 def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The line of DuckDB's message that says what is wrong."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if "Traceback" in "".join(lines[:1]):  # an exception of Python, as text
+        lines = [line for line in lines[1:] if not line.startswith(" ")]
+    return next(iter(lines), type(error).__name__)
+
+
+def _described(connection: Any, query: str) -> list[tuple[str, str]]:
+    """Names and types of the columns of a query's answer."""
+    rows = connection.execute(f"DESCRIBE ({query}\n)").fetchall()
+    return [(str(name), str(kind)) for name, kind, *_ in rows]

@@ -71,6 +71,11 @@ class Plan:
         return None
 
 
+def player_memory(shape: Shape) -> int:
+    """Bytes of all players of one target, and of one order's sums, values and contributions."""
+    return (shape.n + 1) * shape.m * (2 * shape.projections + 4) * shape.itemsize
+
+
 def choose_plan(shape: Shape, limit: int | None) -> Plan:
     """The cheaper method, in the largest standard tile that fits `limit` bytes.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
 from normlens.decomposition.parts import Parts
-from normlens.decomposition.plan import Shape, choose_plan
+from normlens.decomposition.plan import Shape, choose_plan, player_memory
 from normlens.decomposition.rules import projections
 from normlens.decomposition.tiles import FeedForwardJob, TileNorms, scope_norms
 
@@ -65,9 +65,7 @@ def _targets_at_once(shape: Shape, limit: int | None) -> int:
     targets = choose_plan(shape, limit).targets
     if limit is None:
         return targets
-    # the players, and one order's sums, values and contributions
-    players = (shape.n + 1) * shape.m * (2 * shape.projections + 4) * shape.itemsize
-    return max(1, min(targets, limit // players))
+    return max(1, min(targets, limit // player_memory(shape)))
 
 
 def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ from normlens.experiments import words
 from normlens.experiments.base import Evidence, Experiment, Figure, Result, Table
 from normlens.experiments.drawing import COLOURS, SMALL, layer_ticks, panels, style
 from normlens.experiments.published import compare
+from normlens.spreadsheet import write_csv
 from normlens.store import writing
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def write_expansion(lens: Lens, folder: Path) -> Path:
         }
     )
     with writing(folder / FILE, overwrite=True) as temporary:
-        frame.to_csv(temporary, index=False)
+        write_csv(frame, temporary)
     return folder / FILE
 
 

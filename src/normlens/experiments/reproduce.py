@@ -14,6 +14,7 @@ from normlens.corpus.options import fixed_path
 from normlens.corpus.progress import Progress
 from normlens.errors import InputError, OutputError
 from normlens.experiments.settings import KINDS, Settings
+from normlens.json_text import parse_json
 
 if TYPE_CHECKING:
     from normlens.corpus.results import Run
@@ -127,8 +128,8 @@ def load_settings(folder: str | os.PathLike[str]) -> Settings:
             f"{'|'.join(KINDS)} --model … --data … --out {folder}"
         )
     try:
-        return Settings.from_json(json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError) as error:
+        return Settings.from_json(parse_json(path.read_text("utf-8")))
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{str(path)!r} is damaged: {error}") from error
 
 

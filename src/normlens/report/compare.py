@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any
 
 from normlens.corpus.folder import LocalFolder
 from normlens.errors import InputError
+from normlens.json_text import parse_json
 from normlens.report import overlays, pictures
 from normlens.report.files import FORMAT, RESULTS, VERSION
 from normlens.report.html import rendered
 from normlens.report.markdown import escaped, grid
 from normlens.report.words import listed, number, shortened, unique
+from normlens.spreadsheet import harmless
 
 _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "data")
 
@@ -117,7 +118,7 @@ def _read(folder: Path) -> dict[str, Any]:
             f"normlens report {folder}"
         )
     try:
-        found = json.loads(contents)
+        found = parse_json(contents)
         if found["format"] != FORMAT:
             raise ValueError("it is of another kind")
         if found["version"] > VERSION:
@@ -131,7 +132,7 @@ def _read(folder: Path) -> dict[str, Any]:
                     _ = result[name]
     except InputError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{RESULTS} in {str(folder)!r} is damaged or not a report's; make it again with "
             f"normlens report {folder}"
@@ -186,11 +187,11 @@ def _model_row(report: Found) -> tuple[str, ...]:
 def _csv(labels: Sequence[str], groups: Sequence[Group]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["experiment", "quantity", "data", *labels])
+    writer.writerow(map(harmless, ("experiment", "quantity", "data", *labels)))
     for group in groups:
         for row in group.rows:
-            values = ("" if value is None else repr(value) for value in row.values)
-            writer.writerow([group.title, row.quantity, row.data, *values])
+            cells = (group.title, row.quantity, row.data, *row.values)
+            writer.writerow(map(harmless, cells))
     return buffer.getvalue()
 
 

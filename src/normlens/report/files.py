@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -11,10 +12,12 @@ from typing import Any
 
 from normlens.corpus.folder import LocalFolder
 from normlens.experiments.published import Comparison
+from normlens.json_text import parse_json
 from normlens.report import html, markdown, pictures
 from normlens.report.content import Report
 from normlens.report.latex import latex
 from normlens.report.layout import Finding, PlacedSection, arrange
+from normlens.spreadsheet import write_csv
 from normlens.store import jsonable
 
 FORMAT, VERSION = "normlens-report", 1
@@ -43,8 +46,9 @@ def write(report: Report, folder: str | Path) -> list[Path]:
             put(f"figures/{item.name}.svg", drawn[item.name])
             put(f"figures/{item.name}.png", pictures.png(figure))
         for table in finding.tables:
-            rows = table.table.frame.to_csv(index=False, lineterminator="\n")
-            put(f"tables/{table.name}.csv", rows.encode())
+            rows = io.StringIO()
+            write_csv(table.table.frame, rows)
+            put(f"tables/{table.name}.csv", rows.getvalue().encode())
             put(f"tables/{table.name}.tex", latex(table.table, table.name).encode())
     put("report.md", markdown.markdown(report, sections).encode())
     put("report.html", html.page(report, sections, drawn).encode())
@@ -130,7 +134,7 @@ def _plain(value: Any) -> Any:
 def _earlier(place: LocalFolder) -> set[str]:
     """Figures and tables that the folder's last results.json names."""
     try:
-        found = json.loads(place.read(RESULTS) or b"{}")
+        found = parse_json(place.read(RESULTS) or b"{}")
         names = found["files"] if found.get("format") == FORMAT else []
         return {
             name

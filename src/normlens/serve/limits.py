@@ -15,6 +15,9 @@ class Limits:
 
     text_characters: int = 10_000  # of a text, and of its pair
     tokens: int = 512
+    connections: int = 256  # open at once; fewer where the system allows fewer
+    request_seconds: float = 20.0  # for the whole of a request to arrive
+    stall_seconds: float = 20.0  # in which a client must take some of its answer
     queue: int = 32  # analyses that wait; one more is worked on
     models: int = 2  # models in memory at once
     kept: int = 256  # finished analyses that can be asked for

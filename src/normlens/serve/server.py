@@ -18,7 +18,8 @@ from normlens.serve.worker import Worker
 #: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
 _UVICORN: dict[str, Any] = {
-    "log_level": "warning",
+    "log_level": "error",  # uvicorn warns of every broken request, which anybody can send
+    "backlog": 256,  # connections that wait to be accepted
     "access_log": False,
     "lifespan": "off",
     "ws": "none",
@@ -69,13 +70,15 @@ class PageServer:
         import uvicorn
 
         from normlens.serve.app import create_app
+        from normlens.serve.connections import QuietServer, protocol_class
         from normlens.serve.security import Hosts
 
         self._worker.start()
         hosts = Hosts.of(self._host, self._allow_hosts)
         app = create_app(self.models, self.jobs, self._limits, hosts)
-        self._server = uvicorn.Server(uvicorn.Config(app, **_UVICORN))
-        self._listener.listen(2048)
+        protocol = protocol_class(self._limits)
+        self._server = QuietServer(uvicorn.Config(app, http=protocol, **_UVICORN))
+        self._listener.listen(_UVICORN["backlog"])
 
     def run(self) -> None:
         """Answer until Ctrl-C or `stop`."""

@@ -1,0 +1,59 @@
+"""The lines of a text file, and which of them are not text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+from normlens.errors import InputError
+
+#: What files in other encodings begin with; the longer marks come first.
+_OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+class Lines:
+    """The lines of a UTF-8 file, without a byte order mark.
+
+    A line with other bytes is given too, so that whoever reads goes on behind it, and `problem`
+    says what is wrong with it: it spoils the sequence that it belongs to and no other.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._problem: str | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if number == 1:
+                    self._check_encoding(line)
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = line[error.start]
+                    self._problem = self._problem or (
+                        f"line {number}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
+                    )
+                    yield line.decode("utf-8", errors="surrogateescape")
+
+    def problem(self) -> str | None:
+        """What is wrong with the lines that were read since it was asked last."""
+        found, self._problem = self._problem, None
+        return found
+
+    def _check_encoding(self, first: bytes) -> None:
+        for mark, name in _OTHER_MARKS.items():
+            if first.startswith(mark):
+                raise InputError(f"{str(self.path)!r} is {name}, not UTF-8; save it as UTF-8")
+
+
+def is_spoilt(text: str) -> bool:
+    """Whether a text holds what stands for bytes that are not UTF-8."""
+    return any("\udc80" <= character <= "\udcff" for character in text)

@@ -1,0 +1,250 @@
+"""Clients that keep the server waiting, and more clients than it can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from serving import PATIENCE, Site
+from test_serve_command import started
+
+from normlens.serve.connections import ShortageLog, most_connections
+from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
+
+HURRIED = Limits(connections=8, request_seconds=0.5, stall_seconds=0.5)
+
+
+@contextmanager
+def hurried(folder: str, limits: Limits = HURRIED) -> Iterator[Site]:
+    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+        yield site
+
+
+def dial(url: str, received: int | None = None) -> socket.socket:
+    """A connection; `received` is the room for what has not been read yet."""
+    address = httpx.URL(url)
+    connection = socket.socket()
+    if received is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
+    connection.settimeout(PATIENCE)
+    connection.connect((address.host, address.port))
+    return connection
+
+
+def wait_for_end(connection: socket.socket) -> bytes:
+    """What came before the server closed the connection."""
+    found = b""
+    try:
+        while part := connection.recv(1 << 16):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """One answer, its head and as much of a body as it announces."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += connection.recv(1 << 16)
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    assert length
+    while len(body) < int(length[1]):
+        body += connection.recv(1 << 16)
+    return head
+
+
+def reaches(url: str) -> bool:
+    """Whether the server answers, at last: there may be no room for a moment."""
+    last = time.monotonic() + PATIENCE
+    while time.monotonic() < last:
+        with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
+            try:
+                if http.get("api/models").status_code == 200:
+                    return True
+            except httpx.TransportError:
+                pass
+        time.sleep(0.1)
+    return False
+
+
+HEAD = b"POST /api/analyses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
+        HEAD + b"Content-Length: 1000\r\n\r\n",
+        HEAD + b'Content-Length: 1000\r\n\r\n{"model": ',
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc",
+    ],
+    ids=["nothing", "half a line", "half a header", "no body", "half a body", "half a chunk"],
+)
+def test_a_request_that_does_not_end_is_dropped(folder: str, beginning: bytes) -> None:
+    with hurried(folder) as site, dial(site.url) as connection:
+        connection.sendall(beginning)
+        assert wait_for_end(connection) == b""
+        assert reaches(site.url)
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"GET / HTTP/1.1\r\nX-Slow: ", HEAD + b"Content-Length: 9999"]
+)
+def test_a_trickle_does_not_keep_a_connection_open(folder: str, beginning: bytes) -> None:
+    beginning += b"\r\n\r\n" if b"Content-Length" in beginning else b""
+    with hurried(folder) as site, dial(site.url) as connection:
+        connection.sendall(beginning)
+        last = time.monotonic() + PATIENCE
+        while True:
+            assert time.monotonic() < last
+            try:
+                connection.sendall(b"x")
+            except (ConnectionResetError, BrokenPipeError):
+                break
+            time.sleep(0.05)
+        assert reaches(site.url)
+
+
+def test_a_second_request_on_a_connection_may_not_trickle_either(folder: str) -> None:
+    with hurried(folder) as site, dial(site.url) as connection:
+        connection.sendall(b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HT")
+        assert wait_for_end(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_request_in_several_pieces_is_answered(folder: str) -> None:
+    with hurried(folder, Limits()) as site, dial(site.url) as connection:
+        for piece in (b"GET /api/mod", b"els HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"\r\n"):
+            connection.sendall(piece)
+            time.sleep(0.01)
+        assert read_answer(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_connection_waits_for_the_next_request_for_longer(folder: str) -> None:
+    """The time for a request begins with its first byte."""
+    with hurried(folder) as site, dial(site.url) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert read_answer(connection).startswith(b"HTTP/1.1 200 OK")
+            time.sleep(2 * HURRIED.request_seconds)
+
+
+def test_a_client_that_does_not_read_is_dropped(folder: str) -> None:
+    with hurried(folder) as site, dial(site.url, received=4096) as connection:
+        ask = b"GET /static/viewer.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        last = time.monotonic() + PATIENCE
+        poll = select.poll()
+        poll.register(connection, select.POLLHUP | select.POLLERR)
+        # One answer fits into the system's buffers, so it asks for more of them.
+        connection.setblocking(False)
+        while not poll.poll(50):
+            assert time.monotonic() < last
+            try:
+                connection.send(ask)
+            except BlockingIOError:
+                pass
+            except (ConnectionResetError, BrokenPipeError):
+                break
+        assert reaches(site.url)
+
+
+def test_a_client_that_reads_slowly_gets_everything(folder: str) -> None:
+    with hurried(folder) as site, dial(site.url, received=4096) as connection:
+        connection.sendall(
+            b"GET /static/viewer.js HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        )
+        found = b""
+        while part := connection.recv(4096):
+            found += part
+            time.sleep(0.005)
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}".encode() in head.lower()
+
+
+def test_more_connections_than_the_limit_are_turned_away(folder: str) -> None:
+    with hurried(folder) as site, ExitStack() as stack:
+        held = [stack.enter_context(dial(site.url)) for _ in range(HURRIED.connections)]
+        extra = stack.enter_context(dial(site.url))
+        answer = wait_for_end(extra)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"retry-after: 1\r\n" in head
+        assert f"content-length: {len(body)}".encode() in head
+        assert "too many connections" in json.loads(body)["detail"]
+        for connection in held:  # they say nothing, and so make room
+            assert wait_for_end(connection) == b""
+        assert reaches(site.url)
+
+
+def test_the_limit_leaves_descriptors_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 100, used + 100))
+    assert 0 < most_connections(Limits()) <= 100
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used, used))
+    assert most_connections(Limits()) == 1
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    assert most_connections(Limits(connections=7)) == 7
+
+
+def test_a_shortage_of_descriptors_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        log = ShortageLog()
+        for _ in range(1000):
+            error = OSError(errno.EMFILE, "Too many open files")
+            log(loop, {"message": "socket.accept() out of system resource", "exception": error})
+        assert len(caplog.records) == 1
+        assert "ulimit -n" in caplog.text
+        log(loop, {"message": "something else", "exception": ValueError("x")})
+        assert "something else" in caplog.text
+    finally:
+        loop.close()
+
+
+#: A server that may open few files, and thinks that it may open many.
+FEW_FILES = """
+import resource, sys
+from normlens import cli
+from normlens.serve import connections, models
+
+connections.most_connections = lambda limits: 10_000
+describe = models.ServedModels.describe
+
+def describe_and_limit(self):
+    describe(self)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+models.ServedModels.describe = describe_and_limit
+"""
+
+
+def test_no_descriptor_left_writes_no_flood(folder: str) -> None:
+    words: list[Any] = ["--port", "0", "--model", folder]
+    with started(FEW_FILES, *words) as (process, url), ExitStack() as stack:
+        assert process.stderr is not None
+        for _ in range(150):
+            stack.enter_context(dial(url))
+        time.sleep(2.5)  # asyncio tries again every second
+        stack.close()
+        assert reaches(url)  # it recovers
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert "ulimit -n" in errors
+        assert len(errors.splitlines()) < 10, errors[:2000]
