@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from normlens.errors import InputError
+from normlens.turns import alone_with
 
 Text = str | tuple[str, str]
 
@@ -61,8 +62,7 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
         options |= {"truncation": True, "max_length": limit}
     if tokenizer.is_fast:
         options["return_offsets_mapping"] = True
-    # Without `verbose` a long text makes the tokenizer print a warning of its own.
-    batch = tokenizer(*pair, verbose=False, **options)
+    batch = tokenise(tokenizer, *pair, **options)
     ids = list(batch["input_ids"])
     if not ids:
         raise InputError(f"the tokenizer makes no token of {text!r}; give at least one word")
@@ -81,6 +81,15 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
         word_labels=labels,
         text=text if isinstance(text, str) else (pair[0], pair[1]),
     )
+
+
+def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
+    """What the tokenizer makes of a text or a pair; threads take turns.
+
+    Truncation is a state of a fast tokenizer, which its calls change.
+    """
+    # Without `verbose` a long text makes the tokenizer print a warning of its own.
+    return alone_with([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
 
 
 def _words(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[str]]:

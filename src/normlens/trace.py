@@ -8,6 +8,7 @@ more than one layer's attention is ever held.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
+from normlens.turns import alone_with_model
 
 
 @dataclass
@@ -39,7 +41,16 @@ Consumer = Callable[[LayerTrace], None]
 def trace(
     adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
 ) -> None:
-    """Run the model on `inputs` and pass the trace of each wanted layer to `consume`."""
+    """Run the model on `inputs` and pass the trace of each wanted layer to `consume`.
+
+    Other threads that trace the same model wait until this one is through.
+    """
+    alone_with_model(adapter.model, lambda: _trace(adapter, inputs, layers, consume))
+
+
+def _trace(
+    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
+) -> None:
     model = adapter.model
     wanted = set(layers)
     blocks = list(adapter.blocks())
@@ -55,10 +66,14 @@ def trace(
 
 
 class _Recorder:
-    """Collects what the hooks see during one block and hands it over when the block ends."""
+    """Collects what the hooks see during one block and hands it over when the block ends.
+
+    Only the thread that traces is listened to: another one may run the model for its own ends.
+    """
 
     def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
+        self.thread = threading.get_ident()
         self.calls = 0
         self.x: Tensor | None = None
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
@@ -67,10 +82,14 @@ class _Recorder:
         layer = self.adapter.layer(block)
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._is_traced():
+                return
             self.seen.clear()
             self.x = args[0] if args else kwargs["hidden_states"]
 
         def end(block: nn.Module, _: Any, output: Any) -> None:
+            if not self._is_traced():
+                return
             index, self.calls = self.calls, self.calls + 1
             if index in self.wanted:
                 self.consume(self._layer_trace(index, block, layer, _first(output)))
@@ -83,7 +102,7 @@ class _Recorder:
 
     def _probe(self, module: nn.Module, event: str) -> Any:
         def keep(value: Any) -> None:
-            if self.calls in self.wanted and isinstance(value, Tensor):
+            if self._is_traced() and self.calls in self.wanted and isinstance(value, Tensor):
                 self.seen.setdefault((event, module), []).append(value.detach())
 
         if event == "input":
@@ -91,6 +110,9 @@ class _Recorder:
         if event == "weights":
             return module.register_forward_hook(lambda _, __, out: keep(_second(out)))
         return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
+
+    def _is_traced(self) -> bool:
+        return threading.get_ident() == self.thread
 
     def _layer_trace(
         self, index: int, block: nn.Module, layer: Layer, output: Tensor
