@@ -157,11 +157,6 @@ class Analysis:
     samples: int = 64
     memory_limit: int | None = None
 
-    @property
-    def tile_limit(self) -> int | None:
-        """The lens gives one half of its limit to tiles, one to projections that it keeps."""
-        return None if self.memory_limit is None else self.memory_limit // 2
-
     def depth(self, layer: LayerSizes) -> int:
         """How many components, counted from the attention, the deepest scope takes; 0 is none."""
         prefix, deepest = "", 0
@@ -236,13 +231,15 @@ def _reaches_feed_forward(layer: LayerSizes, analysis: Analysis) -> bool:
 
 def _plan(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Plan:
     shape = shape_of(layer, analysis.tokens, sizes.compute_itemsize)
-    return choose_plan(shape, analysis.tile_limit)
+    return choose_plan(shape, analysis.memory_limit)
 
 
-def _projects_heads(layer: LayerSizes, analysis: Analysis) -> bool:
+def _projects_heads(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
     """Whether B W is formed instead of U W, as `decomposition.projections` decides it."""
-    n = analysis.batch * analysis.tokens
-    return analysis.rule != "shapley" and n * layer.d > layer.d_head * (layer.d + n)
+    n = analysis.tokens
+    if analysis.rule == "shapley" or _plan(layer, sizes, analysis).method != "tiles":
+        return False
+    return n * layer.d > layer.d_head * (layer.d + n)
 
 
 def _head_projections(layer: LayerSizes) -> int:
@@ -305,7 +302,7 @@ def _feed_forward_operations(
     # with the output projection; the bias's share has a few rows only.
     rows = b * 2 * n * d * m * (2 * k + 3)
     per_source = d
-    if _projects_heads(layer, analysis):
+    if _projects_heads(layer, sizes, analysis):
         rows += 2 * d * _head_projections(layer)
         per_source = layer.d_head
     if plan.method == "tiles":
@@ -333,21 +330,9 @@ def _memory(chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis)
     return {
         "model weights": sizes.parameters * sizes.itemsize,
         **worst,
-        "kept projections": _kept(chosen, sizes, analysis),
         # The layer's own maps are still there while they join those of the layers before.
         "result maps": b * (len(chosen) + 1) * maps * n * n * item,
     }
-
-
-def _kept(chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis) -> int:
-    """Products of weights that the lens keeps for the next text, layer by layer while they fit."""
-    total = 0
-    for layer in chosen:
-        if _reaches_feed_forward(layer, analysis) and _projects_heads(layer, analysis):
-            more = _head_projections(layer) * sizes.compute_itemsize
-            if analysis.tile_limit is None or total + more <= analysis.tile_limit:
-                total += more
-    return total
 
 
 def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> dict[str, int]:
@@ -361,7 +346,7 @@ def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> d
     copy = layer.matrices if converted else 0
     if _reaches_feed_forward(layer, analysis):
         tokens += b * n * layer.m * (layer.projections + 4)
-        if _projects_heads(layer, analysis):
+        if _projects_heads(layer, sizes, analysis):
             factors += _head_projections(layer)
         buffers = max(buffers, _tile_buffer(layer, sizes, analysis))
     return {

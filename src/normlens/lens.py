@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,17 @@ from normlens import scopes as scope_names
 from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, decompose_layer
+from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.engine import AUTO, PRECISIONS
 from normlens.decomposition.layer import Settings
-from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
-from normlens.decomposition.projections import ProjectionCache
+from normlens.decomposition.memory import (
+    DEFAULT_LIMIT,
+    DEFAULT_PREPARED,
+    device_memory,
+    is_out_of_memory,
+    parse_bytes,
+)
+from normlens.decomposition.projections import ProductStore
 from normlens.errors import (
     CompletenessError,
     InputError,
@@ -33,6 +40,7 @@ from normlens.maps import Correlations, Maps
 from normlens.models import adapt
 from normlens.text import Encoded, Text, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
+from normlens.turns import alone_with_model
 
 #: Largest relative error of parts + bias against the model's own vectors, by the model's dtype.
 TOLERANCE = {
@@ -65,7 +73,7 @@ class Lens:
         self.tokenizer = tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
-        self._projections = ProjectionCache(0)
+        self._products: ProductStore | None = None
         _check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------
@@ -199,9 +207,6 @@ class Lens:
         `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
         `arrays` the maps themselves stay there, and only what was made of them is returned.
         """
-        limit = parse_bytes(memory_limit) or default_limit(self.device)
-        # One half for products of weights that are kept, one for the tiles in work.
-        self._projections.resize(limit // 2)
         request = Request(
             scopes=scope_names.resolve_all(scopes, self.scopes),
             layers=self._layer_indices(layers),
@@ -209,22 +214,21 @@ class Lens:
                 rule=valid_choice(nonlinearity, RULES, "rule for the nonlinearity"),
                 heads=heads,
                 statistics=statistics,
-                memory_limit=limit // 2,
+                memory_limit=parse_bytes(memory_limit) or DEFAULT_LIMIT,
                 samples=_at_least_one(samples, "samples"),
-                seed=seed,
+                seed=_whole(seed, "seed"),
                 precision=valid_choice(precision, PRECISIONS, "precision"),
             ),
             arrays=arrays,
             correlations=correlations,
             progress=progress,
         )
+        if self._products is not None:
+            self._refresh(self._products, request.layers)
         results: list[Maps | None] = [None] * len(encoded)
-        try:
-            for indices, found in self._results(encoded, batch_size, request):
-                for index, maps in zip(indices, found, strict=True):
-                    results[index] = maps
-        finally:
-            self._projections.buffers.clear()
+        for indices, found in self._results(encoded, batch_size, request):
+            for index, maps in zip(indices, found, strict=True):
+                results[index] = maps
         return [maps for maps in results if maps is not None]
 
     def _results(
@@ -240,7 +244,36 @@ class Lens:
         for places, finish in waiting:
             yield places, finish()
 
+    def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
+        """Form products of weights once and use them for every text from now on; returns the lens.
+
+        It pays for many short texts: what is formed here costs as much as a text of about as many
+        tokens as a head is wide. `memory_limit` ("512MB", the default) bounds the products in
+        memory; layers beyond it are done as before. The numbers of a prepared lens differ in their
+        last digits from those of one that is not, and depend on nothing else that came before.
+        Weights that change later are noticed by their content. Calling it again changes nothing.
+        """
+        limit = parse_bytes(memory_limit) or DEFAULT_PREPARED
+        if self._products is None or self._products.limit != limit:
+            products = ProductStore(limit)
+        else:
+            products = self._products
+        self._refresh(products, range(self.n_layers))
+        self._products = products
+        return self
+
     # How ----------------------------------------------------------------------------------------
+
+    def _refresh(self, products: ProductStore, layers: Iterable[int]) -> None:
+        """Bring what is kept of these layers up to date with the model's weights."""
+
+        def refresh() -> None:
+            blocks = list(self.adapter.blocks())
+            described = {block: self.adapter.layer(block) for block in blocks}
+            wanted = {blocks[layer] for layer in layers}
+            products.refresh(described, wanted, self.compute_dtype)
+
+        alone_with_model(self.model, refresh)
 
     def _encode(
         self, text: Any, input_ids: Any, attention_mask: Any, token_type_ids: Any, truncate: bool
@@ -288,7 +321,7 @@ class Lens:
                 if self.device.type == "cpu"
                 else self._affordable(max(map(len, encoded), default=1))
             )
-        elif isinstance(batch_size, int):
+        elif isinstance(batch_size, (int, np.integer)):
             size = _at_least_one(batch_size, "batch_size")
         else:
             raise InputError(f"batch_size is a number or 'auto', not {batch_size!r}")
@@ -297,12 +330,18 @@ class Lens:
             yield order[start : start + size]
 
     def _affordable(self, n: int) -> int:
-        """How many sequences of n tokens fit into a quarter of the device's free memory."""
+        """How many sequences of n tokens fit into a quarter of what the model leaves of the device.
+
+        What is free at the moment does not count: a number must not depend on what was there before
+        it. Where memory is short for other reasons, the batch is halved.
+        """
         attention = self._layers[0].attention
         d = attention.output.weight.shape[1]
         item = 8 if self.compute_dtype == torch.float64 else 4
         per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
-        return max(1, min(64, free_memory(self.device) // 4 // per_sequence))
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        room = max(0, device_memory(self.device) - weights)
+        return max(1, min(64, room // 4 // per_sequence))
 
     def _analyse(self, batch: list[Encoded], request: Request) -> Callable[[], list[Maps]]:
         """Launch one batch and return what gives its maps; halved where memory runs out."""
@@ -315,12 +354,6 @@ class Lens:
         def finish() -> list[Maps]:
             try:
                 return self._finish(batch, collected, request)
-            except CompletenessError:
-                # Weights that were edited through `.data` leave no sign but this one.
-                if not self._projections.size:
-                    raise
-                self._projections.clear()
-                return self._finish(batch, self._launch(batch, request), request)
             except (RuntimeError, MemoryError) as error:
                 self._check_memory(error, batch)
             return self._halves(batch, request)
@@ -347,6 +380,7 @@ class Lens:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         lengths = [len(sequence) for sequence in batch]
         collected = Collected(lengths, request.scopes, request.arrays, request.correlations)
+        products = self._products
 
         def consume(traced: LayerTrace) -> None:
             dtype = self.compute_dtype
@@ -358,7 +392,8 @@ class Lens:
                 request.scopes,
                 request.settings,
                 traced.real,
-                self._projections.of(traced.index, _fingerprint(traced.block)),
+                None if products is None else products.of(traced.block),
+                request.buffers,
             )
             collected.add(result, traced.index, traced.layer)
             if request.progress is not None:
@@ -409,7 +444,7 @@ class Lens:
                 raise CompletenessError(
                     f"the parts behind the feed-forward block of layer {index + 1} do not add up: "
                     f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
-                    "its weights may have been edited through `.data`"
+                    'take another `precision`, or device="cpu"'
                 )
 
     def _maps(
@@ -470,17 +505,19 @@ class Request:
     arrays: bool = True
     correlations: bool = False
     progress: Progress | None = None
+    buffers: Buffers = field(default_factory=Buffers)  # of this call alone
 
 
-def _fingerprint(block: nn.Module) -> tuple[Any, ...]:
-    """The state of a layer's weights, as far as torch tells when they change."""
-    return tuple((weight.data_ptr(), weight._version) for weight in block.parameters())
+def _whole(value: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InputError(f"{what} must be a whole number, not {value!r}")
+    return int(value)
 
 
 def _at_least_one(value: int, what: str) -> int:
-    if value < 1:
+    if _whole(value, what) < 1:
         raise InputError(f"{what} must be at least 1, not {value}")
-    return value
+    return int(value)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:

@@ -19,7 +19,7 @@ from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.plan import Plan, Shape, choose_plan
-from normlens.decomposition.projections import LayerProjections, ProjectionCache, Projections
+from normlens.decomposition.projections import KeptProducts, Paths, Projections
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
 
@@ -57,7 +57,7 @@ class FeedForwardJob:
     slopes: tuple[Tensor, ...]  # r^k (b, i, m)
     tail: Sequence[TailStep] = field(default_factory=list)
     reach: Reach = field(default_factory=Reach)
-    remembered: LayerProjections | None = None
+    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output that one more map, `ORDINARY`, keeps
     ordinary: Tensor | None = None
@@ -104,15 +104,15 @@ def feed_forward_norms(
         {scope: scale.new_zeros(b, n, n) for scope in job.scopes},
         scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
     )
-    plans = [choose_plan(job.shape(length), memory_limit) for length in lengths]
-    tokens = sum(n for n, plan in zip(lengths, plans, strict=True) if plan.method == "tiles")
-    remembered = job.remembered or ProjectionCache().of(0, None)
-    fused = remembered.get(job.factors.basis, projections(job.ff), tokens) if tokens else None
+    paths = Paths(job.kept, job.factors.basis, projections(job.ff))
     for index, length in enumerate(lengths):
-        plan: Plan | None = plans[index]
+        first = choose_plan(job.shape(length), memory_limit)
+        # Decided for each sequence alone, so that it does not depend on the company in its batch.
+        chosen = paths.for_tokens(length) if first.method == "tiles" else None
+        plan: Plan | None = first
         while plan is not None:
             try:
-                _run_sequence(job, index, length, plan, fused, result)
+                _run_sequence(job, index, length, plan, chosen, result)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -128,10 +128,10 @@ def feed_forward_norms(
 
 
 def _source_rows(
-    job: FeedForwardJob, fused: Projections | None, index: int, rows: slice
+    job: FeedForwardJob, paths: Projections | None, index: int, rows: slice
 ) -> list[Tensor]:
     """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
-    if fused is None:
+    if paths is None:
         u = job.factors.values[index, rows]  # (j, h, d)
         products = []
         for k, w in enumerate(projections(job.ff)):
@@ -141,7 +141,7 @@ def _source_rows(
         return products
     v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
     products = []
-    for k, w in enumerate(fused):
+    for k, w in enumerate(paths):
         out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
         products.append(torch.bmm(v, w, out=out).transpose(0, 1))
     return products
@@ -152,7 +152,7 @@ def _run_sequence(
     index: int,
     n: int,
     plan: Plan,
-    fused: Projections | None,
+    paths: Projections | None,
     result: TileNorms,
 ) -> None:
     result.mixed[index].zero_()
@@ -160,7 +160,7 @@ def _run_sequence(
     for j in range(0, n, plan.sources):
         block = slice(j, min(j + plan.sources, n))
         if plan.method == "tiles":
-            rows = _source_rows(job, fused, index, block)
+            rows = _source_rows(job, paths, index, block)
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))
             low, high = job.reach.sources(targets.start, targets.stop, n)

@@ -26,6 +26,7 @@ from normlens.components import (
     Residual,
     Step,
 )
+from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.engine import AUTO, factored_norms, run_feed_forward
 from normlens.decomposition.feedforward import (
     ORDINARY,
@@ -41,7 +42,7 @@ from normlens.decomposition.parts import (
     inverse_deviation,
     normalise_tokens,
 )
-from normlens.decomposition.projections import LayerProjections
+from normlens.decomposition.projections import KeptProducts
 from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.shapley import shapley_norms
 
@@ -98,15 +99,18 @@ def decompose_layer(
     scopes: Sequence[str],
     settings: Settings = Settings(),
     real: Mapping[int, Tensor] | None = None,
-    remembered: LayerProjections | None = None,
+    kept: KeptProducts | None = None,
+    buffers: Buffers | None = None,
 ) -> LayerMaps:
     """Norms, mixing ratios and completeness of the requested scopes of one layer.
 
     `x` (b, j, d) is the layer's input, `alpha` (b, h, i, j) its attention weights, `real` the
-    vector (b, i, d) that the model itself computed behind a step, by the step's index;
-    `remembered` keeps products of this layer's weights from call to call.
+    vector (b, i, d) that the model itself computed behind a step, by the step's index; `kept` are
+    products of this layer's weights, and `buffers` the memory that layers share for their tiles.
     """
-    walk = _Walk(layer, x, alpha, lengths, set(scopes), settings, real or {}, remembered)
+    walk = _Walk(
+        layer, x, alpha, lengths, set(scopes), settings, real or {}, kept, buffers or Buffers()
+    )
     return walk.run()
 
 
@@ -127,7 +131,8 @@ class _Walk:
     scopes: set[str]
     settings: Settings
     real: Mapping[int, Tensor]
-    remembered: LayerProjections | None
+    kept: KeptProducts | None
+    buffers: Buffers
     result: LayerMaps = field(default_factory=LayerMaps)
     branches: list[Tensor | _Parts] = field(default_factory=list)
     normed: tuple[Factors, Tensor] | None = None  # the last factors whose norms were asked for
@@ -192,10 +197,8 @@ class _Walk:
         names = self.layer.scope_of_step
         total = parts.vectors.total
         job = FeedForwardJob(
-            names[index], ff, parts.factors, (), [], self.layer.reach, self.remembered
+            names[index], ff, parts.factors, (), [], self.layer.reach, self.kept, self.buffers
         )
-        if self.remembered is not None:
-            job.buffers = self.remembered.cache.buffers
         at = None
         if self.settings.rule != "shapley":
             at = linearise(ff, total, parts.factors.bias, self.settings.rule)

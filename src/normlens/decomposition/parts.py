@@ -149,6 +149,12 @@ def normalise_tokens(x: Tensor, norm: Norm) -> Tensor:
     return y if norm.beta is None else y + norm.beta
 
 
+def output_basis(attention: Attention) -> Tensor:
+    """B (h, d_head, d): how each head's values enter the layer's vectors."""
+    weight = attention.output.weight
+    return weight.reshape(attention.heads, weight.shape[0] // attention.heads, -1)
+
+
 def attend(attention: Attention, s: Tensor, alpha: Tensor) -> tuple[Vectors, Factors]:
     """ATTN: ``F_i(x_j) = Σ_h α^h_ij f^h(x_j)`` with ``f^h(x_j) = (s_j W_V^h + b_V^h) W_O^h``.
 
@@ -159,7 +165,7 @@ def attend(attention: Attention, s: Tensor, alpha: Tensor) -> tuple[Vectors, Fac
     heads, groups = attention.heads, attention.groups
     v = attention.value(s).view(b, n, groups, -1)
     v = v.repeat_interleave(heads // groups, dim=2)  # (b, j, h, d_head)
-    basis = attention.output.weight.reshape(heads, v.shape[-1], -1)
+    basis = output_basis(attention)
     own = alpha.diagonal(dim1=2, dim2=3)  # (b, h, i)
     others = alpha.clone(memory_format=torch.contiguous_format)
     others.diagonal(dim1=2, dim2=3).zero_()
