@@ -293,10 +293,12 @@ def _feed_forward_operations(
     if analysis.rule == "shapley":
         blocks = -(-n // plan.targets)
         players = blocks * 2 * n * layer.heads * d * m * k + 2 * n * n * layer.heads * m * k
-        draws = analysis.samples * 2 * n * (n + 1) * m * d
+        # Orders are elementwise; their mean, and a gradient of each norm, pass W_down once.
+        behind = _scopes_behind(layer, depth) if analysis.samples > 1 else 0
+        products = 2 * n * m * d * (n + 1 + behind * n)
         return {
             "feed-forward rows": b * 2 * n * m * d * (k + 2),
-            "feed-forward pairs": b * (players + draws),
+            "feed-forward pairs": b * (players + products),
         }
     # Two products with each input projection (the real vector, the token's own part) and three
     # with the output projection; the bias's share has a few rows only.
@@ -310,10 +312,15 @@ def _feed_forward_operations(
     _, pairs = covered(layer.reach, n, plan)
     inside = Shape(n, pairs, d, m, layer.heads, k, sizes.compute_itemsize)
     count = inside.matrix_operations if plan.method == "matrices" else inside.tile_operations
-    assert layer.feed_forward_at is not None
-    tail = layer.symbols[layer.feed_forward_at + 1 : depth]
+    tail = layer.symbols[depth - _scopes_behind(layer, depth) + 1 : depth]
     bypass = tail.count("RES") * 2 * pairs * layer.heads * d
     return {"feed-forward rows": rows, "feed-forward pairs": b * (count + bypass)}
+
+
+def _scopes_behind(layer: LayerSizes, depth: int) -> int:
+    """Scopes from the feed-forward block on, up to the deepest that is asked for."""
+    assert layer.feed_forward_at is not None
+    return depth - layer.feed_forward_at
 
 
 # Memory -----------------------------------------------------------------------------------------
@@ -368,5 +375,6 @@ def _tile_buffer(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> in
     plan = _plan(layer, sizes, analysis)
     if analysis.rule == "shapley":
         rows = (analysis.tokens + 1) * plan.targets
-        return rows * (layer.m * (2 * layer.projections + 3) + 4 * layer.d) * sizes.compute_itemsize
+        wide = 2 * layer.projections + 5 + _scopes_behind(layer, analysis.depth(layer))
+        return rows * (layer.m * wide + 4 * layer.d) * sizes.compute_itemsize
     return plan.memory(shape_of(layer, analysis.tokens, sizes.compute_itemsize))

@@ -159,7 +159,8 @@ class Lens:
 
         `scopes` and `layers` (from 0; negative from the end) choose; `heads` adds head-level ATTN
         maps. `nonlinearity` is the rule for the feed-forward activation: "ig", "ig-bias",
-        "gradient" or "shapley" (`samples` permutations, `seed`). `memory_limit` ("512MB") bounds
+        "gradient" or "shapley" (`samples` permutations, `seed`; the maps' `standard_error` is that
+        of each norm). `memory_limit` ("512MB") bounds
         what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
         beginning of a text that is too long. `statistics` adds what the papers measure of the
         feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:

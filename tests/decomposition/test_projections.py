@@ -133,7 +133,7 @@ def test_the_same_call_gives_the_same_bits_whatever_came_before(family, prepare)
 
     model = tiny_model(family)
     lens = fresh()
-    asked = calls(seed=0, count=12)
+    asked = calls(seed=0, count=8)
     for options in asked + random.Random(1).sample(asked, len(asked)):
         for found, expected in zip(lens.maps(**options), fresh().maps(**options), strict=True):
             assert_same_bits(found, expected)
@@ -254,7 +254,7 @@ CHANGES = [
 ]
 
 
-@FAMILIES
+@pytest.mark.parametrize("family", ["bert", "llama"])
 @pytest.mark.parametrize("prepare", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("change", CHANGES)

@@ -33,6 +33,7 @@ class AddBypass:
 
     scope: str
     factors: Factors | None  # None: the bypass belongs to the diagonal alone
+    own: Tensor  # (b, i, d), what a token itself sends past the block
 
 
 @dataclass(frozen=True)
@@ -237,18 +238,14 @@ def scope_norms(
     targets: slice,
     sources: slice,
     tile: Tensor,
-    bypass: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i).
-
-    Without `bypass` only the linear part is walked, which is what a variance needs.
-    """
+    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i)."""
     yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
     if job.ordinary is not None:
         yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
     for position, step in enumerate(job.tail):
         if isinstance(step, AddBypass):
-            if bypass and step.factors is not None:
+            if step.factors is not None:
                 weights = step.factors.weights[index, sources, targets]
                 weights = weights * step.factors.scale[index, targets, None]
                 tile.baddbmm_(weights, step.factors.values[index, sources])

@@ -25,7 +25,7 @@ def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable,
     """Each entry's shapes, types, places and contents; a device is waited for once."""
     tensors = [tensor for group in weights.values() for tensor in group]
     if not tensors:
-        return {key: () for key in weights}
+        return dict.fromkeys(weights, ())
     numbers = iter(torch.stack([_content(tensor) for tensor in tensors]).tolist())
     return {
         key: tuple((*description(tensor), next(numbers)) for tensor in group)

@@ -213,7 +213,9 @@ class _Walk:
                 else:
                     bypass, factors = saved.vectors, saved.factors
                 behind = behind + bypass.total
-                tail.append((position, AddBypass(names[position], factors), bypass))
+                tail.append(
+                    (position, AddBypass(names[position], factors, bypass.diagonal), bypass)
+                )
             elif isinstance(step, Norm):
                 inverse = inverse_deviation(behind, step)
                 behind = normalise_tokens(behind, step)

@@ -98,26 +98,24 @@ class ProductStore:
         return sum(kept.size for kept in self._kept.values())
 
     def refresh(
-        self, layers: Mapping[Hashable, Layer], wanted: Collection[Hashable], dtype: torch.dtype
+        self, layers: Mapping[Any, Layer], wanted: Collection[Hashable], dtype: torch.dtype
     ) -> None:
         """Form what is missing of the `wanted` layers, or no longer belongs to their weights."""
         fitting = self._fitting(layers, dtype)
         found = fingerprints({key: _sources(layers[key]) for key in fitting if key in wanted})
-        kept: dict[Hashable, KeptProducts] = {}
-        for key in fitting:
-            known = self._kept.get(key)
-            if known is not None and key in found and known.fingerprint != found[key]:
-                known = None
-            elif known is not None and not _described_by(layers[key], known.fingerprint):
-                known = None
-            if known is not None:
-                kept[key] = known
+        kept = {
+            key: known
+            for key in fitting
+            if (known := self._kept.get(key)) is not None
+            and _described_by(layers[key], known.fingerprint)
+            and (key not in found or found[key] == known.fingerprint)
+        }
         self._kept = kept  # what is stale goes before anything new takes its room
         for key, fingerprint in found.items():
             if key not in kept:
                 kept[key] = KeptProducts(self, _formed(layers[key].to(dtype)), fingerprint)
 
-    def _fitting(self, layers: Mapping[Hashable, Layer], dtype: torch.dtype) -> list[Hashable]:
+    def _fitting(self, layers: Mapping[Any, Layer], dtype: torch.dtype) -> list[Hashable]:
         fitting, total = [], 0
         for key, layer in layers.items():
             size = _bytes(layer, dtype)
