@@ -38,7 +38,7 @@ from normlens.errors import (
 )
 from normlens.maps import Correlations, Maps
 from normlens.models import adapt
-from normlens.text import Encoded, Text, encode_ids, encode_texts, pad
+from normlens.text import Encoded, Text, check_token_types, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
 from normlens.turns import alone_with_model
 
@@ -70,7 +70,7 @@ class Lens:
     ):
         self.adapter = adapt(model)
         self.model: Any = self.adapter.model
-        self.tokenizer = tokenizer
+        self.tokenizer = None if tokenizer is False else tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
         self._products: ProductStore | None = None
@@ -160,10 +160,9 @@ class Lens:
         `scopes` and `layers` (from 0; negative from the end) choose; `heads` adds head-level ATTN
         maps. `nonlinearity` is the rule for the feed-forward activation: "ig", "ig-bias",
         "gradient" or "shapley" (`samples` permutations, `seed`; the maps' `standard_error` is that
-        of each norm). `memory_limit` ("512MB") bounds
-        what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
-        beginning of a text that is too long. `statistics` adds what the papers measure of the
-        feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
+        of each norm). `memory_limit` ("512MB") bounds what the feed-forward stage may take beside
+        inputs and outputs; `truncate` accepts the beginning of a text that is too long.
+        `statistics` adds what the papers measure of the feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
         "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
         `progress` is called with the layers done and the layers asked for, after each layer of each
         batch; what it raises ends the analysis.
@@ -285,7 +284,7 @@ class Lens:
             )
         vocabulary = getattr(self.adapter.config, "vocab_size", None)
         if text is None:
-            return encode_ids(
+            encoded, many = encode_ids(
                 input_ids,
                 attention_mask,
                 token_type_ids,
@@ -293,6 +292,8 @@ class Lens:
                 vocabulary,
                 self.max_tokens,
             )
+            check_token_types(encoded, self.adapter.token_types(), self.name)
+            return encoded, many
         many = isinstance(text, list)
         texts = text if many else [text]
         return encode_texts(texts, self.tokenizer, self.max_tokens, truncate, vocabulary), many
@@ -422,8 +423,10 @@ class Lens:
 
     def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
         inputs = pad(batch, self._pad_id, self.device)
-        if getattr(self.adapter.config, "type_vocab_size", 0) < 2:
-            inputs.pop("token_type_ids", None)
+        # A tokenizer may give types that its model does not know.
+        types = {kind for sequence in batch for kind in sequence.type_ids or ()}
+        if types and max(types) >= self.adapter.token_types():
+            del inputs["token_type_ids"]
         return inputs
 
     def _check_completeness(self, errors: Sequence[tuple[int, str, float]]) -> None:

@@ -46,7 +46,9 @@ class Maps:
     heads: Mapping[str, NDArray] = field(
         default_factory=dict
     )  # scope → [layer, head, target, source]
-    standard_error: Mapping[str, NDArray] = field(default_factory=dict)  # of each entry; Shapley only
+    standard_error: Mapping[str, NDArray] = field(
+        default_factory=dict
+    )  # of each entry; Shapley only
     #: of the feed-forward block, on request: ff_output_norm and bypassed_norm [layer, target];
     #: ff_input_mean_abs, ff_output_mean_abs and gamma [layer, d]; special_dimensions [layer, k];
     #: ff_without_special [layer, target, source], its map without them

@@ -112,6 +112,7 @@ class Worker:
             "model": identity.digest(self.identity),
             "versions": identity.software(),
         }
+        _check_tokenizer(self.lens)
         _check_masking(task.options, self.lens)
         if self._reaches_feed_forward():
             # Always, and with the same limit everywhere: a resumed run, and every worker of it,
@@ -250,6 +251,14 @@ def _load(task: Task) -> Lens:
         revision=task.options.revision,
         trust_remote_code=task.trust_remote_code,
     )
+
+
+def _check_tokenizer(lens: Lens) -> None:
+    if lens.tokenizer is None:
+        raise InputError(
+            f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
+            "tokenizer.save_pretrained(…)"
+        )
 
 
 def _check_masking(options: Options, lens: Lens) -> None:

@@ -7,6 +7,7 @@ computed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,14 @@ class Adapter:
     def max_positions(self) -> int | None:
         """The longest sequence that the model's positions allow; None if there is no limit."""
         return getattr(self.config, "max_position_embeddings", None)
+
+    def token_types(self) -> int:
+        """How many token types the model's forward pass tells apart; 0: it takes none."""
+        if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
+            return 0
+        # GPT-2 and its kin have no table of types; they look them up among the words.
+        sizes = (getattr(self.config, name, None) for name in ("type_vocab_size", "vocab_size"))
+        return next((size for size in sizes if size is not None), 2)
 
     def layer(self, block: nn.Module) -> Layer:
         """One block as a `Layer`, without autograd history."""
