@@ -28,7 +28,7 @@ from normlens.decomposition import decompose_layer, layer, plan
 from normlens.decomposition.engine import run_feed_forward
 from normlens.decomposition.feedforward import FeedForwardJob, feed_forward_norms
 from normlens.decomposition.fused.operands import PRECISIONS
-from normlens.decomposition.projections import ProjectionCache
+from normlens.decomposition.projections import ProductStore
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}
@@ -124,8 +124,10 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
         pass
     finally:
         layer.run_feed_forward = before
-    # As a lens does, which keeps products of weights from text to text.
-    caught[0].remembered = ProjectionCache(1 << 31).of(0, None)
+    # As a prepared lens does, which keeps products of weights from text to text.
+    store = ProductStore(1 << 31)
+    store.refresh({0: made}, {0}, dtype)
+    caught[0].kept = store.of(0)
     return caught[0]
 
 

@@ -174,6 +174,19 @@ def test_segments_are_padded_away(lens):
     assert_equal(found, lens.maps(input_ids=IDS, token_type_ids=[0, 0, 0, 1, 1, 1, 1]))
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_a_batch_moves_an_entry_by_little_of_its_maps_largest_one(family, tiny):
+    """What docs/corpus.md says of batches; of a small entry itself it can be more."""
+    lens = normlens.load(tiny(family, torch.float32))
+    chance = np.random.default_rng(0)
+    texts = [chance.integers(3, 60, size).tolist() for size in (2, 5, 9, 17, 30, 46)]
+    for found, ids in zip(lens.maps(input_ids=texts, batch_size=6), texts, strict=True):
+        alone = lens.maps(input_ids=ids)
+        for scope in alone.scopes:
+            moved = np.abs(found[scope] - alone[scope]).max((1, 2))
+            assert (moved <= 1e-6 * alone[scope].max((1, 2))).all(), scope
+
+
 # Choosing -----------------------------------------------------------------------------------------
 
 

@@ -129,15 +129,15 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
         )
     if "`model_type` key" in text:
         return ModelLoadError(
-            f'the config.json of {name!r} has no "model_type", so nothing says which architecture '
-            'it is; add it there (for example "model_type": "bert"), or save the model again with '
+            f'the config.json of {name!r} has no "model_type", which says what architecture it is; '
+            'add it there (for example "model_type": "bert"), or save the model again with '
             "model.save_pretrained(…)"
         )
     if "does not recognize this architecture" in text:
         return ModelLoadError(
             f"the transformers that is installed does not know the architecture of {name!r} "
-            f'({one_line(error).split(" but ")[0]}); upgrade it, or check the "model_type" in its '
-            "config.json"
+            f"({one_line(error).split(' but ')[0]}); upgrade it, or check "
+            '"model_type" in the config.json'
         )
     chain = list(_chain(error))
 

@@ -162,10 +162,11 @@ class Lens:
         "gradient" or "shapley" (`samples` permutations, `seed`; the maps' `standard_error` is that
         of each norm). `memory_limit` ("512MB") bounds what the feed-forward stage may take beside
         inputs and outputs; `truncate` accepts the beginning of a text that is too long.
-        `statistics` adds what the papers measure of the feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
-        "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
-        `progress` is called with the layers done and the layers asked for, after each layer of each
-        batch; what it raises ends the analysis.
+        `statistics` adds what the papers measure of the feed-forward block's vectors. `precision`
+        is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
+        "bfloat16"; the maps' provenance says which it was. `progress` is called with the layers
+        done and the layers asked for, after each layer of each batch; what it raises ends the
+        analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         done = self.analyse(

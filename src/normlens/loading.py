@@ -182,7 +182,7 @@ def _pretrained(origin: Origin, dtype: Any) -> Any:
 
 
 def _tokenizer(origin: Origin) -> Any:
-    """The tokenizer that comes with a model; None where none does, which `input_ids` do not need."""
+    """The tokenizer that comes with a model; None where none does: `input_ids` need none."""
     try:
         return _read_tokenizer(origin)
     except _UnusableTokenizerError:
