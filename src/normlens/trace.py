@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,14 @@ def _trace(
     wanted = set(layers)
     blocks = list(adapter.blocks())
     recorder = _Recorder(adapter, wanted, consume)
-    with torch.no_grad(), _evaluation(model), _eager_attention(model), ExitStack() as hooks:
-        for block in _unique(blocks):
-            recorder.watch(block, hooks)
-        model(**inputs, **_plain_options(model))
+    try:
+        with torch.no_grad(), _evaluation(model), _eager_attention(model), _Hooks() as hooks:
+            for block in _unique(blocks):
+                recorder.watch(block, hooks)
+            model(**inputs, **_plain_options(model))
+    finally:
+        # Ctrl-C inside torch may keep a hook from being noted; it must not listen to later calls.
+        recorder.thread = None
     if recorder.calls != len(blocks):
         raise UnsupportedModelError(
             f"the model ran {recorder.calls} blocks where its adapter lists {len(blocks)}"
@@ -73,12 +77,12 @@ class _Recorder:
 
     def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
-        self.thread = threading.get_ident()
+        self.thread: int | None = threading.get_ident()
         self.calls = 0
         self.x: Tensor | None = None
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
 
-    def watch(self, block: nn.Module, hooks: ExitStack) -> None:
+    def watch(self, block: nn.Module, hooks: _Hooks) -> None:
         layer = self.adapter.layer(block)
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,9 +100,9 @@ class _Recorder:
             self.seen.clear()
 
         for module, event in _probes(layer):
-            hooks.enter_context(_removing(self._probe(module, event)))
-        hooks.enter_context(_removing(block.register_forward_pre_hook(begin, with_kwargs=True)))
-        hooks.enter_context(_removing(block.register_forward_hook(end)))
+            hooks.handles.append(self._probe(module, event))
+        hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
+        hooks.handles.append(block.register_forward_hook(end))
 
     def _probe(self, module: nn.Module, event: str) -> Any:
         def keep(value: Any) -> None:
@@ -187,24 +191,46 @@ def _second(output: Any) -> Any:
     return output
 
 
-@contextmanager
-def _removing(handle: Any) -> Iterator[None]:
+class _Hooks:
+    """Hooks that are all taken off at the end."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> _Hooks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _undo(self._remove)
+
+    def _remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def _undo(change: Callable[[], None]) -> None:
+    """Undo a change to the end, though Ctrl-C may strike meanwhile."""
     try:
-        yield
-    finally:
-        handle.remove()
+        change()
+    except KeyboardInterrupt:
+        change()
+        raise
 
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
     """Dropout off, and every module's mode put back afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module in training:
             module.training = True
+
+    try:
+        model.eval()
+        yield
+    finally:
+        _undo(restore)
 
 
 @contextmanager
@@ -214,11 +240,11 @@ def _eager_attention(model: Any) -> Iterator[None]:
     if previous in ("eager", None) or not hasattr(model, "set_attn_implementation"):
         yield
         return
-    model.set_attn_implementation("eager")
     try:
+        model.set_attn_implementation("eager")
         yield
     finally:
-        model.set_attn_implementation(previous)
+        _undo(lambda: model.set_attn_implementation(previous))
 
 
 def _plain_options(model: nn.Module) -> dict[str, Any]:

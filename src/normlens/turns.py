@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,9 +30,7 @@ class _Turn:
     """One lock; turns are taken in the order of their numbers, so that nobody waits in a circle."""
 
     number: int = field(default_factory=lambda: next(_numbers))
-    # C code notes the owner of this kind together with the lock itself, so an interrupt cannot
-    # come between the two.
-    lock: Any = field(default_factory=threading.RLock)
+    lock: Any = field(default_factory=threading.RLock)  # of the kind that knows its owner
 
 
 #: The turn of each object, by its id; an entry goes when its object does.
@@ -55,14 +53,16 @@ def alone_with(shared: Iterable[Any], work: Callable[[], T], what: str = "object
             f"this {what} is at work already, in this same thread (perhaps from a `progress` "
             "function); wait for that call to return"
         )
-    try:
-        for turn in turns:
-            turn.lock.acquire()
+    return _holding(turns, work)
+
+
+def _holding(turns: Sequence[_Turn], work: Callable[[], T]) -> T:
+    if not turns:
         return work()
-    finally:
-        for turn in turns:
-            if turn.lock._is_owned():
-                turn.lock.release()
+    # Python takes and releases a lock of this kind in a `with` statement without a point between
+    # where Ctrl-C could strike; no other way is as safe.
+    with turns[0].lock:
+        return _holding(turns[1:], work)
 
 
 def _turns_of(shared: Iterable[Any]) -> list[_Turn]:
