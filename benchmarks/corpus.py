@@ -51,7 +51,7 @@ def measure_time(sequences: int, repeats: int, threads: int | None, scratch: Pat
 
     if threads is not None:
         torch.set_num_threads(threads)
-    lens = normlens.load("minilm", device="cpu")
+    lens = normlens.load("minilm", device="cpu").prepare()  # as a run does
     source = data_source()
     data = open_data(source, limit=sequences)
     encoded = [encode_record(record, lens.tokenizer, max_length=128) for record in data]

@@ -4,14 +4,16 @@ All of it on BERT-base shapes with random weights, in one run on one machine, be
 of times that were measured together mean anything:
 
     normlens      all scopes of all layers, from token ids to arrays
+    prepared      the same by a lens that was prepared (`Lens.prepare`)
     published     parts as an n×n×H×d tensor, then n×n×d through both feed-forward products
     floor         the one matrix product of 2·n²·m·d operations per layer
     forward       the model's plain forward pass
     normlens-ln   the scopes up to ATTNRESLN-N alone, of layers whose forward pass is done
     published-ln  the same the published way
 
-    python benchmarks/cpu.py           # prints the table
-    python benchmarks/cpu.py --docs    # and writes it and its plot into docs/
+    python benchmarks/cpu.py                     # prints the table
+    python benchmarks/cpu.py --docs              # and writes it and its plot into docs/
+    python benchmarks/cpu.py --prepared [--docs] # what preparing gains, on short texts
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ H, D, M = 12, 768, 3072
 SLOW_REPEATS = 3  # of the published way, which takes longest and whose ratios are large
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEFORE_FF = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N"]
-WAYS = ("normlens", "published", "floor", "forward", "normlens-ln", "published-ln")
+WAYS = ("normlens", "prepared", "published", "floor", "forward", "normlens-ln", "published-ln")
 
 
 def bert(layers: int):
@@ -92,7 +94,7 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
     from normlens.trace import trace
 
     model = bert(layers)
-    lens = normlens.load(model)
+    lens, prepared_lens = normlens.load(model), normlens.load(model)
     ids = torch.randint(1000, 30000, (1, n), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
 
@@ -100,6 +102,10 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
 
     def ours() -> None:
         lens.maps(input_ids=ids[0].tolist())
+
+    def prepared() -> Callable[[], object]:
+        prepared_lens.prepare()
+        return lambda: prepared_lens.maps(input_ids=ids[0].tolist())
 
     def published() -> None:
         trace(lens.adapter, inputs, range(layers), lambda traced: by_publication(traced, True))
@@ -132,6 +138,7 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
 
     make = {
         "normlens": lambda: ours,
+        "prepared": prepared,
         "published": lambda: published,
         "floor": floor,
         "forward": lambda: forward,
@@ -141,9 +148,15 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
     return {name: make[name]() for name in names}
 
 
-def measure(n: int, layers: int, repeats: int) -> dict[str, float]:
+def measure(
+    n: int,
+    layers: int,
+    repeats: int,
+    names: tuple[str, ...] = WAYS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     """Best seconds of each way; the ways take turns so that noise hits them alike."""
-    ways = tasks(n, layers)
+    ways = tasks(n, layers, names)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for name in ways:
         ways[name]()
@@ -151,9 +164,9 @@ def measure(n: int, layers: int, repeats: int) -> dict[str, float]:
         for name, run in ways.items():
             if name.startswith("published") and turn >= SLOW_REPEATS:
                 continue
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: min(times) for name, times in seconds.items()}
 
 
@@ -185,9 +198,7 @@ def _status(field: str) -> int:
 def report(results: dict) -> str:
     """The table as Markdown."""
     lines = [
-        f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}; "
-        f"BERT-base shapes, {results['layers']} layers, float32; ratios of the best of "
-        f"{results['repeats']} times, measured in turn in one run.",
+        described(results),
         "",
         "| n | whole layer: published ÷ NormLens | up to ATTNRESLN-N: published ÷ NormLens "
         "| NormLens ÷ floor | NormLens ÷ forward pass | peak MiB: NormLens | published |",
@@ -196,12 +207,43 @@ def report(results: dict) -> str:
     for n, row in results["sizes"].items():
         t, peak = row["seconds"], row.get("peak", {})
         lines.append(
-            f"| {n} | {t['published'] / t['normlens']:.2f} "
-            f"| {t['published-ln'] / t['normlens-ln']:.1f} | {t['normlens'] / t['floor']:.2f} "
-            f"| {t['normlens'] / t['forward']:.1f} | {peak.get('normlens', float('nan')):.0f} "
+            f"| {n} | {t['published'] / t['prepared']:.2f} "
+            f"| {t['published-ln'] / t['normlens-ln']:.1f} | {t['prepared'] / t['floor']:.2f} "
+            f"| {t['prepared'] / t['forward']:.1f} | {peak.get('normlens', float('nan')):.0f} "
             f"| {peak.get('published', float('nan')):.0f} |"
         )
     return "\n".join(lines)
+
+
+def described(results: dict) -> str:
+    return (
+        f"{results['cpu']}, {results['threads']} threads, torch {results['torch']}; "
+        f"BERT-base shapes, {results['layers']} layers, float32; ratios of the best of "
+        f"{results['repeats']} times, measured in turn in one run."
+    )
+
+
+def report_prepared(results: dict) -> str:
+    """What preparing gains, as Markdown."""
+    sizes = {n: row["seconds"] for n, row in results["sizes"].items()}
+    return "\n".join(
+        [
+            described(results).replace("times,", "CPU times,"),
+            "",
+            "| n | " + " | ".join(str(n) for n in sizes) + " |",
+            "|---" * (1 + len(sizes)) + "|",
+            "| not prepared ÷ prepared | "
+            + " | ".join(f"{t['normlens'] / t['prepared']:.2f}" for t in sizes.values())
+            + " |",
+        ]
+    )
+
+
+def write_block(name: str, text: str) -> None:
+    """Put a text between its marks in docs/performance.md."""
+    page = DOCS / "performance.md"
+    pattern = rf"(<!-- {name}:.*?-->\n).*?(<!-- /{name} -->)"
+    page.write_text(re.sub(pattern, f"\\1\n{text}\n\n\\2", page.read_text(), flags=re.S))
 
 
 def plot(results: dict, path: Path) -> None:
@@ -213,12 +255,13 @@ def plot(results: dict, path: Path) -> None:
     time_axes, memory_axes = figure.subplots(1, 2)
     sizes = [int(n) for n in results["sizes"]]
     rows = list(results["sizes"].values())
-    unit = rows[0]["seconds"]["normlens"]
-    styles = {"published": "o--", "normlens": "s-", "floor": "^:", "forward": "d-."}
+    unit = rows[0]["seconds"]["prepared"]
+    styles = {"published": "o--", "prepared": "s-", "floor": "^:", "forward": "d-."}
     for name, style in styles.items():
         time_axes.plot(sizes, [row["seconds"][name] / unit for row in rows], style, label=name)
-        if name in ("published", "normlens"):  # the others take next to nothing
-            memory_axes.plot(sizes, [row["peak"][name] for row in rows], style, label=name)
+    for name in ("published", "normlens"):  # the others take next to nothing
+        style = styles.get(name, "s-")
+        memory_axes.plot(sizes, [row["peak"][name] for row in rows], style, label=name)
     time_axes.set(ylabel=f"time (1 = NormLens at n = {sizes[0]})", title="Growth with length")
     memory_axes.set(ylabel="peak memory beyond the model (MiB)", title="Memory")
     for axes in (time_axes, memory_axes):
@@ -239,7 +282,8 @@ def cpu_name() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="64,128,256", help="numbers of tokens")
+    parser.add_argument("--sizes", help="numbers of tokens")
+    parser.add_argument("--prepared", action="store_true", help="only what preparing gains")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--docs", action="store_true", help="update docs/performance.md")
@@ -247,7 +291,8 @@ def main() -> None:
     parser.add_argument("--peak-of", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_grad_enabled(False)
-    sizes = [int(n) for n in options.sizes.split(",")]
+    usual = "8,16,32,64,128" if options.prepared else "64,128,256"
+    sizes = [int(n) for n in (options.sizes or usual).split(",")]
     if options.peak_of:
         print_peak(options.peak_of, sizes[0], options.layers)
         return
@@ -259,6 +304,16 @@ def main() -> None:
         "repeats": options.repeats,
         "sizes": {},
     }
+    if options.prepared:
+        for n in sizes:
+            # Both do the same work but for the products, so CPU time will do, and it is quieter.
+            names = ("normlens", "prepared")
+            seconds = measure(n, options.layers, options.repeats, names, time.process_time)
+            results["sizes"][n] = {"seconds": seconds}
+        print(report_prepared(results))
+        if options.docs:
+            write_block("prepared", report_prepared(results))
+        return
     for n in sizes:
         row: dict = {"seconds": measure(n, options.layers, options.repeats)}
         if not options.no_memory and os.path.exists("/proc/self/clear_refs"):
@@ -271,10 +326,7 @@ def main() -> None:
     print(report(results))
     if options.docs:
         plot(results, DOCS / "images" / "cpu.svg")
-        page = DOCS / "performance.md"
-        block = f"\\1\n{report(results)}\n\n![Time and memory](images/cpu.svg)\n\n\\2"
-        text = re.sub(r"(<!-- cpu:.*?-->\n).*?(<!-- /cpu -->)", block, page.read_text(), flags=re.S)
-        page.write_text(text)
+        write_block("cpu", f"{report(results)}\n\n![Time and memory](images/cpu.svg)")
 
 
 if __name__ == "__main__":

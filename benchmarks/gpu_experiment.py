@@ -32,7 +32,7 @@ def spearman_errors(model: str) -> list[str]:
     texts = [" ".join(json.loads(line)["words"]) for line in lines]
     exact = normlens.load(model, device="cuda", dtype="float64").maps(texts)
     expected = [correlate(maps).rho for maps in exact]
-    lens = normlens.load(model, device="cuda", dtype="float32")
+    lens = normlens.load(model, device="cuda", dtype="float32").prepare()
     lines = [
         f"Correlations of real maps, {lens.n_layers} layers of {Path(model).name}, {len(texts)} "
         "texts, all pairs of scopes, against those of float64 maps:",
@@ -66,7 +66,7 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
 
     torch.manual_seed(0)
     model = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False).eval()
-    lens = normlens.load(model, device="cuda")
+    lens = normlens.load(model, device="cuda").prepare()  # as a corpus run does
     scopes = [scope for scope in lens.scopes if scope != "ATTNRES-W"]
     ids = torch.randint(1000, 30000, (sequences, tokens)).tolist()
     encoded = [Encoded(row, [str(token) for token in row], [False] * tokens) for row in ids]

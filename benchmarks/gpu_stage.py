@@ -28,7 +28,7 @@ from normlens.components import Attention, Branch, FeedForward, Layer, Linear, N
 from normlens.decomposition import decompose_layer, plan
 from normlens.decomposition.engine import run_feed_forward
 from normlens.decomposition.fused.operands import PRECISIONS
-from normlens.decomposition.projections import ProjectionCache
+from normlens.decomposition.projections import ProductStore
 from normlens.decomposition.tiles import FeedForwardJob, feed_forward_norms
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
@@ -122,8 +122,10 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
         decompose_layer(
             made.to(dtype), x.to(dtype), alpha.to(dtype), [shape.n] * shape.batch, made.scopes
         )
-    # As a lens does, which keeps products of weights from text to text.
-    return replace(caught[0], remembered=ProjectionCache(1 << 31).of(0, None))
+    # As a prepared lens does, which keeps products of weights from text to text.
+    store = ProductStore(1 << 31)
+    store.refresh({0: made}, {0}, dtype)
+    return replace(caught[0], kept=store.of(0))
 
 
 @contextmanager

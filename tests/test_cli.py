@@ -396,6 +396,14 @@ def test_models_that_cannot_be_used(kind: str, model: Path, tmp_path: Path, shel
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_model_without_a_tokenizer(model: Path, tmp_path: Path, shell: Shell) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    for path in folder.glob("token*"):
+        path.unlink()
+    assert "no tokenizer" in shell.error("map", TEXT, "--model", folder)
+    shell("map", TEXT, "--model", folder, "--tokenizer", model)
+
+
 @pytest.mark.parametrize("name", ["someone/no-such-model", "bert-base-uncased"])
 def test_a_name_without_the_hub(name: str, shell: Shell) -> None:
     line = shell.error("map", TEXT, "--model", name)

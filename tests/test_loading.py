@@ -118,7 +118,18 @@ def garble_config(folder: Path) -> None:
 
 
 def forget_model_type(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def invent_model_type(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "newest"}))
+
+
+def garble_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{no json")
 
 
 def pickle_payload(folder: Path) -> None:
@@ -168,11 +179,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], type[NormLensError], tuple[str,
         ("holds no weights", "save_pretrained"),
     ),
     "no config": (without("config.json"), ModelLoadError, ("no config.json", "save_pretrained")),
-    "no tokenizer": (without("token*"), ModelLoadError, ("has no tokenizer", "--tokenizer")),
+    "garbled tokenizer": (
+        garble_tokenizer,
+        ModelLoadError,
+        ("no usable tokenizer", "--tokenizer", "tokenizer=False"),
+    ),
     "truncated weights": (truncate_weights, ModelLoadError, ("cannot load", "again")),
     "garbled weights": (garble_weights, ModelLoadError, ("cannot load", "again")),
     "garbled config": (garble_config, ModelLoadError, ("not a valid JSON", "again")),
-    "no model type": (forget_model_type, ModelLoadError, ("model_type",)),
+    "no model type": (
+        forget_model_type,
+        ModelLoadError,
+        ("config.json", 'has no "model_type"', "add it there"),
+    ),
+    "an unknown model type": (
+        invent_model_type,
+        ModelLoadError,
+        ("does not know the architecture", "`newest`", "upgrade"),
+    ),
     "a pickle with code": (pickle_payload, ModelLoadError, ("run code", "safetensors")),
     "a plain pickle": (pickle_payload_plainly, ModelLoadError, ("run code", "safetensors")),
     "custom code": (add_custom_code, ModelLoadError, ("--trust-remote-code", "trust its author")),
@@ -218,6 +242,8 @@ def test_damaged_folder(kind: str, folder: Path) -> None:
     assert all(word in message for word in words), message
     assert "\n" not in message
     assert "weights_only" not in message  # nobody should be told to switch it off
+    # What is missing or unknown is not called damaged.
+    assert "may be damaged" not in message or "model type" not in kind
     assert not (folder / "EXECUTED").exists()
 
 
@@ -248,6 +274,37 @@ def test_tokenizer_from_another_folder(folder: Path, tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
     lens = normlens.load(folder, str(tmp_path / "tokenizer"))
     assert lens.maps("the cat").tokens == ["[CLS]", "the", "cat", "[SEP]"]
+
+
+def test_a_folder_without_a_tokenizer_takes_ids(folder: Path) -> None:
+    """Models of proteins and molecules are often published so."""
+    without("token*")(folder)
+    lens = normlens.load(folder)
+    assert lens.tokenizer is None
+    expected = normlens.load(tiny_model("bert")).maps(input_ids=[4, 5, 6])
+    np.testing.assert_array_equal(lens.maps(input_ids=[4, 5, 6])["LN2"], expected["LN2"])
+    with pytest.raises(InputError, match=r"no tokenizer.*--tokenizer.*input_ids"):
+        lens.maps("the cat")
+
+
+@pytest.mark.parametrize("source", ["folder", "object"])
+def test_no_tokenizer_wanted(source: str, good: Path) -> None:
+    lens = normlens.load(good if source == "folder" else tiny_model("bert"), tokenizer=False)
+    assert lens.tokenizer is None
+    assert lens.maps(input_ids=[4, 5, 6]).tokens == ["4", "5", "6"]
+    with pytest.raises(InputError, match="no tokenizer"):
+        lens.maps("the cat")
+
+
+def test_a_damaged_tokenizer_can_be_left_out(folder: Path) -> None:
+    garble_tokenizer(folder)
+    assert len(normlens.load(folder, tokenizer=False).maps(input_ids=[4, 5])) == 2
+
+
+@pytest.mark.parametrize("tokenizer", [True, 3, ["a"]])
+def test_what_is_not_a_tokenizer(tokenizer: Any, good: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer is .* or False for none, not"):
+        normlens.load(good, tokenizer)
 
 
 def test_missing_tokenizer_folder(good: Path) -> None:

@@ -329,6 +329,107 @@ def test_a_mask_that_masks_everything(lens):
         lens.maps(input_ids=[[3, 4]], attention_mask=[[0, 0]])
 
 
+@pytest.mark.parametrize("mask", [[1, 0, 1], [0, 1, 0, 1, 1, 0], [1, 1, 0, 0, 1]])
+def test_a_mask_with_a_hole_is_refused(mask, lens):
+    """Leaving the token out would move all that follow it to other positions."""
+    ids = [5, 6, 7, 8, 9, 10][: len(mask)]
+    hole = mask.index(0, mask.index(1))
+    with pytest.raises(InputError, match=rf"0 at position {hole}, between tokens.*ends only"):
+        lens.maps(input_ids=[ids], attention_mask=[mask])
+    with pytest.raises(InputError, match="between tokens"):
+        lens.maps(input_ids=[ids, ids], attention_mask=[[1] * len(mask), mask])
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
+def test_padding_may_stand_at_either_end(mask, lens):
+    ids = iter([7, 8, 9])
+    padded = [next(ids) if flag else 0 for flag in mask]
+    (found,) = lens.maps(input_ids=[padded], attention_mask=[mask])
+    np.testing.assert_array_equal(found["FF"], lens.maps(input_ids=[7, 8, 9])["FF"])
+
+
+@pytest.mark.parametrize(("mask", "words"), [([1, 2], "holds 2"), ([-1, 1], "holds -1")])
+def test_a_mask_of_other_numbers_is_refused(mask, words, lens):
+    with pytest.raises(InputError, match=words):
+        lens.maps(input_ids=[[3, 4]], attention_mask=[mask])
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+def test_what_is_not_an_integer_is_named(name, lens):
+    with pytest.raises(InputError, match=f"{name} must be integers"):
+        lens.maps(input_ids=[3, 4], **{name: [0.5, 1.0]})
+
+
+# Token types --------------------------------------------------------------------------------------
+
+TYPES = [0, 0, 1, 1]
+
+
+def expected_input(model: Any, ids: list[int], types: list[int] | None) -> torch.Tensor:
+    """What the model's last layer gives, so that no map can be right without the types."""
+    given = {} if types is None else {"token_type_ids": torch.tensor([types])}
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), **given).last_hidden_state[0]
+
+
+def traced_output(lens: normlens.Lens, **given: Any) -> torch.Tensor:
+    """The last vectors of the model as the lens runs it."""
+    seen = []
+    handle = lens.model.register_forward_hook(lambda _, __, out: seen.append(out[0]))
+    try:
+        lens.maps(**given)
+    finally:
+        handle.remove()
+    return seen[0][0]
+
+
+@pytest.mark.parametrize("types", [TYPES, [0, 0, 0, 0]])
+@pytest.mark.parametrize(
+    "family", ["bert", "albert", "electra", "roberta", "gpt2", "gpt_neo", "gptj"]
+)
+def test_token_types_reach_the_model(family, types):
+    """GPT-2 and its kin add a word's vector for them, so that zeros are something, too."""
+    model = tiny_model(family)
+    lens = normlens.load(model)
+    ids = [5, 6, 7, 8]
+    found = traced_output(lens, input_ids=ids, token_type_ids=types)
+    torch.testing.assert_close(found, expected_input(model, ids, types))
+    alone = traced_output(lens, input_ids=ids)
+    torch.testing.assert_close(alone, expected_input(model, ids, None))
+
+
+def test_types_that_a_tokenizer_gives_reach_the_model():
+    model = tiny_model("gpt2")
+    lens = normlens.load(model, wordpiece())
+    text = "the dogs"
+    given = {key: list(wordpiece()(text)[key]) for key in ("input_ids", "token_type_ids")}
+    expected = expected_input(model, given["input_ids"], given["token_type_ids"])
+    torch.testing.assert_close(traced_output(lens, text=text), expected)
+
+
+@pytest.mark.parametrize("family", ["distilbert", "opt", "llama", "modernbert", "deberta-v2"])
+def test_types_for_a_model_without_them_are_refused(family):
+    lens = normlens.load(tiny_model(family))
+    with pytest.raises(InputError, match=r"token_type_ids holds 1.*has no token types; leave"):
+        lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=TYPES)
+    zeros = lens.maps(input_ids=[5, 6, 7, 8], token_type_ids=[0] * 4)
+    np.testing.assert_array_equal(zeros["ATTN-N"], lens.maps(input_ids=[5, 6, 7, 8])["ATTN-N"])
+
+
+@pytest.mark.parametrize(("family", "wrong"), [("bert", 2), ("bert", -1), ("gpt2", 64)])
+def test_types_out_of_range_are_refused(family, wrong):
+    with pytest.raises(InputError, match=rf"token_type_ids holds {wrong}.*knows types 0 to"):
+        normlens.load(tiny_model(family)).maps(input_ids=[5, 6], token_type_ids=[0, wrong])
+
+
+def test_types_for_some_sequences_of_a_batch_only():
+    with_types, without = (
+        Encoded([5, 6], ["", ""], [False, False], type_ids=types) for types in ([0, 1], None)
+    )
+    with pytest.raises(InputError, match="give them to all"):
+        pad([with_types, without], 0, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
 @pytest.mark.parametrize("shape", [[[1]], [[1, 1], [1, 1]], [[1, 1, 1]]])
 def test_shapes_that_differ(name, shape, lens):

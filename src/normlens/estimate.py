@@ -161,11 +161,6 @@ class Analysis:
     samples: int = 64
     memory_limit: int | None = None
 
-    @property
-    def tile_limit(self) -> int | None:
-        """The lens gives one half of its limit to tiles, one to projections that it keeps."""
-        return None if self.memory_limit is None else self.memory_limit // 2
-
     def depth(self, layer: LayerSizes) -> int:
         """How many components, counted from the attention, the deepest scope takes; 0 is none."""
         prefix, deepest = "", 0
@@ -240,13 +235,15 @@ def _reaches_feed_forward(layer: LayerSizes, analysis: Analysis) -> bool:
 
 def _plan(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Plan:
     shape = shape_of(layer, analysis.tokens, sizes.compute_itemsize)
-    return choose_plan(shape, analysis.tile_limit)
+    return choose_plan(shape, analysis.memory_limit)
 
 
-def _projects_heads(layer: LayerSizes, analysis: Analysis) -> bool:
+def _projects_heads(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
     """Whether B W is formed instead of U W, as `decomposition.projections` decides it."""
-    n = analysis.batch * analysis.tokens
-    return analysis.rule != "shapley" and n * layer.d > layer.d_head * (layer.d + n)
+    n = analysis.tokens
+    if analysis.rule == "shapley" or _plan(layer, sizes, analysis).method != "tiles":
+        return False
+    return n * layer.d > layer.d_head * (layer.d + n)
 
 
 def _head_projections(layer: LayerSizes) -> int:
@@ -301,16 +298,18 @@ def _feed_forward_operations(
     if analysis.rule == "shapley":
         blocks = -(-n // plan.targets)
         players = blocks * 2 * n * layer.heads * d * m * k + 2 * n * n * layer.heads * m * k
-        draws = analysis.samples * 2 * n * (n + 1) * m * d
+        # Orders are elementwise; their mean, and a gradient of each norm, pass W_down once.
+        behind = _scopes_behind(layer, depth) if analysis.samples > 1 else 0
+        products = 2 * n * m * d * (n + 1 + behind * n)
         return {
             "feed-forward rows": b * 2 * n * m * d * (k + 2),
-            "feed-forward pairs": b * (players + draws),
+            "feed-forward pairs": b * (players + products),
         }
     # Two products with each input projection (the real vector, the token's own part) and three
     # with the output projection; the bias's share has a few rows only.
     rows = b * 2 * n * d * m * (2 * k + 3)
     per_source = d
-    if _projects_heads(layer, analysis):
+    if _projects_heads(layer, sizes, analysis):
         rows += 2 * d * _head_projections(layer)
         per_source = layer.d_head
     if plan.method == "tiles":
@@ -318,10 +317,15 @@ def _feed_forward_operations(
     _, pairs = covered(layer.reach, n, plan)
     inside = Shape(n, pairs, d, m, layer.heads, k, sizes.compute_itemsize)
     count = inside.matrix_operations if plan.method == "matrices" else inside.tile_operations
-    assert layer.feed_forward_at is not None
-    tail = layer.symbols[layer.feed_forward_at + 1 : depth]
+    tail = layer.symbols[depth - _scopes_behind(layer, depth) + 1 : depth]
     bypass = tail.count("RES") * 2 * pairs * layer.heads * d
     return {"feed-forward rows": rows, "feed-forward pairs": b * (count + bypass)}
+
+
+def _scopes_behind(layer: LayerSizes, depth: int) -> int:
+    """Scopes from the feed-forward block on, up to the deepest that is asked for."""
+    assert layer.feed_forward_at is not None
+    return depth - layer.feed_forward_at
 
 
 # Memory -----------------------------------------------------------------------------------------
@@ -338,21 +342,9 @@ def _memory(chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis)
     return {
         "model weights": sizes.parameters * sizes.itemsize,
         **worst,
-        "kept projections": _kept(chosen, sizes, analysis),
         # The layer's own maps are still there while they join those of the layers before.
         "result maps": b * (len(chosen) + 1) * maps * n * n * item,
     }
-
-
-def _kept(chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis) -> int:
-    """Products of weights that the lens keeps for the next text, layer by layer while they fit."""
-    total = 0
-    for layer in chosen:
-        if _reaches_feed_forward(layer, analysis) and _projects_heads(layer, analysis):
-            more = _head_projections(layer) * sizes.compute_itemsize
-            if analysis.tile_limit is None or total + more <= analysis.tile_limit:
-                total += more
-    return total
 
 
 def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> dict[str, int]:
@@ -366,7 +358,7 @@ def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> d
     copy = layer.matrices if converted else 0
     if _reaches_feed_forward(layer, analysis):
         tokens += b * n * layer.m * (layer.projections + 4)
-        if _projects_heads(layer, analysis):
+        if _projects_heads(layer, sizes, analysis):
             factors += _head_projections(layer)
         buffers = max(buffers, _tile_buffer(layer, sizes, analysis))
     return {
@@ -388,5 +380,6 @@ def _tile_buffer(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> in
     plan = _plan(layer, sizes, analysis)
     if analysis.rule == "shapley":
         rows = (analysis.tokens + 1) * plan.targets
-        return rows * (layer.m * (2 * layer.projections + 3) + 4 * layer.d) * sizes.compute_itemsize
+        wide = 2 * layer.projections + 5 + _scopes_behind(layer, analysis.depth(layer))
+        return rows * (layer.m * wide + 4 * layer.d) * sizes.compute_itemsize
     return plan.memory(shape_of(layer, analysis.tokens, sizes.compute_itemsize))

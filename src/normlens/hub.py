@@ -127,6 +127,18 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
             f"{name!r} brings Python code of its own, which NormLens does not run unless told to; "
             "if you trust its author, pass trust_remote_code=True (--trust-remote-code)"
         )
+    if "`model_type` key" in text:
+        return ModelLoadError(
+            f'the config.json of {name!r} has no "model_type", which says what architecture it is; '
+            'add it there (for example "model_type": "bert"), or save the model again with '
+            "model.save_pretrained(…)"
+        )
+    if "does not recognize this architecture" in text:
+        return ModelLoadError(
+            f"the transformers that is installed does not know the architecture of {name!r} "
+            f"({one_line(error).split(' but ')[0]}); upgrade it, or check "
+            '"model_type" in the config.json'
+        )
     chain = list(_chain(error))
 
     def due_to(kind: type[BaseException]) -> bool:

@@ -49,7 +49,9 @@ class LabelledMaps:
     provenance: dict[str, Any] = field(default_factory=dict)
     mixing: Mapping[str, LayerTarget] = field(default_factory=dict)  # by scope
     heads: Mapping[str, LayerHeadTargetSource] = field(default_factory=dict)  # by scope
-    standard_error: Mapping[str, LayerTargetSource] = field(default_factory=dict)  # Shapley only
+    standard_error: Mapping[str, LayerTargetSource] = field(
+        default_factory=dict
+    )  # of each norm; Shapley only
     #: of the feed-forward block, on request; `normlens.axes` names them with their axes
     statistics: Mapping[str, NDArray] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)

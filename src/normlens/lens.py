@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +20,17 @@ from normlens.checks import Checks
 from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, Settings, decompose_layer
+from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.engine import AUTO, PRECISIONS
 from normlens.decomposition.least import check_limit
-from normlens.decomposition.memory import default_limit, free_memory, is_out_of_memory, parse_bytes
-from normlens.decomposition.projections import ProjectionCache
+from normlens.decomposition.memory import (
+    DEFAULT_LIMIT,
+    DEFAULT_PREPARED,
+    device_memory,
+    is_out_of_memory,
+    parse_bytes,
+)
+from normlens.decomposition.projections import ProductStore
 from normlens.errors import (
     CompletenessError,
     InputError,
@@ -34,8 +42,9 @@ from normlens.errors import (
 from normlens.maps import Correlations, Maps
 from normlens.models import adapt
 from normlens.models.readiness import padding_spoils
-from normlens.text import Encoded, Text, encode_ids, encode_texts, pad
+from normlens.text import Encoded, Text, check_token_types, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
+from normlens.turns import alone_with_model
 
 #: Largest relative error of parts + bias against the model's own vectors, by the model's dtype.
 TOLERANCE = {
@@ -67,10 +76,10 @@ class Lens:
     ):
         self.adapter = adapt(model)
         self.model: Any = self.adapter.model
-        self.tokenizer = tokenizer
+        self.tokenizer = None if tokenizer is False else tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
-        self._projections = ProjectionCache(0)
+        self._products: ProductStore | None = None
         _check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------
@@ -156,13 +165,14 @@ class Lens:
 
         `scopes` and `layers` (from 0; negative from the end) choose; `heads` adds head-level ATTN
         maps. `nonlinearity` is the rule for the feed-forward activation: "ig", "ig-bias",
-        "gradient" or "shapley" (`samples` permutations, `seed`). `memory_limit` ("512MB") bounds
-        what the feed-forward stage may take beside inputs and outputs; `truncate` accepts the
-        beginning of a text that is too long. `statistics` adds what the papers measure of the
-        feed-forward block's vectors. `precision` is that of the feed-forward products on a GPU:
-        "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
-        `progress` is called with the layers done and the layers asked for, after each layer of each
-        batch; what it raises ends the analysis.
+        "gradient" or "shapley" (`samples` permutations, `seed`; the maps' `standard_error` is that
+        of each norm). `memory_limit` ("512MB") bounds what the feed-forward stage may take beside
+        inputs and outputs; `truncate` accepts the beginning of a text that is too long.
+        `statistics` adds what the papers measure of the feed-forward block's vectors. `precision`
+        is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
+        "bfloat16"; the maps' provenance says which it was. `progress` is called with the layers
+        done and the layers asked for, after each layer of each batch; what it raises ends the
+        analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         done = self.analyse(
@@ -204,9 +214,6 @@ class Lens:
         `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
         `arrays` the maps themselves stay there, and only what was made of them is returned.
         """
-        limit = parse_bytes(memory_limit) or default_limit(self.device)
-        # One half for products of weights that are kept, one for the tiles in work.
-        self._projections.resize(limit // 2)
         request = Request(
             scopes=scope_names.resolve_all(scopes, self.scopes),
             layers=self._layer_indices(layers),
@@ -214,9 +221,9 @@ class Lens:
                 rule=valid_choice(nonlinearity, RULES, "rule for the nonlinearity"),
                 heads=heads,
                 statistics=statistics,
-                memory_limit=limit // 2,
+                memory_limit=parse_bytes(memory_limit) or DEFAULT_LIMIT,
                 samples=_at_least_one(samples, "samples"),
-                seed=seed,
+                seed=_whole(seed, "seed"),
                 precision=valid_choice(precision, PRECISIONS, "precision"),
             ),
             arrays=arrays,
@@ -225,20 +232,19 @@ class Lens:
         )
         if memory_limit is not None:
             check_limit(
-                limit,
+                request.settings.memory_limit or DEFAULT_LIMIT,
                 [self._layers[index] for index in request.layers],
                 [len(sequence) for sequence in encoded],
                 self.scopes if statistics else request.scopes,
                 request.settings.rule,
                 self.compute_dtype.itemsize,
             )
+        if self._products is not None:
+            self._refresh(self._products, request.layers)
         results: list[Maps | None] = [None] * len(encoded)
-        try:
-            for indices, found in self._results(encoded, batch_size, request):
-                for index, maps in zip(indices, found, strict=True):
-                    results[index] = maps
-        finally:
-            self._projections.buffers.clear()
+        for indices, found in self._results(encoded, batch_size, request):
+            for index, maps in zip(indices, found, strict=True):
+                results[index] = maps
         return [maps for maps in results if maps is not None]
 
     def _results(
@@ -254,7 +260,36 @@ class Lens:
         for places, finish in waiting:
             yield places, finish()
 
+    def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
+        """Form products of weights once and use them for every text from now on; returns the lens.
+
+        It pays for many short texts: what is formed here costs as much as a text of about as many
+        tokens as a head is wide. `memory_limit` ("512MB", the default) bounds the products in
+        memory; layers beyond it are done as before. The numbers of a prepared lens differ in their
+        last digits from those of one that is not, and depend on nothing else that came before.
+        Weights that change later are noticed by their content. Calling it again changes nothing.
+        """
+        limit = parse_bytes(memory_limit) or DEFAULT_PREPARED
+        if self._products is None or self._products.limit != limit:
+            products = ProductStore(limit)
+        else:
+            products = self._products
+        self._refresh(products, range(self.n_layers))
+        self._products = products
+        return self
+
     # How ----------------------------------------------------------------------------------------
+
+    def _refresh(self, products: ProductStore, layers: Iterable[int]) -> None:
+        """Bring what is kept of these layers up to date with the model's weights."""
+
+        def refresh() -> None:
+            blocks = list(self.adapter.blocks())
+            described = {block: self.adapter.layer(block) for block in blocks}
+            wanted = {blocks[layer] for layer in layers}
+            products.refresh(described, wanted, self.compute_dtype)
+
+        alone_with_model(self.model, refresh)
 
     def _encode(
         self, text: Any, input_ids: Any, attention_mask: Any, token_type_ids: Any, truncate: bool
@@ -265,7 +300,7 @@ class Lens:
             )
         vocabulary = getattr(self.adapter.config, "vocab_size", None)
         if text is None:
-            return encode_ids(
+            encoded, many = encode_ids(
                 input_ids,
                 attention_mask,
                 token_type_ids,
@@ -273,6 +308,8 @@ class Lens:
                 vocabulary,
                 self.max_tokens,
             )
+            check_token_types(encoded, self.adapter.token_types(), self.name)
+            return encoded, many
         many = isinstance(text, list)
         texts = text if many else [text]
         return encode_texts(texts, self.tokenizer, self.max_tokens, truncate, vocabulary), many
@@ -302,7 +339,7 @@ class Lens:
                 if self.device.type == "cpu"
                 else self._affordable(max(map(len, encoded), default=1))
             )
-        elif isinstance(batch_size, int):
+        elif isinstance(batch_size, (int, np.integer)):
             size = _at_least_one(batch_size, "batch_size")
         else:
             raise InputError(f"batch_size is a number or 'auto', not {batch_size!r}")
@@ -315,12 +352,18 @@ class Lens:
                 yield together
 
     def _affordable(self, n: int) -> int:
-        """How many sequences of n tokens fit into a quarter of the device's free memory."""
+        """How many sequences of n tokens fit into a quarter of what the model leaves of the device.
+
+        What is free at the moment does not count: a number must not depend on what was there before
+        it. Where memory is short for other reasons, the batch is halved.
+        """
         attention = self._layers[0].attention
         d = attention.output.weight.shape[1]
         item = 8 if self.compute_dtype == torch.float64 else 4
         per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
-        return max(1, min(64, free_memory(self.device) // 4 // per_sequence))
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        room = max(0, device_memory(self.device) - weights)
+        return max(1, min(64, room // 4 // per_sequence))
 
     def _analyse(self, batch: list[Encoded], request: Request) -> Callable[[], list[Maps]]:
         """Launch one batch and return what gives its maps; halved where memory runs out."""
@@ -333,12 +376,6 @@ class Lens:
         def finish() -> list[Maps]:
             try:
                 return self._finish(batch, collected, request)
-            except CompletenessError:
-                # Weights that were edited through `.data` leave no sign but this one.
-                if not self._projections.size:
-                    raise
-                self._projections.clear()
-                return self._finish(batch, self._launch(batch, request), request)
             except (RuntimeError, MemoryError) as error:
                 self._check_memory(error, batch)
             return self._halves(batch, request)
@@ -366,6 +403,7 @@ class Lens:
         lengths = [len(sequence) for sequence in batch]
         checks = Checks(self.adapter, self.dtype, lengths)
         collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
+        products = self._products
 
         def consume(traced: LayerTrace) -> None:
             dtype = self.compute_dtype
@@ -379,7 +417,8 @@ class Lens:
                 request.scopes,
                 request.settings,
                 traced.real,
-                self._projections.of(traced.index, _fingerprint(traced.block)),
+                None if products is None else products.of(traced.block),
+                request.buffers,
                 _ordinary_dimensions(layer) if request.settings.statistics else None,
             )
             collected.add(result, traced.index, layer)
@@ -387,7 +426,7 @@ class Lens:
                 request.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
         # A caller's autocast would run the model in one precision and the algebra in another.
-        with torch.autocast(self.device.type, enabled=False):
+        with _without_autocast(self.device):
             trace(self.adapter, self._inputs(batch), request.layers, consume)
         return collected
 
@@ -411,8 +450,10 @@ class Lens:
 
     def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
         inputs = pad(batch, self._pad_id, self.device)
-        if getattr(self.adapter.config, "type_vocab_size", 0) < 2:
-            inputs.pop("token_type_ids", None)
+        # A tokenizer may give types that its model does not know.
+        types = {kind for sequence in batch for kind in sequence.type_ids or ()}
+        if types and max(types) >= self.adapter.token_types():
+            del inputs["token_type_ids"]
         return inputs
 
     def _check_completeness(self, errors: Sequence[tuple[int, str, float]]) -> None:
@@ -438,7 +479,7 @@ class Lens:
                 raise CompletenessError(
                     f"the parts behind the feed-forward block of layer {index + 1} {what}: "
                     f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
-                    "its weights may have been edited through `.data`"
+                    'take another `precision`, or device="cpu"'
                 )
 
     def _maps(
@@ -501,6 +542,7 @@ class Request:
     arrays: bool = True
     correlations: bool = False
     progress: Progress | None = None
+    buffers: Buffers = field(default_factory=Buffers)  # of this call alone
 
 
 def _ordinary_dimensions(layer: Layer) -> Tensor | None:
@@ -509,19 +551,26 @@ def _ordinary_dimensions(layer: Layer) -> Tensor | None:
     return None if norm is None or norm.gamma is None else special_dimensions(norm.gamma)[1]
 
 
-def _fingerprint(block: nn.Module) -> tuple[Any, ...]:
-    """The state of a layer's weights, as far as torch tells when they change."""
-    return tuple(
-        # Tensors made under inference_mode do not tell; an object equals nothing but itself.
-        (weight.data_ptr(), object() if weight.is_inference() else weight._version)
-        for weight in block.parameters()
-    )
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    """Switch a caller's autocast off; a device that knows none (meta) needs nothing."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        yield
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield
+
+
+def _whole(value: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InputError(f"{what} must be a whole number, not {value!r}")
+    return int(value)
 
 
 def _at_least_one(value: int, what: str) -> int:
-    if value < 1:
+    if _whole(value, what) < 1:
         raise InputError(f"{what} must be at least 1, not {value}")
-    return value
+    return int(value)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:

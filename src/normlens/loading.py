@@ -31,6 +31,17 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+#: Files of which every tokenizer has at least one.
+_TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
@@ -46,13 +57,19 @@ def load(
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
     Without `source` it is the embedded default. `tokenizer` is a tokenizer, or the name or folder
-    of one, where the model's own is not wanted. `device` "auto" takes a GPU where there is one and
+    of one, where the model's own is not wanted; False is none at all. A model that comes without
+    one loads, too, and takes `input_ids`. `device` "auto" takes a GPU where there is one and
     leaves a model object where it is. `dtype` "auto" is float32 on a CPU, the checkpoint's own
     on a GPU, and a model object's own; the algebra runs in float32 at least. Code from the hub
     runs only with `trust_remote_code`; pickled weights are read with ``weights_only=True``.
     """
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = _named_tokenizer(os.fspath(tokenizer), trust_remote_code)
+    elif not (tokenizer is None or tokenizer is False or callable(tokenizer)):
+        raise InputError(
+            "tokenizer is a tokenizer, the name or folder of one, or False for none, not "
+            f"{tokenizer!r}"
+        )
     if isinstance(source, nn.Module):
         return _from_object(source, tokenizer, device, dtype, revision)
     name = _name(source)
@@ -165,11 +182,41 @@ def _pretrained(origin: Origin, dtype: Any) -> Any:
 
 
 def _tokenizer(origin: Origin) -> Any:
+    """The tokenizer that comes with a model; None where none does: `input_ids` need none."""
+    try:
+        return _read_tokenizer(origin)
+    except _UnusableTokenizerError:
+        if _has_tokenizer_files(origin):
+            raise
+        return None
+
+
+class _UnusableTokenizerError(ModelLoadError):
+    """Files that give no tokenizer, or none at all."""
+
+
+def _has_tokenizer_files(origin: Origin) -> bool:
+    from transformers.utils import cached_file
+
+    quietly: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+        "_raise_exceptions_for_gated_repo": False,
+    }
+    options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
+    return any(
+        cached_file(origin.name, name, **options, **quietly) is not None
+        for name in _TOKENIZER_FILES
+    )
+
+
+def _read_tokenizer(origin: Origin) -> Any:
     from transformers import AutoTokenizer
 
     advice = (
-        "save one beside the model with tokenizer.save_pretrained(…), or name another one "
-        "(load(…, tokenizer=…) or --tokenizer)"
+        "save one beside the model with tokenizer.save_pretrained(…), name another one "
+        "(load(…, tokenizer=…) or --tokenizer), or load the model without any (tokenizer=False) "
+        "and pass input_ids=…"
     )
     try:
         with quiet_transformers():
@@ -178,12 +225,12 @@ def _tokenizer(origin: Origin) -> Any:
     except Exception as error:
         if (known := known_cause(origin, error)) is not None:
             raise known from error
-        raise ModelLoadError(
+        raise _UnusableTokenizerError(
             f"{origin.name!r} has no usable tokenizer ({one_line(error)}); {advice}"
         ) from error
     # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
     if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 2:
-        raise ModelLoadError(
+        raise _UnusableTokenizerError(
             f"{origin.name!r} has no tokenizer (its vocabulary is empty); {advice}"
         )
     return tokenizer
@@ -199,7 +246,7 @@ def _named_tokenizer(name: str, trust_remote_code: bool) -> Any:
             f"there is no tokenizer folder at {name!r}; give a folder that "
             "tokenizer.save_pretrained wrote, or a hub name"
         )
-    return _tokenizer(Origin.find(name, None, trust_remote_code))
+    return _read_tokenizer(Origin.find(name, None, trust_remote_code))
 
 
 def _check_revision(name: str, revision: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from normlens.errors import InputError
+from normlens.turns import alone_with
 
 Text = str | tuple[str, str]
 
@@ -42,7 +43,8 @@ def encode_texts(
     """Tokenise texts or text pairs, each as the model expects it, special tokens included."""
     if tokenizer is None:
         raise InputError(
-            "this lens has no tokenizer; pass one to load(model, tokenizer), or pass input_ids=…"
+            "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or pass "
+            "input_ids=…"
         )
     encoded = [_encode_text(text, tokenizer, limit, truncate) for text in texts]
     for sequence in encoded:
@@ -61,8 +63,7 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
         options |= {"truncation": True, "max_length": limit}
     if tokenizer.is_fast:
         options["return_offsets_mapping"] = True
-    # Without `verbose` a long text makes the tokenizer print a warning of its own.
-    batch = tokenizer(*pair, verbose=False, **options)
+    batch = tokenise(tokenizer, *pair, **options)
     ids = list(batch["input_ids"])
     if not ids:
         raise InputError(f"the tokenizer makes no token of {text!r}; give at least one word")
@@ -81,6 +82,15 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
         word_labels=labels,
         text=text if isinstance(text, str) else (pair[0], pair[1]),
     )
+
+
+def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
+    """What the tokenizer makes of a text or a pair; threads take turns.
+
+    Truncation is a state of a fast tokenizer, which its calls change.
+    """
+    # Without `verbose` a long text makes the tokenizer print a warning of its own.
+    return alone_with([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
 
 
 def _words(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[str]]:
@@ -135,9 +145,13 @@ def encode_ids(
     limit: int | None,
 ) -> tuple[list[Encoded], bool]:
     """Token ids as they are, padding (left or right) taken off; and whether they were a batch."""
-    rows, is_batch = _rows(input_ids)
-    masks = [[1] * len(row) for row in rows] if attention_mask is None else _rows(attention_mask)[0]
-    kinds = [None] * len(rows) if token_type_ids is None else _rows(token_type_ids)[0]
+    rows, is_batch = _rows(input_ids, "input_ids")
+    masks = [[1] * len(row) for row in rows]
+    if attention_mask is not None:
+        masks = _rows(attention_mask, "attention_mask")[0]
+    kinds: list[Any] = [None] * len(rows)
+    if token_type_ids is not None:
+        kinds = _rows(token_type_ids, "token_type_ids")[0]
     if not rows or len(rows) != len(masks) or len(rows) != len(kinds):
         raise InputError("input_ids, attention_mask and token_type_ids must have the same shape")
     encoded = []
@@ -146,14 +160,12 @@ def encode_ids(
             raise InputError(
                 "input_ids, attention_mask and token_type_ids must have the same shape"
             )
-        keep = [bool(flag) for flag in mask]
-        ids = [token for token, flag in zip(row, keep, strict=True) if flag]
+        tokens = _tokens_of(mask)
+        ids = row[tokens]
         if not ids:
             raise InputError("input_ids has an empty sequence; give at least one token")
         _check_ids(ids, vocabulary, limit)
-        types = None
-        if kind is not None:
-            types = [value for value, flag in zip(kind, keep, strict=True) if flag]
+        types = None if kind is None else kind[tokens]
         special_ids = set(getattr(tokenizer, "all_special_ids", ()))
         encoded.append(
             Encoded(
@@ -168,6 +180,35 @@ def encode_ids(
     return encoded, is_batch
 
 
+def _tokens_of(mask: list[int]) -> slice:
+    """Where the tokens stand: one run of ones, with padding before or behind it."""
+    other = next((value for value in mask if value not in (0, 1)), None)
+    if other is not None:
+        raise InputError(f"attention_mask holds {other}; it says 1 for a token and 0 for padding")
+    if 1 not in mask:
+        return slice(0)
+    start, stop = mask.index(1), len(mask) - mask[::-1].index(1)
+    if 0 in mask[start:stop]:
+        raise InputError(
+            f"attention_mask has a 0 at position {start + mask[start:stop].index(0)}, between "
+            "tokens; NormLens analyses whole sequences, so mask padding at the ends only, and "
+            "leave tokens out of input_ids to analyse the text without them"
+        )
+    return slice(start, stop)
+
+
+def check_token_types(encoded: Sequence[Encoded], known: int, name: str) -> None:
+    """Refuse token types that the model does not have; 0 is what it takes where none are given."""
+    largest = max(1, known)
+    for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
+        if not 0 <= kind < largest:
+            has = f"knows types 0 to {known - 1}" if known > 1 else "has no token types"
+            raise InputError(
+                f"token_type_ids holds {kind}, and {name} {has}; leave token_type_ids out"
+                + (", or give types that it knows" if known > 1 else "")
+            )
+
+
 def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> None:
     if vocabulary is not None:
         wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
@@ -180,7 +221,7 @@ def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> Non
         raise InputError(f"input_ids has {len(ids)} tokens and the model takes at most {limit}")
 
 
-def _rows(values: Any) -> tuple[list[list[int]], bool]:
+def _rows(values: Any, what: str) -> tuple[list[list[int]], bool]:
     """Nested integers from a tensor, an array or lists, and whether there is a batch axis."""
     listed = _plain(values)
     batched = isinstance(listed, list) and bool(listed) and isinstance(_plain(listed[0]), list)
@@ -188,7 +229,7 @@ def _rows(values: Any) -> tuple[list[list[int]], bool]:
     if not all(
         isinstance(row, list) and all(isinstance(value, int) for value in row) for row in rows
     ):
-        raise InputError(f"token ids must be integers, got {values!r}")
+        raise InputError(f"{what} must be integers, one row per sequence, got {values!r}")
     return rows, batched
 
 
@@ -205,7 +246,8 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     """Model inputs for several sequences, padded on the right.
 
     Padding always goes to the right, whatever the tokenizer prefers: there it changes neither
-    positions nor causal attention.
+    positions nor causal attention. Token types are given for all sequences or for none: GPT-2
+    takes their absence for something else than zeros.
     """
     width = max(map(len, batch))
 
@@ -216,7 +258,9 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
         "input_ids": table([sequence.ids for sequence in batch], pad_id),
         "attention_mask": table([[1] * len(sequence) for sequence in batch], 0),
     }
-    if any(sequence.type_ids is not None for sequence in batch):
-        kinds = [sequence.type_ids or [0] * len(sequence) for sequence in batch]
+    kinds = [sequence.type_ids for sequence in batch if sequence.type_ids is not None]
+    if kinds:
+        if len(kinds) < len(batch):
+            raise InputError("some sequences have token types and others none; give them to all")
         inputs["token_type_ids"] = table(kinds, 0)
     return inputs

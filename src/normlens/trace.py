@@ -8,8 +8,9 @@ more than one layer's attention is ever held.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
 from normlens.rows import RowKeeper, Rows
+from normlens.turns import alone_with_model
 
 
 @dataclass
@@ -42,25 +44,38 @@ Consumer = Callable[[LayerTrace], None]
 def trace(
     adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
 ) -> None:
-    """Run the model on `inputs` and pass the trace of each wanted layer to `consume`."""
+    """Run the model on `inputs` and pass the trace of each wanted layer to `consume`.
+
+    Other threads that trace the same model wait until this one is through.
+    """
+    alone_with_model(adapter.model, lambda: _trace(adapter, inputs, layers, consume))
+
+
+def _trace(
+    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
+) -> None:
     model = adapter.model
     wanted = set(layers)
     blocks = list(adapter.blocks())
     check_chunks(blocks, inputs["input_ids"].shape[1])
     recorder = _Recorder(adapter, wanted, consume)
-    with (
-        torch.no_grad(),
-        _evaluation(model),
-        _eager_attention(model),
-        _uncompiled(model),
-        ExitStack() as hooks,
-    ):
-        check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
-        try:
-            model(**inputs, **_plain_options(model))
-        except RuntimeError as error:
-            explain_failure(model, error)
-            raise
+    try:
+        with (
+            torch.no_grad(),
+            _evaluation(model),
+            _eager_attention(model),
+            _uncompiled(model),
+            _Hooks() as hooks,
+        ):
+            check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
+            try:
+                model(**inputs, **_plain_options(model))
+            except RuntimeError as error:
+                explain_failure(model, error)
+                raise
+    finally:
+        # Ctrl-C inside torch may keep a hook from being noted; it must not listen to later calls.
+        recorder.thread = None
     if recorder.calls != len(blocks):
         raise UnsupportedModelError(
             f"the model ran {recorder.calls} blocks where its adapter lists {len(blocks)}"
@@ -68,41 +83,48 @@ def trace(
 
 
 class _Recorder:
-    """Collects what the hooks see during one block and hands it over when the block ends."""
+    """Collects what the hooks see during one block and hands it over when the block ends.
+
+    Only the thread that traces is listened to: another one may run the model for its own ends.
+    """
 
     def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
+        self.thread: int | None = threading.get_ident()
         self.calls = 0
         self.x: Tensor | None = None
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
         self.rows = RowKeeper()
 
-    def watch(self, block: nn.Module, hooks: ExitStack) -> Layer:
+    def watch(self, block: nn.Module, hooks: _Hooks) -> Layer:
         """Read this block whenever it runs; returns what the adapter says it is."""
         layer = self.adapter.layer(block)
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._is_traced():
+                return
             self._forget()
             self.x = args[0] if args else kwargs["hidden_states"]
 
         def end(block: nn.Module, _: Any, output: Any) -> None:
+            if not self._is_traced():
+                return
             index, self.calls = self.calls, self.calls + 1
             if index in self.wanted:
                 self.consume(self._layer_trace(index, block, layer, _first(output)))
             self._forget()
 
         for module, event in _probes(layer):
-            hooks.enter_context(_removing(self._probe(module, event)))
+            hooks.handles.append(self._probe(module, event))
         for module in _unique(_linear_modules(layer)):
-            handle = module.register_forward_hook(self._keep_rows, with_kwargs=True)
-            hooks.enter_context(_removing(handle))
-        hooks.enter_context(_removing(block.register_forward_pre_hook(begin, with_kwargs=True)))
-        hooks.enter_context(_removing(block.register_forward_hook(end)))
+            hooks.handles.append(module.register_forward_hook(self._keep_rows, with_kwargs=True))
+        hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
+        hooks.handles.append(block.register_forward_hook(end))
         return layer
 
     def _probe(self, module: nn.Module, event: str) -> Any:
         def keep(value: Any) -> None:
-            if self.calls in self.wanted and isinstance(value, Tensor):
+            if self._is_traced() and self.calls in self.wanted and isinstance(value, Tensor):
                 self.seen.setdefault((event, module), []).append(value.detach())
 
         if event == "input":
@@ -114,12 +136,15 @@ class _Recorder:
     def _keep_rows(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if self.calls in self.wanted:
+        if self._is_traced() and self.calls in self.wanted:
             self.rows.keep(module, args, kwargs, _first(output))
 
     def _forget(self) -> None:
         self.seen.clear()
         self.rows.clear()
+
+    def _is_traced(self) -> bool:
+        return threading.get_ident() == self.thread
 
     def _layer_trace(
         self, index: int, block: nn.Module, layer: Layer, output: Tensor
@@ -198,24 +223,46 @@ def _second(output: Any) -> Any:
     return output
 
 
-@contextmanager
-def _removing(handle: Any) -> Iterator[None]:
+class _Hooks:
+    """Hooks that are all taken off at the end."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> _Hooks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _undo(self._remove)
+
+    def _remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def _undo(change: Callable[[], None]) -> None:
+    """Undo a change to the end, though Ctrl-C may strike meanwhile."""
     try:
-        yield
-    finally:
-        handle.remove()
+        change()
+    except KeyboardInterrupt:
+        change()
+        raise
 
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
     """Dropout off, and every module's mode put back afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module in training:
             module.training = True
+
+    try:
+        model.eval()
+        yield
+    finally:
+        _undo(restore)
 
 
 @contextmanager
@@ -225,11 +272,11 @@ def _eager_attention(model: Any) -> Iterator[None]:
     if previous in ("eager", None) or not hasattr(model, "set_attn_implementation"):
         yield
         return
-    model.set_attn_implementation("eager")
     try:
+        model.set_attn_implementation("eager")
         yield
     finally:
-        model.set_attn_implementation(previous)
+        _undo(lambda: model.set_attn_implementation(previous))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import run_examples as examples
 import torch
@@ -114,6 +115,26 @@ def test_masks_are_where_they_were_asked_for(plain: Run, lens: Any, corpus: Path
     assert (plain.table("sequences")["masked"] > 0).all()
     unmasked = run(lens, corpus, f"memory://unmasked-{id(plain)}", limit=4, measures="mixing")
     assert (unmasked.table("sequences")["masked"] == 0).all()
+
+
+def test_a_lens_stays_as_it_was(plain: Run, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    """A run prepares a lens of its own; how the given one was prepared changes no bit."""
+    lens = normlens.load(checkpoint, device="cpu")
+    before = lens.maps(input_ids=[5, 6, 7])
+    first = run(lens, corpus, tmp_path / "first", mask=0.12)
+    np.testing.assert_array_equal(lens.maps(input_ids=[5, 6, 7])["FF"], before["FF"])
+    assert lens._products is None
+    second = run(lens.prepare(memory_limit=1), corpus, tmp_path / "second", mask=0.12)
+    for done in (first, second):
+        examples.assert_same_tables(done, plain, tolerance=0)
+
+
+def test_a_model_without_a_tokenizer_is_refused_at_once(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    lens = normlens.load(checkpoint, tokenizer=False, device="cpu")
+    with pytest.raises(InputError, match="has no tokenizer, which a run needs"):
+        run(lens, corpus, tmp_path / "run")
 
 
 def test_causal_models_are_not_masked(tmp_path: Path, corpus: Path) -> None:

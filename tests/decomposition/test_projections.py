@@ -1,37 +1,46 @@
-"""Products of weights that are kept from text to text: never a number of theirs, only time."""
+"""Products of weights: which are formed, which are kept, and that no number depends on the past."""
 
 from __future__ import annotations
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from reference import largest_error, reference
 
 import normlens
 from normlens.decomposition import decompose_layer
-from normlens.decomposition.projections import ProjectionCache
+from normlens.decomposition.projections import Paths, ProductStore
+from normlens.errors import InputError
 from normlens.models.examples import tiny_model
 
 IDS = list(range(3, 40))
-FAMILIES = pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "albert"])
+FAMILIES = pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "albert", "gemma2"])
 
 
+def prepared(layer, limit: int = 1 << 30) -> ProductStore:
+    store = ProductStore(limit)
+    store.refresh({0: layer}, {0}, torch.float64)
+    return store
+
+
+@pytest.mark.parametrize("order", ["post", "pre", "both", "bare"])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("n", [2, 40])
-def test_kept_or_formed_anew_or_not_at_all(gated, n, problem):
+def test_kept_or_formed_or_not_at_all(order, gated, n, problem):
     """Whichever order the first two products are taken in, the maps are the reference's."""
-    given = problem("post", n=n, d=16, heads=2, gated=gated)
+    given = problem(order, n=n, d=16, heads=2, gated=gated)
     expected = reference(given.layer, given.x[0], given.alpha[0])
-    roomy = ProjectionCache(1 << 30)
-    for cache in (None, ProjectionCache(0), roomy, roomy, roomy):
-        remembered = None if cache is None else cache.of(0, "version")
+    kept = prepared(given.layer).of(0)
+    assert kept is not None
+    for products in (None, kept):
         found = decompose_layer(
-            given.layer, given.x, given.alpha, [n], given.layer.scopes, remembered=remembered
+            given.layer, given.x, given.alpha, [n], given.layer.scopes, kept=products
         )
         for scope, norms in found.norms.items():
             assert largest_error(norms[0], expected.maps[scope]) < 1e-9, scope
-    assert (roomy.size > 0) == (n == 40)
 
 
 def basis_and_weights(heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10):
@@ -42,65 +51,147 @@ def basis_and_weights(heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10)
 
 def test_products_are_each_heads_path_to_each_neuron():
     basis, weights = basis_and_weights()
-    (found,) = ProjectionCache().of(0, None).get(basis, weights, 1000)
+    (found,) = Paths(None, basis, weights).for_tokens(1000)
     torch.testing.assert_close(found, torch.einsum("hed,dm->hem", basis, weights[0]))
 
 
-def test_they_are_formed_once_enough_tokens_have_come():
-    basis, weights = basis_and_weights()
-    remembered = ProjectionCache(1 << 20).of(0, None)
-    assert remembered.get(basis, weights, 3) is None
-    assert remembered.get(basis, weights, 1) is None
-    formed = remembered.get(basis, weights, 2)
-    assert formed is not None
-    assert remembered.get(basis, weights, 1) is formed
+def test_only_a_text_that_repays_them_has_them_formed():
+    """Whatever came before it: forming costs as much as 4 · 32 / (32 − 4) tokens save."""
+    paths = Paths(None, *basis_and_weights())
+    for n, formed in [(3, False), (4, False), (5, True), (1000, True), (4, False), (3, False)]:
+        assert (paths.for_tokens(n) is not None) == formed, n
 
 
-def test_without_room_only_a_long_text_pays():
-    basis, weights = basis_and_weights()
-    cache = ProjectionCache(1)
-    remembered = cache.of(0, None)
-    for _ in range(5):
-        assert remembered.get(basis, weights, 3) is None
-    assert remembered.get(basis, weights, 1000) is not None
-    assert remembered.kept is None
-    assert cache.size == 0
+def test_kept_ones_are_used_for_any_text(problem):
+    given = problem("post", n=4)
+    kept = prepared(given.layer).of(0)
+    paths = Paths(kept, *basis_and_weights())
+    assert all(paths.for_tokens(n) is kept.paths for n in (1, 4, 1000))
 
 
-def test_the_limit_is_for_all_layers_together():
-    basis, weights = basis_and_weights()
-    one = 2 * 4 * 10 * 4  # heads · d_head · m · bytes
-    cache = ProjectionCache(int(2.5 * one))
-    for layer in range(4):
-        cache.of(layer, None).get(basis, weights, 1000)
-    assert cache.size == 2 * one
+def test_the_limit_is_for_all_layers_together(problem):
+    layers = {key: problem("post", n=4, d=16, m=10, seed=key).layer for key in range(4)}
+    one = 16 * 10 * 8  # heads · d_head · m · bytes
+    store = ProductStore(int(2.5 * one))
+    store.refresh(layers, set(layers), torch.float64)
+    assert store.size == 2 * one
+    assert [key for key in layers if store.of(key) is not None] == [0, 1]
+    # The same ones have room when only others are asked for.
+    store.refresh(layers, {3}, torch.float64)
+    assert [key for key in layers if store.of(key) is not None] == [0, 1]
 
 
-def test_other_weights_are_not_taken_for_the_old_ones():
-    basis, weights = basis_and_weights()
-    cache = ProjectionCache(1 << 20)
-    first = cache.of(0, "old").get(basis, weights, 1000)
-    assert cache.of(0, "old").kept is first
-    assert cache.of(0, "new").kept is None
-
-
-def test_clear():
-    basis, weights = basis_and_weights()
-    cache = ProjectionCache(1 << 20)
-    cache.of(0, None).get(basis, weights, 1000)
-    cache.clear()
-    assert cache.size == 0
+def test_operands_take_what_room_is_left(problem):
+    store = prepared(problem("post", n=4, d=16, m=10).layer)
+    kept = store.of(0)
+    store.limit = store.size + 100
+    assert kept.operand("small", lambda: ("made", 60)) == "made"
+    assert kept.operand("small", lambda: ("made again", 60)) == "made"
+    assert kept.operand("large", lambda: ("made", 60)) == "made"
+    assert kept.operand("large", lambda: ("made again", 60)) == "made again"
+    assert store.size <= store.limit
 
 
 # Through the lens ---------------------------------------------------------------------------------
 
 
-def assert_fresh(lens: normlens.Lens, model: torch.nn.Module) -> None:
-    """`lens` gives what a lens that has seen nothing before gives for the model as it is now."""
-    expected = normlens.load(copy.deepcopy(model)).maps(input_ids=IDS)
-    found = lens.maps(input_ids=IDS)
+def assert_same_bits(found: normlens.Maps, expected: normlens.Maps) -> None:
+    assert found.scopes == expected.scopes
     for scope in expected.scopes:
-        assert largest_error(found[scope], expected[scope]) < 1e-5, scope
+        np.testing.assert_array_equal(found[scope], expected[scope], err_msg=scope)
+        np.testing.assert_array_equal(found.mixing[scope], expected.mixing[scope])
+    assert found.completeness == expected.completeness
+
+
+def calls(seed: int, count: int) -> list[dict]:
+    """Calls of many kinds: short and long texts, some layers, batches, limits, rules."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        texts = [
+            draw.choices(range(3, 60), k=draw.choice([1, 2, 3, 5, 8, 20, 40]))
+            for _ in range(draw.choice([1, 1, 3]))
+        ]
+        made.append(
+            {
+                "input_ids": texts,
+                "batch_size": draw.choice([1, 2, "auto"]),
+                "layers": draw.choice([None, 0, -1]),
+                "memory_limit": draw.choice([None, None, "30KB", "1GB"]),
+                "nonlinearity": draw.choice(["ig", "ig", "gradient"]),
+            }
+        )
+    return made
+
+
+@FAMILIES
+@pytest.mark.parametrize("prepare", [False, True])
+def test_the_same_call_gives_the_same_bits_whatever_came_before(family, prepare):
+    def fresh() -> normlens.Lens:
+        lens = normlens.load(model)
+        return lens.prepare() if prepare else lens
+
+    model = tiny_model(family)
+    lens = fresh()
+    asked = calls(seed=0, count=8)
+    for options in asked + random.Random(1).sample(asked, len(asked)):
+        for found, expected in zip(lens.maps(**options), fresh().maps(**options), strict=True):
+            assert_same_bits(found, expected)
+
+
+@FAMILIES
+def test_a_prepared_lens_gives_the_same_maps(family):
+    model = tiny_model(family)
+    lens = normlens.load(model)
+    for ids in (IDS[:3], IDS):
+        expected = normlens.load(model).maps(input_ids=ids)
+        found = lens.prepare().maps(input_ids=ids)
+        for scope in expected.scopes:
+            assert largest_error(found[scope], expected[scope]) < 1e-6, scope
+
+
+def test_nothing_is_kept_unless_asked_for():
+    lens = normlens.load(tiny_model("bert"))
+    lens.maps(input_ids=IDS, memory_limit="1GB")
+    assert lens._products is None
+
+
+def test_preparing_is_done_once():
+    lens = normlens.load(tiny_model("bert"))
+    assert lens.prepare() is lens
+    block = lens.adapter.blocks()[0]
+    paths = lens._products.of(block).paths
+    assert paths[0].shape == (4, 4, 24)
+    lens.maps(input_ids=IDS[:2])
+    lens.prepare().prepare(memory_limit="512MB")
+    assert lens._products.of(block).paths is paths
+
+
+def test_what_is_prepared_respects_its_limit():
+    lens = normlens.load(tiny_model("bert"))
+    one = 16 * 24 * 4
+    for limit, layers in [(one - 1, 0), (one, 1), (2 * one, 2), (one, 1)]:
+        lens.prepare(memory_limit=limit)
+        lens.maps(input_ids=IDS, memory_limit="1GB")
+        assert lens._products.size == layers * one
+    with pytest.raises(InputError, match="512MB"):
+        lens.prepare(memory_limit="much")
+
+
+def test_a_block_that_runs_several_times_is_kept_once():
+    lens = normlens.load(tiny_model("albert")).prepare()
+    assert lens.n_layers == 3
+    assert lens._products.size == 16 * 24 * 4
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gptj", "phi"])
+def test_models_that_have_nothing_to_prepare(family):
+    model = tiny_model(family)
+    found = normlens.load(model).prepare().maps(input_ids=IDS)
+    assert_same_bits(found, normlens.load(model).maps(input_ids=IDS))
+
+
+# Weights that change ------------------------------------------------------------------------------
 
 
 def feed_forward_weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -110,70 +201,81 @@ def feed_forward_weights(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return found
 
 
-@FAMILIES
-def test_texts_in_a_row_do_not_change_each_other(family):
-    lens = normlens.load(tiny_model(family))
-    texts = [IDS[:3], IDS, IDS[5:9], IDS[:3]]
-    for ids in texts:
-        expected = normlens.load(tiny_model(family)).maps(input_ids=ids)
-        found = lens.maps(input_ids=ids)
-        for scope in expected.scopes:
-            assert largest_error(found[scope], expected[scope]) < 1e-6, scope
-
-
-@FAMILIES
-def test_weights_changed_in_place(family):
-    model = tiny_model(family)
-    lens = normlens.load(model)
-    lens.maps(input_ids=IDS)
+def in_place(model):
     with torch.no_grad():
         for weight in feed_forward_weights(model):
             weight.mul_(-1.5)
-    assert_fresh(lens, model)
 
 
-@FAMILIES
-def test_weights_changed_behind_torchs_back(family):
-    model = tiny_model(family)
-    lens = normlens.load(model)
-    lens.maps(input_ids=IDS)
+def through_data(model):
+    """As merging an adapter does: neither address nor version of the weight changes."""
     for weight in feed_forward_weights(model):
-        weight.data.mul_(-1.5)
-    assert_fresh(lens, model)
+        weight.data.add_(0.015 * weight.data.flip(0))
 
 
-@FAMILIES
-def test_weights_loaded_into_the_model(family):
-    model = tiny_model(family)
-    lens = normlens.load(model)
-    lens.maps(input_ids=IDS)
-    model.load_state_dict(tiny_model(family, seed=1).state_dict())
-    assert_fresh(lens, model)
+def one_number(model):
+    weight = feed_forward_weights(model)[0]
+    weight.data.view(-1)[7] += 0.25
 
 
-@FAMILIES
-def test_weights_replaced(family):
-    model = tiny_model(family)
-    lens = normlens.load(model)
-    lens.maps(input_ids=IDS)
+def rows_exchanged(model):
+    for weight in feed_forward_weights(model):
+        weight.data[[0, 1]] = weight.data[[1, 0]]
+
+
+def replaced(model):
     for weight in feed_forward_weights(model):
         weight.data = torch.flip(weight.data, [0])
-    assert_fresh(lens, model)
 
 
-@FAMILIES
-def test_a_model_converted_between_texts(family):
-    model = tiny_model(family)
+def loaded(model):
+    model.load_state_dict(tiny_model(model.config.model_type, seed=1).state_dict())
+
+
+def norms_changed(model):
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1 and ("norm" in name.lower() or "ln_" in name):
+            weight.data.mul_(1.25)
+
+
+def to_double(model):
+    model.double()
+
+
+CHANGES = [
+    in_place,
+    through_data,
+    one_number,
+    rows_exchanged,
+    replaced,
+    loaded,
+    norms_changed,
+    to_double,
+]
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("prepare", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_change_are_noticed(family, prepare, dtype, change):
+    """Bit for bit what a lens gives that has never seen the old weights."""
+    model = tiny_model(family).to(dtype)
     lens = normlens.load(model)
+    if prepare:
+        lens.prepare()
     lens.maps(input_ids=IDS)
-    for dtype in (torch.float64, torch.float32):
-        model.to(dtype)
-        assert_fresh(lens, model)
+    change(model)
+    expected = normlens.load(copy.deepcopy(model))
+    if prepare:
+        expected.prepare()
+    assert_same_bits(lens.maps(input_ids=IDS), expected.maps(input_ids=IDS))
 
 
-def test_a_smaller_limit_holds_for_what_was_kept_before():
-    lens = normlens.load(tiny_model("bert"))
-    lens.maps(input_ids=IDS, memory_limit="1GB")
-    assert lens._projections.size > 1000
-    lens.maps(input_ids=IDS, memory_limit=1000, scopes="ATTN")
-    assert lens._projections.size <= 1000
+def test_a_layer_that_was_not_asked_for_is_as_new_as_the_others():
+    model = tiny_model("bert")
+    lens = normlens.load(model).prepare()
+    through_data(model)
+    lens.maps(input_ids=IDS, layers=0)
+    expected = normlens.load(copy.deepcopy(model)).prepare().maps(input_ids=IDS, layers=1)
+    assert_same_bits(lens.maps(input_ids=IDS, layers=1), expected)

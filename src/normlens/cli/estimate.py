@@ -54,7 +54,7 @@ def estimate_command(
     from normlens import estimate as cost
     from normlens import scopes as scope_names
     from normlens.decomposition.least import check_limit
-    from normlens.decomposition.memory import default_limit
+    from normlens.decomposition.memory import DEFAULT_LIMIT
     from normlens.loading import load_config, pick_device, pick_dtype
 
     place = pick_device("auto")
@@ -70,7 +70,7 @@ def estimate_command(
         batch=batch_size,
         rule=nonlinearity,
         samples=samples,
-        memory_limit=options["memory_limit"] or default_limit(place),
+        memory_limit=options["memory_limit"] or DEFAULT_LIMIT,
     )
     kind = _checkpoint_dtype(config) if precision == "auto" else precision
     if options["memory_limit"] is not None:

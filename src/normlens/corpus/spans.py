@@ -9,7 +9,7 @@ from typing import Any
 
 from normlens.corpus.records import Record, located
 from normlens.errors import InputError
-from normlens.text import Encoded, Text, encode_texts
+from normlens.text import Encoded, Text, encode_texts, tokenise
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _from_words(
     text = " ".join(words)
     encoded = _from_text(text, tokenizer, max_length, truncate)
     cut = {"truncation": True, "max_length": max_length} if truncate and max_length else {}
-    offsets = tokenizer(text, return_offsets_mapping=True, verbose=False, **cut)["offset_mapping"]
+    offsets = tokenise(tokenizer, text, return_offsets_mapping=True, **cut)["offset_mapping"]
     starts = list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))
     of_token = [
         None if special else _word_at(start, starts, words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import time
@@ -20,6 +21,7 @@ from normlens.corpus.options import Options
 from normlens.corpus.shards import Finished, Shard
 from normlens.corpus.spans import EncodedRecord, encode_record
 from normlens.errors import InputError, NormLensError
+from normlens.scopes import components_of, resolve_all
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 #: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
 HELD = 256 << 20
 LARGEST_BATCH = 64  # of Lens, where it chooses
-WARM_UP = 160  # tokens, more than any head is wide, in steps that cost little
-WARM_UP_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,12 @@ class Worker:
             "model": identity.digest(self.identity),
             "versions": identity.software(),
         }
+        _check_tokenizer(self.lens)
         _check_masking(task.options, self.lens)
-        self._warm_up()
+        if self._reaches_feed_forward():
+            # Always, and with the same limit everywhere: a resumed run, and every worker of it,
+            # must come to the same digits. A copy, because the caller's lens stays as it is.
+            self.lens = copy.copy(self.lens).prepare()
 
     # One shard ----------------------------------------------------------------------------------
 
@@ -231,25 +235,10 @@ class Worker:
             batch_size=size if size == "auto" else int(size),
         )
 
-    def _warm_up(self) -> None:
-        """Let the lens form the products of weights that it keeps from text to text.
-
-        It forms them when it has seen some tokens; the sequences before would differ in their last
-        digits from the same ones after, and a resumed run from one that was never stopped.
-        """
-        from normlens.text import Encoded
-
-        n = min(WARM_UP_STEP, self.lens.max_tokens or WARM_UP_STEP)
-        vocabulary = getattr(self.lens.adapter.config, "vocab_size", 2)
-        ids = [token % vocabulary for token in range(n)]
-        encoded = Encoded(ids=ids, tokens=[""] * n, special=[False] * n)
-        seen = 0
-        while seen < WARM_UP and not self.lens._projections.size:
-            seen += n
-            try:
-                self._maps([encoded])
-            except NormLensError:
-                return  # these tokens mean nothing; the run's own will say what is wrong
+    def _reaches_feed_forward(self) -> bool:
+        """Whether a scope behind a feed-forward block is asked for, or what is measured of one."""
+        wanted = resolve_all(self.needs.scopes, self.lens.scopes)
+        return self.needs.statistics or any("FF" in components_of(scope) for scope in wanted)
 
 
 def _load(task: Task) -> Lens:
@@ -262,6 +251,14 @@ def _load(task: Task) -> Lens:
         revision=task.options.revision,
         trust_remote_code=task.trust_remote_code,
     )
+
+
+def _check_tokenizer(lens: Lens) -> None:
+    if lens.tokenizer is None:
+        raise InputError(
+            f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
+            "tokenizer.save_pretrained(…)"
+        )
 
 
 def _check_masking(options: Options, lens: Lens) -> None:

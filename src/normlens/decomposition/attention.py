@@ -72,12 +72,11 @@ class FrozenAttention:
         others = self.alpha.clone(memory_format=torch.contiguous_format)
         if own is not None:
             others.diagonal(dim1=2, dim2=3).zero_()
-        weight = self.attention.output.weight
         factors = Factors(
             weights=others.permute(0, 3, 2, 1).contiguous(),
             scale=self.alpha.new_ones(b, n),
             heads=self.values,
-            basis=weight.reshape(self.attention.heads, -1, weight.shape[1]),
+            basis=output_basis(self.attention),
             reach=self.reach,
             source=self.attention.source,
         )
@@ -86,8 +85,7 @@ class FrozenAttention:
 
     def head_norms(self) -> Tensor:
         """``‖f^h(x_j)‖``, (b, j, h)."""
-        weight = self.attention.output.weight
-        basis = weight.reshape(self.attention.heads, -1, weight.shape[1])
+        basis = output_basis(self.attention)
         return torch.linalg.vector_norm(torch.einsum("bjhe,hed->bjhd", self.values, basis), dim=-1)
 
     @cached_property
@@ -113,3 +111,9 @@ def _by_head(attention: Attention, v: Tensor) -> Tensor:
     """Value vectors (…, groups · d_head) as (…, h, d_head), each head with its group's."""
     heads_per_group = attention.heads // attention.groups
     return v.unflatten(-1, (attention.groups, -1)).repeat_interleave(heads_per_group, dim=-2)
+
+
+def output_basis(attention: Attention) -> Tensor:
+    """B (h, d_head, d): how each head's values enter the layer's vectors."""
+    weight = attention.output.weight
+    return weight.reshape(attention.heads, -1, weight.shape[1])

@@ -18,7 +18,7 @@ from normlens.decomposition.engine import run_feed_forward
 from normlens.decomposition.feedforward import FrozenFeedForward, SampledFeedForward
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Factors, Parts, side_by_side
-from normlens.decomposition.projections import LayerProjections
+from normlens.decomposition.projections import KeptProducts
 from normlens.decomposition.residual import FrozenResidual
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.shapley import shapley_norms
@@ -55,14 +55,16 @@ def feed_forward_stage(
     tail: Sequence[Behind],
     lengths: Sequence[int],
     settings: Settings,
-    remembered: LayerProjections | None = None,
+    kept: KeptProducts | None = None,
+    buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
 ) -> StageResult:
     """Norms of all parts behind the block, and their sums.
 
     The mixed vectors are summed from the tiles. The fused kernels give no vectors; there they are
     what the diagonal and the bias leave of the real output, and the kernels' parts are compared
-    with it. `ordinary` are the dimensions that one more map keeps.
+    with it. `kept` are products of the layer's weights, `buffers` the memory that layers share for
+    their tiles, and `ordinary` the dimensions that one more map keeps.
     """
     if isinstance(block, SampledFeedForward):
         return _sampled(block, parts, scope, tail, lengths, settings, ordinary)
@@ -76,8 +78,8 @@ def feed_forward_stage(
             factors,
             block.neurons.slopes,
             _tail_of_group(tail, factors),
-            remembered,
-            Buffers() if remembered is None else remembered.cache.buffers,
+            kept,
+            buffers or Buffers(),
             ordinary,
             output,
             output - own - bias.vectors if alone else None,
@@ -124,7 +126,7 @@ def _tail_of_group(tail: Sequence[Behind], factors: Factors) -> tuple[TailStep, 
         if isinstance(behind.step, FrozenNorm):
             steps.append(Normalise(behind.scope, behind.step))
         else:
-            groups = () if behind.saved is None else behind.saved.groups
-            same = [group for group in groups if group.source == factors.source]
-            steps.append(AddBypass(behind.scope, same[0] if same else None))
+            assert behind.saved is not None
+            same = [group for group in behind.saved.groups if group.source == factors.source]
+            steps.append(AddBypass(behind.scope, same[0] if same else None, behind.saved.own))
     return tuple(steps)

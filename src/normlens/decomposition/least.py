@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from normlens.components import Layer
 from normlens.decomposition.plan import Plan, Shape, choose_plan, player_memory
+from normlens.decomposition.rules import SHAPLEY
 from normlens.errors import MemoryLimitError
 from normlens.scopes import components_of
 
@@ -19,10 +20,13 @@ _ROWS = 16
 _UNITS = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
 
 
-def least_memory(shape: Shape, rule: str) -> int:
-    """Bytes of the smallest tile that comes to an end in good time."""
-    if rule == "shapley":
-        return player_memory(shape)
+def least_memory(shape: Shape, rule: str, scopes: int = 1) -> int:
+    """Bytes of the smallest tile that comes to an end in good time.
+
+    `scopes` counts those from the feed-forward block on.
+    """
+    if rule == SHAPLEY:
+        return player_memory(shape, scopes)
     usual = choose_plan(shape, None)
     # Matrices are formed anew for every block of sources, so there is one block.
     sources = usual.sources if usual.method == "matrices" else min(usual.sources, _ROWS)
@@ -39,12 +43,13 @@ def check_limit(
 ) -> None:
     """Raise unless a memory limit suffices for sequences of these lengths.
 
-    One half of it is for tiles. Without a scope behind the feed-forward block there are none.
+    Without a scope behind the feed-forward block there are no tiles.
     """
-    if not any("FF" in components_of(scope) for scope in scopes):
+    behind = sum("FF" in components_of(scope) for scope in scopes)
+    if not behind:
         return
     needs = [
-        (2 * least_memory(_shape(layer, n, itemsize), rule), n)
+        (least_memory(_shape(layer, n, itemsize), rule, behind), n)
         for layer in layers
         if layer.feed_forward is not None
         for n in set(lengths)

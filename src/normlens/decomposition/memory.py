@@ -9,8 +9,10 @@ import torch
 from normlens.errors import InputError
 
 GIB = 1 << 30
-DEFAULT_SHARE = 0.25
-DEFAULT_CEILING = GIB // 2
+#: Of the feed-forward stage: larger tiles are not faster. It is the same on every machine, because
+#: the sizes of tiles decide the last digits.
+DEFAULT_LIMIT = GIB // 4
+DEFAULT_PREPARED = GIB // 2  # of products that a prepared lens keeps
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -50,6 +52,8 @@ def free_memory(device: torch.device) -> int:
     return 4 * GIB
 
 
-def default_limit(device: torch.device) -> int:
-    """A quarter of what is free, and no more than larger tiles can make use of."""
-    return min(int(DEFAULT_SHARE * free_memory(device)), DEFAULT_CEILING)
+def device_memory(device: torch.device) -> int:
+    """Bytes that a device has in all; 4 GiB where it does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return 4 * GIB

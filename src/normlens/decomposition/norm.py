@@ -32,10 +32,7 @@ class FrozenNorm:
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""
-        g = g if self.norm.gamma is None else g * self.norm.gamma
-        if self.norm.centred:
-            g = g - g.mean(-1, keepdim=True)
-        return g * self.inverse_deviation[..., None]
+        return self.stretch_adjoint(g) * self.inverse_deviation[..., None]
 
     @property
     def unowned(self) -> Tensor | None:
@@ -61,9 +58,7 @@ class FrozenNorm:
 
     def stretch(self, v: Tensor) -> Tensor:
         """The norm without the division: centre (if it centres), times γ."""
-        if self.norm.centred:
-            v = v - v.mean(-1, keepdim=True)
-        return v if self.norm.gamma is None else v * self.norm.gamma
+        return stretch(v, self.norm)
 
     def stretch_(self, v: Tensor) -> None:
         """The same in place."""
@@ -71,3 +66,15 @@ class FrozenNorm:
             v.sub_(v.mean(-1, keepdim=True))
         if self.norm.gamma is not None:
             v.mul_(self.norm.gamma)
+
+    def stretch_adjoint(self, g: Tensor) -> Tensor:
+        """The transpose of `stretch`: times γ, then centred."""
+        g = g if self.norm.gamma is None else g * self.norm.gamma
+        return g - g.mean(-1, keepdim=True) if self.norm.centred else g
+
+
+def stretch(v: Tensor, norm: Norm) -> Tensor:
+    """What a norm does to vectors without the division, which depends on weights alone."""
+    if norm.centred:
+        v = v - v.mean(-1, keepdim=True)
+    return v if norm.gamma is None else v * norm.gamma

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normlens.components import Attention, Layer
 from normlens.decomposition.attention import FrozenAttention
+from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.completeness import relative_error
 from normlens.decomposition.engine import factored_norms
 from normlens.decomposition.feedforward import (
@@ -29,7 +30,7 @@ from normlens.decomposition.feedforward_stage import Behind, feed_forward_stage
 from normlens.decomposition.frozen import FrozenLayer, freeze
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Factors, Parts, side_by_side
-from normlens.decomposition.projections import LayerProjections
+from normlens.decomposition.projections import KeptProducts
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.tiles import ORDINARY
@@ -73,7 +74,8 @@ def decompose_layer(
     scopes: Sequence[str],
     settings: Settings = Settings(),
     real: Mapping[int, Tensor] | None = None,
-    remembered: LayerProjections | None = None,
+    kept: KeptProducts | None = None,
+    buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
 ) -> LayerMaps:
     """Freeze one layer and take its maps, as far as the requested scopes need it.
@@ -83,7 +85,7 @@ def decompose_layer(
     """
     until = max(last_step(layer, scopes, settings), _last_attention(layer, scopes, settings))
     frozen = freeze(layer, x, alpha, lengths, settings.rule, until=until)
-    return layer_maps(frozen, scopes, settings, real, remembered, ordinary)
+    return layer_maps(frozen, scopes, settings, real, kept, buffers, ordinary)
 
 
 def layer_maps(
@@ -91,16 +93,18 @@ def layer_maps(
     scopes: Sequence[str],
     settings: Settings = Settings(),
     real: Mapping[int, Tensor] | None = None,
-    remembered: LayerProjections | None = None,
+    kept: KeptProducts | None = None,
+    buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
 ) -> LayerMaps:
     """Norms, the norms behind mixing ratios, and completeness of the requested scopes.
 
     `real` is the vector (b, i, d) that the model itself computed behind a step, by the step's
-    index; `remembered` keeps products of this layer's weights from call to call; `ordinary` are
-    dimensions of the feed-forward block's output that one more map, of the statistics, keeps.
+    index; `kept` are products of this layer's weights, and `buffers` the memory that layers share
+    for their tiles; `ordinary` are dimensions of the feed-forward block's output that one more map,
+    of the statistics, keeps.
     """
-    walk = _Walk(frozen, set(scopes), settings, real or {}, remembered, ordinary)
+    walk = _Walk(frozen, set(scopes), settings, real or {}, kept, buffers, ordinary)
     return walk.run()
 
 
@@ -126,7 +130,8 @@ class _Walk:
     scopes: set[str]
     settings: Settings
     real: Mapping[int, Tensor]
-    remembered: LayerProjections | None
+    kept: KeptProducts | None
+    buffers: Buffers | None
     ordinary: Tensor | None
     result: LayerMaps = field(default_factory=LayerMaps)
     normed: list[tuple[Factors, Tensor]] = field(default_factory=list)  # norms asked for last
@@ -182,7 +187,8 @@ class _Walk:
             tail,
             self.frozen.lengths,
             self.settings,
-            self.remembered,
+            self.kept,
+            self.buffers,
             self.ordinary,
         )
         behind, norms = stage.sums, stage.norms

@@ -71,9 +71,13 @@ class Plan:
         return None
 
 
-def player_memory(shape: Shape) -> int:
-    """Bytes of all players of one target, and of one order's sums, values and contributions."""
-    return (shape.n + 1) * shape.m * (2 * shape.projections + 4) * shape.itemsize
+def player_memory(shape: Shape, scopes: int) -> int:
+    """Bytes that the sampling of one target takes.
+
+    The players, their means, one order's sums, values and contributions, and a gradient for each
+    scope behind the block.
+    """
+    return (shape.n + 1) * shape.m * (2 * shape.projections + 5 + scopes) * shape.itemsize
 
 
 def choose_plan(shape: Shape, limit: int | None) -> Plan:

@@ -1,99 +1,167 @@
-"""Each head's path from value to feed-forward neuron, ``B_h W_k``, kept from text to text.
+"""Each head's path from value to feed-forward neuron, ``B_h W_k``: formed for a call, or kept.
 
 ``U_jh W_k = v_jh (B_h W_k)``, and the bracket depends on weights alone. Forming it costs as much as
-multiplying the U of d_head tokens by W_k, so it pays from there on, in one text or in several.
+multiplying the U of d_head tokens by W_k, so one long text repays it, and many short ones do. The
+first is decided from the text's own length. The second is the user's to say (`Lens.prepare`): a
+number must not depend on what was computed before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from normlens.decomposition.buffers import Buffers
+from normlens.components import FeedForward, Layer, Norm
+from normlens.decomposition.attention import output_basis
+from normlens.decomposition.fingerprint import Fingerprint, description, fingerprints
+from normlens.decomposition.norm import stretch
+from normlens.decomposition.rules import projections
 
 T = TypeVar("T")
 Projections = tuple[Tensor, ...]  # one (h, d_head, m) per input projection
 
 
-@dataclass
-class LayerProjections:
-    """What is remembered of one layer."""
+class Paths:
+    """The paths of one layer in one call: the kept ones, or formed where a text repays it."""
 
-    cache: ProjectionCache
-    version: Hashable  # the state of the weights that it was formed from
-    tokens: int = 0  # met so far without the projections
-    kept: Projections | None = None
-    _operands: dict[Hashable, Any] = field(default_factory=dict)  # what a kernel multiplies by
-    _operand_sizes: dict[Hashable, int] = field(default_factory=dict)
+    def __init__(self, kept: KeptProducts | None, basis: Tensor, weights: Sequence[Tensor]):
+        self._formed = None if kept is None else kept.paths
+        self._always = kept is not None
+        self._basis, self._weights = basis, weights
 
-    @property
-    def size(self) -> int:
-        """Bytes held."""
-        return sum(t.nbytes for t in self.kept or ()) + sum(self._operand_sizes.values())
-
-    def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
-        """What `make` gives, with its size in bytes; kept if it fits, as long as weights stay."""
-        if name in self._operands:
-            return self._operands[name]
-        made, size = make()
-        if self.cache.size + size <= self.cache.limit:
-            self._operands[name], self._operand_sizes[name] = made, size
-        return made
-
-    def get(self, basis: Tensor, weights: Sequence[Tensor], tokens: int) -> Projections | None:
-        """The projections if they are kept, or are worth forming for `tokens` more; else None."""
-        if self.kept is not None:
-            return self.kept
-        self.tokens += tokens
-        fits = self.cache.size + _bytes(basis, weights) <= self.cache.limit
-        # Without room they serve this call only, so only its own tokens can repay them.
-        if not _pays(basis, self.tokens if fits else tokens):
+    def for_tokens(self, n: int) -> Projections | None:
+        """The paths for n tokens that are worked on together; None where U W_k costs less."""
+        if not self._always and not pays(self._basis, n):
             return None
-        formed = tuple(basis @ w for w in weights)
-        if fits:
-            self.kept = formed
-        return formed
+        if self._formed is None:
+            self._formed = form(self._basis, self._weights)
+        return self._formed
 
 
-class ProjectionCache:
-    """The projections of a model's layers, within a limit of bytes."""
-
-    def __init__(self, limit: int = 0):
-        self.limit = limit
-        self.buffers = Buffers()  # for the tiles of whichever layer is in work
-        self._layers: dict[int, LayerProjections] = {}
-
-    def of(self, layer: int, version: Hashable) -> LayerProjections:
-        """What is remembered of a layer; nothing if its weights are no longer the same."""
-        known = self._layers.get(layer)
-        if known is None or known.version != version:
-            known = self._layers[layer] = LayerProjections(self, version)
-        return known
-
-    @property
-    def size(self) -> int:
-        """Bytes held."""
-        return sum(layer.size for layer in self._layers.values())
-
-    def resize(self, limit: int) -> None:
-        """Change the limit, and forget what exceeds it."""
-        self.limit = limit
-        if self.size > limit:
-            self.clear()
-
-    def clear(self) -> None:
-        self._layers.clear()
-
-
-def _pays(basis: Tensor, tokens: int) -> bool:
+def pays(basis: Tensor, tokens: int) -> bool:
     """Whether H·d_head·d·m + n·H·d_head·m operations are fewer than n·H·d·m."""
     _, d_head, d = basis.shape
     return d_head * (d + tokens) < tokens * d
 
 
-def _bytes(basis: Tensor, weights: Sequence[Tensor]) -> int:
-    heads, d_head, _ = basis.shape
-    return sum(heads * d_head * w.shape[1] * w.element_size() for w in weights)
+def form(basis: Tensor, weights: Sequence[Tensor]) -> Projections:
+    """``B_h W_k`` for each input projection."""
+    return tuple(basis @ w for w in weights)
+
+
+# Kept from call to call -------------------------------------------------------------------------
+
+
+class KeptProducts:
+    """Products of one layer's weights, with the fingerprint of what they were formed from."""
+
+    def __init__(self, store: ProductStore, paths: Projections, fingerprint: Fingerprint):
+        self.paths, self.fingerprint = paths, fingerprint
+        self._store = store
+        self._operands: dict[Hashable, Any] = {}  # what a kernel multiplies by
+        self._operand_sizes: dict[Hashable, int] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in self.paths) + sum(self._operand_sizes.values())
+
+    def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
+        """What `make` forms from this layer's weights, with its size in bytes; kept if it fits."""
+        if name in self._operands:
+            return self._operands[name]
+        made, size = make()
+        if self._store.size + size <= self._store.limit:
+            self._operands[name], self._operand_sizes[name] = made, size
+        return made
+
+
+class ProductStore:
+    """The products of a model's layers, within a limit of bytes, each as new as its weights.
+
+    Which layers have room depends on the limit and on shapes alone, the first ones first.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._kept: dict[Hashable, KeptProducts] = {}
+
+    def of(self, key: Hashable) -> KeptProducts | None:
+        """What is kept of a layer."""
+        return self._kept.get(key)
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return sum(kept.size for kept in self._kept.values())
+
+    def refresh(
+        self, layers: Mapping[Any, Layer], wanted: Collection[Hashable], dtype: torch.dtype
+    ) -> None:
+        """Form what is missing of the `wanted` layers, or no longer belongs to their weights."""
+        fitting = self._fitting(layers, dtype)
+        found = fingerprints({key: _sources(layers[key]) for key in fitting if key in wanted})
+        kept = {
+            key: known
+            for key in fitting
+            if (known := self._kept.get(key)) is not None
+            and _described_by(layers[key], known.fingerprint)
+            and (key not in found or found[key] == known.fingerprint)
+        }
+        self._kept = kept  # what is stale goes before anything new takes its room
+        for key, fingerprint in found.items():
+            if key not in kept:
+                kept[key] = KeptProducts(self, _formed(layers[key].to(dtype)), fingerprint)
+
+    def _fitting(self, layers: Mapping[Any, Layer], dtype: torch.dtype) -> list[Hashable]:
+        fitting, total = [], 0
+        for key, layer in layers.items():
+            size = _bytes(layer, dtype)
+            if size and total + size <= self.limit:
+                fitting.append(key)
+                total += size
+        return fitting
+
+
+def _formed(layer: Layer) -> Projections:
+    assert layer.feed_forward is not None
+    return form(_basis(layer), projections(layer.feed_forward))
+
+
+def _basis(layer: Layer) -> Tensor:
+    """B (h, d_head, d) as it stands at the input of the feed-forward block."""
+    basis = output_basis(layer.attention)
+    for step in _between(layer):
+        basis = stretch(basis, step)
+    return basis
+
+
+def _between(layer: Layer) -> list[Norm]:
+    """The norms between the attention and the feed-forward block."""
+    kinds = [type(step) for step in layer.steps]
+    first, last = layer.steps.index(layer.attention), kinds.index(FeedForward)
+    return [step for step in layer.steps[first:last] if isinstance(step, Norm)]
+
+
+def _sources(layer: Layer) -> list[Tensor]:
+    """Every weight that a product or an operand of this layer is formed from."""
+    ff = layer.feed_forward
+    assert ff is not None
+    gammas = [norm.gamma for norm in _between(layer) if norm.gamma is not None]
+    return [layer.attention.output.weight, *gammas, *projections(ff), ff.down.weight]
+
+
+def _described_by(layer: Layer, fingerprint: Fingerprint) -> bool:
+    known = tuple(entry[:-1] for entry in fingerprint)  # type: ignore[index]
+    return known == tuple(description(tensor) for tensor in _sources(layer))
+
+
+def _bytes(layer: Layer, dtype: torch.dtype) -> int:
+    """Size of a layer's products; 0 if no feed-forward block stands behind its attention."""
+    if layer.feed_forward is None:
+        return 0
+    rows = layer.attention.output.weight.shape[0]  # heads · d_head
+    return sum(rows * w.shape[1] * dtype.itemsize for w in projections(layer.feed_forward))

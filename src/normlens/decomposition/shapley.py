@@ -19,6 +19,7 @@ from normlens.decomposition.activations import activation
 from normlens.decomposition.parts import Parts
 from normlens.decomposition.plan import Shape, choose_plan, player_memory
 from normlens.decomposition.rules import projections
+from normlens.decomposition.shapley_error import NormSpread
 from normlens.decomposition.tiles import FeedForwardJob, TileNorms, scope_norms
 
 
@@ -29,7 +30,7 @@ class ShapleyResult:
     tiles: TileNorms
     diagonal: Tensor  # (b, i, d)
     bias: Tensor  # (b, i, d)
-    standard_error: dict[str, Tensor]  # scope → (b, i, j)
+    standard_error: dict[str, Tensor]  # scope → (b, i, j), of each norm
 
 
 def shapley_norms(
@@ -44,28 +45,29 @@ def shapley_norms(
     b, n = job.factors.scale.shape
     empty = parts.own.new_zeros
     d = job.ff.down.weight.shape[1]
+    norms = {scope: empty(b, n, n) for scope in job.scopes}
     result = ShapleyResult(
-        TileNorms({scope: empty(b, n, n) for scope in job.scopes}, empty(b, n, d)),
+        TileNorms(norms, empty(b, n, d)),
         empty(b, n, d),
         empty(b, n, d),
-        {scope: empty(b, n, n) for scope in job.scopes},
+        {scope: torch.full_like(zeros, torch.nan) for scope, zeros in norms.items()},
     )
     for index, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(seed)
         orders = [torch.randperm(length + 1, generator=generator) for _ in range(samples)]
-        step = _targets_at_once(job.shape(length), memory_limit)
+        step = _targets_at_once(job.shape(length), len(job.scopes), memory_limit)
         for i in range(0, length, step):
             targets = slice(i, min(i + step, length))
             _run_targets(job, parts, index, targets, length, orders, result)
     return result
 
 
-def _targets_at_once(shape: Shape, limit: int | None) -> int:
+def _targets_at_once(shape: Shape, scopes: int, limit: int | None) -> int:
     """As many targets as the plan's tiles have, fewer where all their players do not fit."""
     targets = choose_plan(shape, limit).targets
     if limit is None:
         return targets
-    return max(1, min(targets, limit // player_memory(shape)))
+    return max(1, min(targets, limit // player_memory(shape, scopes)))
 
 
 def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: int) -> list[Tensor]:
@@ -91,6 +93,21 @@ def _coalition_value(ff: FeedForward, sums: list[Tensor]) -> Tensor:
     return g(sums[0]) if ff.gate is None else g(sums[0]) * sums[1]
 
 
+def _contributions(ff: FeedForward, players: list[Tensor], order: Tensor) -> Tensor:
+    """What each player adds to the hidden vector when it comes in this order, (n + 1, i, m)."""
+    values = _coalition_value(ff, [z[order].cumsum(0) for z in players])
+    values[1:] -= values[:-1].clone()
+    values[:1] -= _nobody(ff, players)
+    found = torch.empty_like(values)
+    found[order] = values
+    return found
+
+
+def _nobody(ff: FeedForward, players: list[Tensor]) -> Tensor:
+    """The hidden vector without any player, (1, i, m)."""
+    return _coalition_value(ff, [torch.zeros_like(z[:1]) for z in players])
+
+
 def _run_targets(
     job: FeedForwardJob,
     parts: Parts,
@@ -102,33 +119,25 @@ def _run_targets(
 ) -> None:
     ff = job.ff
     players = _players(job, parts, index, targets, n)
-    start = _coalition_value(ff, [torch.zeros_like(z[:1]) for z in players])  # (1, i, m)
-    total = players[0].new_zeros(n + 1, *players[0].shape[1:2], ff.down.weight.shape[1])
-    squares = {scope: total.new_zeros(n, total.shape[1]) for scope in job.scopes}
-    sources = slice(0, n)
+    mean = torch.zeros_like(players[0])  # (n + 1, i, m)
     for order in orders:
-        values = _coalition_value(ff, [z[order].cumsum(0) for z in players])
-        values[1:] -= values[:-1].clone()
-        values[:1] -= start
-        marginal = torch.empty_like(values)
-        marginal[order] = values
-        one = marginal @ ff.down.weight  # (n + 1, i, d)
-        total += one
-        for scope, norms in scope_norms(job, index, targets, sources, one[:n], bypass=False):
-            squares[scope] += norms.square()
-    mean = total / len(orders)
+        mean += _contributions(ff, players, order)
+    mean /= len(orders)
+    shares = mean @ ff.down.weight  # (n + 1, i, d)
 
     rows = torch.arange(targets.start, targets.stop)
-    local = rows - targets.start
-    result.diagonal[index, targets] = mean[rows, local]
-    bias = mean[n] + start[0] @ ff.down.weight
+    result.diagonal[index, targets] = shares[rows, rows - targets.start]
+    bias = shares[n] + _nobody(ff, players)[0] @ ff.down.weight
     result.bias[index, targets] = bias if ff.down.bias is None else bias + ff.down.bias
-    shares = mean[:n]
+    shares = shares[:n]
     result.tiles.mixed[index, targets] = shares.sum(0) - result.diagonal[index, targets]
 
-    for scope, norms in scope_norms(job, index, targets, sources, shares.clone(), bypass=False):
-        variance = (squares[scope] / len(orders) - norms.square()).clamp_min(0)
-        error = (variance / (len(orders) - 1)).sqrt() if len(orders) > 1 else variance + torch.nan
-        result.standard_error[scope][index, targets, sources] = error.transpose(0, 1)
+    sources = slice(0, n)
+    if len(orders) > 1:  # one order alone says nothing of its spread
+        spread = NormSpread(job, index, targets, mean[:n], shares)
+        for order in orders:
+            spread.add(_contributions(ff, players, order)[:n])
+        for scope, error in spread.standard_error(len(orders)):
+            result.standard_error[scope][index, targets, sources] = error
     for scope, norms in scope_norms(job, index, targets, sources, shares):
         result.tiles.norms[scope][index, targets, sources] = norms.transpose(0, 1)

@@ -20,7 +20,7 @@ from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.plan import Plan, Shape, choose_plan
-from normlens.decomposition.projections import LayerProjections, ProjectionCache, Projections
+from normlens.decomposition.projections import KeptProducts, Paths, Projections
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
 
@@ -34,6 +34,7 @@ class AddBypass:
 
     scope: str
     factors: Factors | None  # None: the bypass holds no part of this group's off the diagonal
+    own: Tensor  # (b, i, d), what a token itself sends past the block
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class FeedForwardJob:
     factors: Factors  # the group's parts at the block's input
     slopes: tuple[Tensor, ...]  # r^k (b, i, m); none where the rule has none
     tail: tuple[TailStep, ...]
-    remembered: LayerProjections | None = None
+    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output that one more map, `ORDINARY`, keeps
     ordinary: Tensor | None = None
@@ -116,16 +117,15 @@ def feed_forward_norms(
         scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
     )
     sources = [job.sources(index, length) for index, length in enumerate(lengths)]
-    shapes = [job.shape(*sizes) for sizes in zip(lengths, sources, strict=True)]
-    plans = [choose_plan(shape, memory_limit) for shape in shapes]
-    tokens = sum(n for n, plan in zip(sources, plans, strict=True) if plan.method == "tiles")
-    remembered = job.remembered or ProjectionCache().of(0, None)
-    fused = remembered.get(job.factors.basis, projections(job.ff), tokens) if tokens else None
-    for index, length in enumerate(lengths):
-        plan: Plan | None = plans[index]
+    paths = Paths(job.kept, job.factors.basis, projections(job.ff))
+    for index, (length, count) in enumerate(zip(lengths, sources, strict=True)):
+        first = choose_plan(job.shape(length, count), memory_limit)
+        # Decided for each sequence alone, so that it does not depend on the company in its batch.
+        chosen = paths.for_tokens(count) if first.method == "tiles" else None
+        plan: Plan | None = first
         while plan is not None:
             try:
-                _run_sequence(job, index, length, plan, fused, result)
+                _run_sequence(job, index, length, plan, chosen, result)
                 break
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -141,10 +141,10 @@ def feed_forward_norms(
 
 
 def _source_rows(
-    job: FeedForwardJob, fused: Projections | None, index: int, rows: slice
+    job: FeedForwardJob, paths: Projections | None, index: int, rows: slice
 ) -> list[Tensor]:
     """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
-    if fused is None:
+    if paths is None:
         u = job.factors.values[index, rows]  # (j, h, d)
         products = []
         for k, w in enumerate(projections(job.ff)):
@@ -154,7 +154,7 @@ def _source_rows(
         return products
     v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
     products = []
-    for k, w in enumerate(fused):
+    for k, w in enumerate(paths):
         out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
         products.append(torch.bmm(v, w, out=out).transpose(0, 1))
     return products
@@ -165,7 +165,7 @@ def _run_sequence(
     index: int,
     n: int,
     plan: Plan,
-    fused: Projections | None,
+    paths: Projections | None,
     result: TileNorms,
 ) -> None:
     result.mixed[index].zero_()
@@ -174,7 +174,7 @@ def _run_sequence(
     for j in range(0, n_sources, plan.sources):
         block = slice(j, min(j + plan.sources, n_sources))
         if plan.method == "tiles":
-            rows = _source_rows(job, fused, index, block)
+            rows = _source_rows(job, paths, index, block)
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))
             low, high = job.reach.sources(targets.start, targets.stop, n_sources)
@@ -251,18 +251,14 @@ def scope_norms(
     targets: slice,
     sources: slice,
     tile: Tensor,
-    bypass: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i).
-
-    Without `bypass` only the linear part is walked, which is what a variance needs.
-    """
+    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i)."""
     yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
     if job.ordinary is not None:
         yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
     for position, step in enumerate(job.tail):
         if isinstance(step, AddBypass):
-            if bypass and step.factors is not None:
+            if step.factors is not None:
                 weights = step.factors.weights[index, sources, targets]
                 weights = weights * step.factors.scale[index, targets, None]
                 tile.baddbmm_(weights, step.factors.values[index, sources])

@@ -7,6 +7,7 @@ computed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,14 @@ class Adapter:
     def outside_scopes(self) -> str | None:
         """What mixes tokens outside every layer, in words, so that no scope shows it."""
         return None
+
+    def token_types(self) -> int:
+        """How many token types the model's forward pass tells apart; 0: it takes none."""
+        if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
+            return 0
+        # GPT-2 and its kin have no table of types; they look them up among the words.
+        sizes = (getattr(self.config, name, None) for name in ("type_vocab_size", "vocab_size"))
+        return next((size for size in sizes if size is not None), 2)
 
     def layer(self, block: nn.Module) -> Layer:
         """One block as a `Layer`, without autograd history."""

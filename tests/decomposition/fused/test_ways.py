@@ -92,7 +92,7 @@ def stage_of(monkeypatch):
             raise Caught
 
         caught: list[Stage] = []
-        monkeypatch.setattr(projections, "_pays", lambda basis, tokens: True)
+        monkeypatch.setattr(projections, "pays", lambda basis, tokens: True)
         with monkeypatch.context() as patched:
             patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
             with pytest.raises(Caught):

@@ -22,7 +22,7 @@ from normlens.decomposition.fused.operands import (
     power_of_two,
 )
 from normlens.decomposition.parts import Factors
-from normlens.decomposition.projections import ProjectionCache, Projections
+from normlens.decomposition.projections import Paths, Projections
 from normlens.decomposition.rules import projections
 from normlens.decomposition.tiles import (
     ORDINARY,
@@ -131,7 +131,7 @@ class Stage:
         self.slots = Slots.of(job, tail)
         self.weights = factors.weights.contiguous()
         self.slopes, self.slope_sizes = operands.slopes(job.slopes, precision)
-        self.down, self.down_size = self._remembered("down", self._scaled_down)
+        self.down, self.down_size = self._kept("down", self._scaled_down)
         self.m, self.width = self.down.high.shape  # padded
         self.lengths = on_device(tuple(lengths), device)
         self.reach = reaches(job.reach)
@@ -152,9 +152,10 @@ class Stage:
 
     @cached_property
     def paths(self) -> Projections | None:
-        """Each head's path to the neurons, where it is worth forming."""
-        known = self.job.remembered or ProjectionCache().of(0, None)
-        return known.get(self.job.factors.basis, projections(self.job.ff), self.real_tokens)
+        """Each head's path to the neurons, where it is kept or worth forming."""
+        job = self.job
+        paths = Paths(job.kept, job.factors.basis, projections(job.ff))
+        return paths.for_tokens(self.real_tokens)
 
     @cached_property
     def rows(self) -> SourceRows:
@@ -167,7 +168,7 @@ class Stage:
             made = ScaledWeights.of(paths, self.precision)
             return made, made.nbytes
 
-        return SourceRows(self.job.factors.heads, self._remembered("paths", scaled), self.precision)
+        return SourceRows(self.job.factors.heads, self._kept("paths", scaled), self.precision)
 
     @cached_property
     def value_rows(self) -> SourceRows:
@@ -177,9 +178,7 @@ class Stage:
             made = ScaledWeights.of(projections(self.job.ff), self.precision)
             return made, made.nbytes
 
-        return SourceRows(
-            self.job.factors.values, self._remembered("inputs", scaled), self.precision
-        )
+        return SourceRows(self.job.factors.values, self._kept("inputs", scaled), self.precision)
 
     def units(self, rows: SourceRows) -> list[Tensor]:
         """What the operands were divided by."""
@@ -232,10 +231,10 @@ class Stage:
         made, size = operands.down(self.job.ff.down.weight, self.precision)
         return (made, size), made.nbytes
 
-    def _remembered(self, name: str, make: Callable[[], tuple[T, int]]) -> T:
-        """Operands that depend on weights alone are kept from text to text."""
-        known = self.job.remembered
-        return make()[0] if known is None else known.operand((name, self.precision), make)
+    def _kept(self, name: str, make: Callable[[], tuple[T, int]]) -> T:
+        """Operands that depend on weights alone are kept where the layer's products are."""
+        kept = self.job.kept
+        return make()[0] if kept is None else kept.operand((name, self.precision), make)
 
     def norms(self) -> tuple[dict[str, Tensor], Tensor]:
         """Every scope's norms (b, i, j), 0 where i = j, and the parts' error.
