@@ -46,7 +46,7 @@ class Results:
 
     def table(self, name: str, data: str) -> pd.DataFrame | None:
         path = self.path("tables", name, data, "csv")
-        return pd.read_csv(path) if path.is_file() else None
+        return pd.read_csv(path).rename(columns={words.LAYER: "layer"}) if path.is_file() else None
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -106,8 +106,8 @@ def significance(models: list[Results]) -> str:
                         "model": model.label,
                         "data": data,
                         "pairs": label,
-                        "amplified more in layers": ranges(table.loc[higher, "layer"]),
-                        "less in layers": ranges(table.loc[lower, "layer"]),
+                        "amplified more in layers (from 1)": ranges(table.loc[higher, "layer"]),
+                        "less in layers (from 1)": ranges(table.loc[lower, "layer"]),
                         "g from … to …": f"{number(table['g'].min())} … {number(table['g'].max())}",
                     }
                 )
@@ -127,14 +127,14 @@ def special(models: list[Results]) -> str:
                 continue
             table["gain"] = table["rho_without"] - table["rho_with"]
             best = table.loc[table["gain"].idxmax()]
+            change = f"{number(best.rho_with)} → {number(best.rho_without)}"
             rows.append(
                 {
                     "model": model.label,
                     "data": data,
                     "with": number(table["rho_with"].mean()),
                     "without": number(table["rho_without"].mean()),
-                    "largest change": f"layer {best.layer:.0f}: {number(best.rho_with)} → "
-                    f"{number(best.rho_without)}",
+                    "largest change (layers from 1)": f"layer {best.layer:.0f}: {change}",
                 }
             )
     return markdown(pd.DataFrame(rows))

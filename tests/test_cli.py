@@ -218,6 +218,7 @@ def test_layers_count_from_zero_as_in_python(
     tables = shell(*choice)
     assert re.findall(r"^ *(\d+) ", tables, re.MULTILINE).count(str(layer)) == 2  # a row in each
 
+
 def test_weights_alone_have_no_completeness(model: Path, shell: Shell) -> None:
     assert "not measured" in shell("map", TEXT, "--model", model, "--scope", "ATTN-W")
 

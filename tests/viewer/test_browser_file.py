@@ -382,7 +382,7 @@ def test_what_is_left_out_is_said(viewer: Any, soap: Maps, tmp_path: Path) -> No
     from normlens.viewer import page
 
     size = len(page.script()) / 1e6
-    path = to_html(soap, tmp_path / "short.html", largest=size + 0.016)
+    path = to_html(soap, tmp_path / "short.html", largest=size + 0.020)
     viewer.open(path)
     note = viewer.page.inner_text(".missing")
     assert "of 6 layers are in this file" in note

@@ -82,7 +82,7 @@ def _draw_lines(rows: Sequence[Finding], amp: str) -> Drawing:
         layer_ticks(panel, depth)
         style(
             panel,
-            x="layer",
+            x=words.LAYER,
             y=_axis(amp) if panel in first_column else "",
             title=f"({'abcdefghijklmnopqrstuvwxyz'[place % 26]}) {relation.label}",
         )
@@ -136,10 +136,10 @@ def histograms_figure(rows: Sequence[Finding], amp: str, layer: int | None) -> F
         which = "the layer with the largest effect"
         shown = [relation for relation in rows if _row(relation, None) is not None] or list(rows)
         if layer is not None:
-            which += f" (there is no layer {layer})"
+            which += f" (there is no layer {layer}, counted from 1)"
         layer = None
     else:
-        which = f"layer {layer}"
+        which = f"layer {layer} (counted from 1)"
     return Figure(
         lambda: _draw_histograms(shown, amp, layer),
         f"Distribution of {amp} in {which}: related pairs and others at the same distance"
@@ -184,8 +184,8 @@ def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Dr
             panel,
             x=amp,
             y="share of pairs" if panel in first_column else "",
-            title=f"({'abcdefghijklmnopqrstuvwxyz'[place % 26]}) {relation.label}, "
-            f"layer {relation.frame['layer'].iloc[row]}",
+            title=f"({'abcdefghijklmnopqrstuvwxyz'[place % 26]}) {relation.label},\n"
+            f"layer {relation.frame['layer'].iloc[row]} (counted from 1)",
         )
         panel.title.set_fontsize(TEXT)
     _legend(figure, significance=False)
