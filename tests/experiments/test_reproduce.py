@@ -88,6 +88,18 @@ def test_the_runs_are_the_papers(results: Path) -> None:
     assert runs["letters-masked"].sql("SELECT min(masked) AS m FROM sequences")["m"][0] >= 1
 
 
+def test_tables_of_runs_count_layers_from_0(masked: Evidence, plain: Evidence) -> None:
+    counted = set()
+    for evidence in (masked, plain):
+        assert evidence.run is not None
+        for name in evidence.run.tables:
+            table = evidence.run.table(name)
+            if "layer" in table and len(table):
+                assert sorted(table["layer"].unique()) == list(range(evidence.model["layers"]))
+                counted.add(name)
+    assert {"similarity", "mixing", "amplification_pairs", "norms"} <= counted
+
+
 def test_a_second_time_nothing_is_computed_again(
     results: Path, tiny_bert: Path, letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
