@@ -48,7 +48,7 @@ class Results:
 
     def table(self, name: str, data: str) -> pd.DataFrame | None:
         path = self.path("tables", name, data, "csv")
-        return pd.read_csv(path) if path.is_file() else None
+        return pd.read_csv(path).rename(columns={words.LAYER: "layer"}) if path.is_file() else None
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -107,7 +107,9 @@ def significance(models: list[Results]) -> str:
                     own = table[table["procedure"] == procedure]
                     for direction, sign in (("more", 1), ("less", -1)):
                         chosen = own["significant"] & (own["difference"] * sign > 0)
-                        row[f"{whose}{direction} in layers"] = ranges(own.loc[chosen, "layer"])
+                        row[f"{whose}{direction} in layers (from 1)"] = ranges(
+                            own.loc[chosen, "layer"]
+                        )
                     low, high = number(own["g"].min()), number(own["g"].max())
                     row[f"{whose}g from … to …"] = f"{low} … {high}" if len(own) else "–"
                 rows.append(row)
@@ -127,14 +129,14 @@ def special(models: list[Results]) -> str:
                 continue
             table["gain"] = table["rho_without"] - table["rho_with"]
             best = table.loc[table["gain"].idxmax()]
+            change = f"{number(best.rho_with)} → {number(best.rho_without)}"
             rows.append(
                 {
                     "model": model.label,
                     "data": data,
                     "with": number(table["rho_with"].mean()),
                     "without": number(table["rho_without"].mean()),
-                    "largest change": f"layer {best.layer:.0f}: {number(best.rho_with)} → "
-                    f"{number(best.rho_without)}",
+                    "largest change (layers from 1)": f"layer {best.layer:.0f}: {change}",
                 }
             )
     return markdown(pd.DataFrame(rows))

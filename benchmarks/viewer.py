@@ -127,13 +127,13 @@ def main() -> None:
         assert opening is None or opening.ok
         page.wait_for_selector("[data-busy=false]")
         print(f"Changes at {options.tokens} tokens, {options.layers} layers")
-        far = list(range(4, options.layers + 1, 3))
+        far = list(range(3, options.layers, 3))
         for view in ("map", "compare"):
             page.goto("about:blank")
             page.goto(f"file://{path}#view={view}&scope=FF")
             page.wait_for_selector("[data-busy=false]")
             report(f"{view}: jump to a layer, first time", jump(page, far))
-            report(f"{view}: next layer", press(page, "ArrowUp", far[-1] - 1))
+            report(f"{view}: next layer", press(page, "ArrowUp", far[-1]))
             report(f"{view}: next scope", press(page, "ArrowRight", 2))
             report(f"{view}: scope before", press(page, "ArrowLeft", 3))
         browser.close()

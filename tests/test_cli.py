@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from test_loading import DAMAGES, save_tiny
 
@@ -88,7 +90,7 @@ def test_every_command_has_help_with_an_example(command: str, shell: Shell) -> N
 
 def test_help_says_how_layers_are_counted(shell: Shell) -> None:
     for command in ("map", "estimate"):
-        assert "layers are counted from 1" in " ".join(
+        assert "layers are counted from 0" in " ".join(
             shell(command, "--help").replace("│", " ").split()
         )
 
@@ -143,7 +145,7 @@ def test_help_imports_nothing_slow() -> None:
 def test_as_a_process(model: Path) -> None:
     done = run_python("-m", "normlens", "map", TEXT, "--model", str(model), "--scope", "ATTN-W")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "ATTN-W, layer 2" in done.stdout
+    assert "ATTN-W, layer 1" in done.stdout
 
 
 def test_an_error_as_a_process() -> None:
@@ -161,10 +163,10 @@ def test_summary(model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> 
     out = shell("map", "--model", model, "--text", TEXT)
     assert max(map(len, out.splitlines())) > 100  # nothing is broken for a narrow pipe
     for words in (
-        "layers 1–2 of ATTN RES LN FF RES LN",
+        "layers 0–1 of ATTN RES LN FF RES LN",
         "9 tokens: [CLS] the cat ##s sat on a mat [SEP]",
         "completeness: ",
-        "Spearman's ρ; layers are counted from 1",
+        "Similarity of each scope to the one before (Spearman's ρ)",
         "ATTN-W → ATTN-N",
         "→ LN2",
         "ATTNRESLN-N → ATTNRESLNFF-N",
@@ -175,9 +177,9 @@ def test_summary(model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_scope_is_shown_as_its_map(model: Path, shell: Shell) -> None:
-    out = shell("map", TEXT, "--model", model, "--scope", "ff", "--layers", "2")
-    assert "ATTNRESLNFF-N, layer 2" in out
-    assert "layer 1" not in out
+    out = shell("map", TEXT, "--model", model, "--scope", "ff", "--layers", "1")
+    assert "ATTNRESLNFF-N, layer 1" in out
+    assert "layer 0" not in out
     values = normlens.load(model).maps(TEXT)["FF"][1]
     assert all(f"{value:.3g}" in out for value in values.ravel())
 
@@ -195,10 +197,26 @@ def test_markup_in_a_text_is_left_alone(model: Path, shell: Shell) -> None:
 def test_layers_and_scopes_as_typed(model: Path, tmp_path: Path, shell: Shell) -> None:
     path = tmp_path / "maps.safetensors"
     scopes = ("--scope", "ATTN-W, LN1", "--scope", "ff")
-    shell("map", TEXT, "--model", model, "--layers", " 2, 1-2", *scopes, "--out", path)
+    shell("map", TEXT, "--model", model, "--layers", " 1, 0-1", *scopes, "--out", path)
     maps = normlens.open(path)
     assert maps.layers == [0, 1]
     assert maps.scopes == ["ATTN-W", "ATTNRESLN-N", "ATTNRESLNFF-N"]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_layers_count_from_zero_as_in_python(
+    layer: int, model: Path, tmp_path: Path, shell: Shell
+) -> None:
+    path = tmp_path / "maps.csv"
+    choice = ("map", TEXT, "--model", model, "--layers", layer)
+    out = shell(*choice, "--scope", "FF", "--out", path)
+    assert f"layer {layer}, " in out
+    table = pd.read_csv(path)
+    assert set(table["layer"]) == {layer}
+    own = normlens.load(model).maps(TEXT)["FF"][layer]
+    np.testing.assert_allclose(table["value"], own.ravel(), rtol=1e-5)
+    tables = shell(*choice)
+    assert re.findall(r"^ *(\d+) ", tables, re.MULTILINE).count(str(layer)) == 2  # a row in each
 
 
 def test_weights_alone_have_no_completeness(model: Path, shell: Shell) -> None:
@@ -246,7 +264,7 @@ def test_text_from_a_file_and_from_stdin(
 def test_every_format_is_written(ending: str, model: Path, tmp_path: Path, shell: Shell) -> None:
     path = tmp_path / f"maps.{ending}"
     out = shell("map", TEXT, "--model", model, "--scope", "ATTN,FF", "--out", path)
-    assert out.startswith(f"wrote {path}: 9 tokens, layers 1–2, 2 scopes; completeness: ")
+    assert out.startswith(f"wrote {path}: 9 tokens, layers 0–1, 2 scopes; completeness: ")
     assert path.stat().st_size > 1000
     assert list(tmp_path.iterdir()) == [path]
 
@@ -306,7 +324,7 @@ def test_a_full_disk_leaves_nothing_behind(
         (("--text", "a\udce4"), ["not valid Unicode"]),
         (("--file", "nowhere.txt"), ["cannot read 'nowhere.txt'", "No such file"]),
         (("--file", "."), ["cannot read '.'", "directory"]),
-        (("--text", "a", "--layers", "one"), ["--layers 'one'", "1,3-5", "counted from 1"]),
+        (("--text", "a", "--layers", "one"), ["--layers 'one'", "0,2-4", "counted from 0"]),
         (("--text", "a", "--layers", "3-1"), ["--layers '3-1'"]),
         (("--text", "a", "--layers", "1,,2"), ["--layers '1,,2'"]),
         (("--text", "a", "--layers", "-1"), ["--layers '-1'"]),
@@ -356,9 +374,9 @@ def test_a_file_that_is_not_text(tmp_path: Path, shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "fragments"),
     [
-        (("--layers", "9"), ["layer 9 is out of range", "layers 1 to 2", "counted from 1"]),
-        (("--layers", "1-3"), ["layer 3 is out of range"]),
-        (("--layers", "0"), ["layer 0 is out of range", "layers 1 to 2"]),
+        (("--layers", "9"), ["layer 9 is out of range", "layers 0 to 1", "counted from 0"]),
+        (("--layers", "0-2"), ["layer 2 is out of range"]),
+        (("--layers", "2"), ["layer 2 is out of range", "layers 0 to 1"]),
         (("--layers", "1-999999999999"), ["layer 999999999999 is out of range"]),
         (("--scope", "FFN"), ["unknown scope 'FFN'", "ATTNRESLNFF-N", "LN2"]),
         (("--device", "nonsense"), ["no device 'nonsense'", "'cpu'"]),
@@ -469,7 +487,7 @@ def test_models_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_estimate(model: Path, shell: Shell) -> None:
-    out = shell("estimate", "--model", model, "--tokens", 40, "--layers", "2")
+    out = shell("estimate", "--model", model, "--tokens", 40, "--layers", "1")
     for words in (
         "1 of 2 layers",
         "1 × 40 tokens, 8 scopes",
@@ -498,7 +516,7 @@ def test_estimate_reads_no_weights(model: Path, tmp_path: Path, shell: Shell) ->
         (("--tokens", "0"), ["--tokens must be at least 1"]),
         (("--tokens", "49"), ["at most 48 tokens, not 49"]),
         (("--tokens", "8", "--batch-size", "-1"), ["--batch-size must be at least 1"]),
-        (("--tokens", "8", "--layers", "7"), ["layer 7 is out of range", "1 to 2"]),
+        (("--tokens", "8", "--layers", "7"), ["layer 7 is out of range", "layers 0 to 1"]),
         (("--tokens", "8", "--scope", "MLP"), ["unknown scope 'MLP'"]),
         (("--tokens", "8", "--dtype", "int4"), ["unknown dtype 'int4'"]),
         (("--tokens", "8", "--memory-limit", "-3"), ["memory limit '-3'"]),

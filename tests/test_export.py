@@ -80,20 +80,21 @@ def test_csv_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None
         rows = whole[whole["scope"] == scope]
         values = rows["value"].to_numpy(np.float32).reshape(maps[scope].shape)
         np.testing.assert_array_equal(values, maps[scope])
-    assert sorted(set(table["layer"])) == [1, 2]
+    assert sorted(set(table["layer"])) == [0, 1]
+    assert table["layer"][0] == 0
     assert list(whole["target_token"][:25:5]) == maps.tokens
     assert list(whole["source_token"][:5]) == maps.tokens
     assert list(whole["source"][:5]) == [0, 1, 2, 3, 4]
 
 
-def test_csv_holds_heads_counted_from_one(maps: normlens.Maps, tmp_path: Path) -> None:
+def test_csv_holds_heads_counted_from_zero(maps: normlens.Maps, tmp_path: Path) -> None:
     table = read_csv(export.write(maps, tmp_path / "maps.csv"))
     heads = table[table["head"] != ""]
     assert set(heads["scope"]) == set(maps.heads) == {"ATTN-W", "ATTN-N"}
-    assert set(heads["head"]) == {"1", "2", "3", "4"}
+    assert set(heads["head"]) == {"0", "1", "2", "3"}
     for scope, array in maps.heads.items():
         for head in range(4):
-            rows = heads[(heads["scope"] == scope) & (heads["head"] == str(head + 1))]
+            rows = heads[(heads["scope"] == scope) & (heads["head"] == str(head))]
             values = rows["value"].to_numpy(np.float32).reshape(array[:, head].shape)
             np.testing.assert_array_equal(values, array[:, head])
 
@@ -103,8 +104,8 @@ def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> Non
     assert document["model"] == "BertModel"
     assert document["tokens"] == maps.tokens
     assert document["text"] == maps.text
-    assert document["layers"] == [1, 2]
-    assert document["layers_counted_from"] == document["heads_counted_from"] == 1
+    assert document["layers"] == [0, 1]
+    assert document["layers_counted_from"] == document["heads_counted_from"] == 0
     assert document["scopes"] == list(document["maps"]) == maps.scopes
     assert document["provenance"] == maps.provenance
     assert document["completeness"] == maps.completeness
@@ -134,7 +135,7 @@ def test_layers_and_scopes_can_be_chosen(maps: normlens.Maps, tmp_path: Path, su
     path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "FF"])
     if suffix == ".safetensors":
         opened = normlens.open(path)
-        layers, values = [layer + 1 for layer in opened.layers], opened["FF"]
+        layers, values = opened.layers, opened["FF"]
         assert set(opened.heads) == {"ATTN-N"}
     elif suffix == ".csv":
         table = read_csv(path)
@@ -143,7 +144,7 @@ def test_layers_and_scopes_can_be_chosen(maps: normlens.Maps, tmp_path: Path, su
     else:
         document = strict_json(path)
         layers, values = document["layers"], np.array(document["maps"]["ATTNRESLNFF-N"])
-    assert layers == [2]
+    assert layers == [1]
     np.testing.assert_array_equal(np.ravel(values), maps["FF"][1].ravel())
 
 
@@ -173,9 +174,9 @@ def test_one_layer_is_shown_large_and_several_as_rows(maps: normlens.Maps, tmp_p
     # Text is drawn as curves; matplotlib keeps the words in comments.
     one = export.write(maps, tmp_path / "one.svg", layers=1, scopes="FF").read_text()
     several = export.write(maps, tmp_path / "several.svg", scopes="FF").read_text()
-    assert "<!-- BertModel, layer 2 (counted from 1) -->" in one
-    assert "<!-- BertModel, layers 1 to 2 (counted from 1) -->" in several
-    assert "<!-- layer 1 -->" in several
+    assert "<!-- BertModel, layer 1 -->" in one
+    assert "<!-- BertModel, layers 0 to 1 -->" in several
+    assert "<!-- layer 0 -->" in several
     assert "<!-- ATTNRESLNFF-N -->" in one
     assert "<!-- ATTNRESLNFF-N -->" in several
 

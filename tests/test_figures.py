@@ -110,7 +110,7 @@ def test_layer_has_one_panel_per_scope_with_its_numbers(
 
 def test_layer_says_what_it_shows(bert: normlens.Maps, second_layer: Any) -> None:
     written = words(second_layer)
-    assert "BertModel, layer 2 (counted from 1)" in written
+    assert "BertModel, layer 1" in written.splitlines()
     assert TEXT in written
     assert f"completeness {bert.completeness:.1e}" in written
     assert "float32" in written
@@ -147,7 +147,7 @@ def test_more_than_six_panels_take_two_rows(bert: normlens.Maps, count: int, row
 def test_layer_is_an_index_into_the_model(bert: normlens.Maps) -> None:
     second = bert.choose(1)
     figure = figures.plot_layer(second, 1, "FF")
-    assert "layer 2" in words(figure)
+    assert "layer 1" in words(figure)
     np.testing.assert_array_equal(shown(panels(figure)[0]), bert["FF"][1])
     with pytest.raises(InputError, match=r"layer 0 is not among .* 1$"):
         figures.plot_layer(second, 0)
@@ -288,15 +288,15 @@ def test_overview_has_layers_as_rows_and_scopes_as_columns(bert: normlens.Maps) 
     for number, axes in enumerate(grid):
         layer, scope = divmod(number, len(bert.scopes))
         np.testing.assert_array_equal(shown(axes), bert[bert.scopes[scope]][layer])
-    assert {"layer 1", "layer 2"} <= set(words(figure).splitlines())
-    assert "layers 1 to 2 (counted from 1)" in words(figure)
+    assert {"layer 0", "layer 1"} <= set(words(figure).splitlines())
+    assert "layers 0 to 1" in words(figure)
 
 
 def test_overview_of_chosen_layers_and_scopes(bert: normlens.Maps) -> None:
     figure = figures.plot_overview(bert, [1], ["ATTN-N", "FF"], scale="scope")
     np.testing.assert_array_equal(shown(panels(figure)[1]), bert["FF"][1])
-    assert "layer 2" in words(figure).splitlines()
-    assert "layer 1" not in words(figure).splitlines()
+    assert "layer 1" in words(figure).splitlines()
+    assert "layer 0" not in words(figure).splitlines()
 
 
 def test_overview_can_scale_a_scope_over_its_layers(bert: normlens.Maps) -> None:
@@ -325,7 +325,7 @@ def test_amplification_marks_and_lists_the_strongest_pairs(bert: normlens.Maps) 
     assert set(marks) == {"1", "2", "3", *"abc"[:weakened]}
     assert f"{bert.tokens[source]} → {bert.tokens[target]}" in words(figure)
     assert f"+{difference.max():.3f}" in words(figure)
-    assert "layer 2 (counted from 1)" in words(figure)
+    assert "layer 1" in words(figure)
 
 
 def test_strongest_pairs_are_ranked_among_allowed_pairs(llama: normlens.Maps) -> None:
@@ -348,10 +348,10 @@ def test_similarity_draws_rho_over_layers(bert: normlens.Maps) -> None:
     assert [name for name, _, _ in steps] == ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2"]
     assert len(axes.lines) == len(steps)
     for line, (name, before, after) in zip(axes.lines, steps, strict=True):
-        np.testing.assert_array_equal(line.get_xdata(), [1, 2])
+        np.testing.assert_array_equal(line.get_xdata(), [0, 1])
         np.testing.assert_array_equal(line.get_ydata(), bert.similarity(before, after))
         assert line.get_label() == f"{name}:  {before} → {after}"
-    assert axes.get_xlabel() == "layer (counted from 1)"
+    assert axes.get_xlabel() == "layer"
     assert axes.get_ylabel() == "Spearman's ρ"
     low, high = axes.get_ylim()
     assert high == 1

@@ -71,7 +71,7 @@ class Checks:
         for (index, module, _), sizes in zip(self._linear, measured, strict=True):
             if (error := linear_error(sizes)) > tolerance:
                 raise UnsupportedModelError(
-                    f"{self.adapter.name_of(module)} ({class_name(module)}) of layer {index + 1} "
+                    f"{self.adapter.name_of(module)} ({class_name(module)}) of layer {index} "
                     "does not compute x W + b with the weight that it holds (relative error "
                     f"{error:.1e}, tolerance {tolerance:.0e}): an adapter, a hook or another "
                     "precision acts inside it; merge adapters (model.merge_and_unload()) or load "
@@ -81,7 +81,7 @@ class Checks:
         for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
-                    f"layer {index + 1} attends to tokens that {self._name} says it cannot see "
+                    f"layer {index} attends to tokens that {self._name} says it cannot see "
                     f"(weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
                     "`causal`, `window` or `reach` must say what the model does (docs/adapters.md)"
                 )
@@ -105,7 +105,7 @@ class Checks:
             if side == "ahead" and edge == 0:
                 looks, cure = "looks ahead", "set `causal = True`"
             raise UnsupportedModelError(
-                f"no token of layer {index + 1} {looks}, in any head, where {self._name} allows "
+                f"no token of layer {index} {looks}, in any head, where {self._name} allows "
                 f"{_in_words(reach)}; {cure} (docs/adapters.md)"
             )
 

@@ -180,12 +180,11 @@ def _pictures(
     """Four views of one sentence, at the layer where the feed-forward block amplifies most."""
     best = {layer: _best_pairs(maps, step, layer, 1) for layer in maps.layers}
     layer = max(maps.layers, key=lambda index: sum(pair.value for pair in best[index]))
-    number = layer + 1
     return [
         (
-            folder / f"{name}-layer-{number}.png",
+            folder / f"{name}-layer-{layer}.png",
             figures.plot_layer(maps, layer),
-            f"every scope of layer {number}",
+            f"every scope of layer {layer}",
         ),
         (
             folder / f"{name}-overview.png",
@@ -193,9 +192,9 @@ def _pictures(
             "layers (rows) and scopes (columns)",
         ),
         (
-            folder / f"{name}-amplification-{number}.png",
+            folder / f"{name}-amplification-{layer}.png",
             figures.plot_amplification(maps, step.before, step.after, layer),
-            f"what FF strengthens and weakens in layer {number}",
+            f"what FF strengthens and weakens in layer {layer}",
         ),
         (
             folder / f"{name}-similarity.png",
@@ -244,10 +243,10 @@ def _similarity_table(results: Sequence[Maps], layers: Sequence[int]) -> _Table:
         "How alike the maps before and after each component are (Spearman's ρ)",
         ["layer", *(step.component for step in steps)],
         [
-            [str(layer + 1), *(f"{value:.2f}" for value in rho[:, position])]
+            [str(layer), *(f"{value:.2f}" for value in rho[:, position])]
             for layer, position in zip(layers, positions, strict=True)
         ],
-        "Layers count from 1; mean over the sentences; the lower, the more it changes the map.",
+        "Layers count from 0; mean over the sentences; the lower, the more it changes the map.",
     )
 
 
@@ -258,12 +257,12 @@ def _amplification_table(results: Sequence[Maps], step: Step, layers: Sequence[i
         for pair, maps in sorted(best, key=lambda found: -found[0].value)[:2]:
             labels = maps.tokens
             words = f"{labels[pair.source]} → {labels[pair.target]}"
-            rows.append([str(layer + 1), f"{pair.value:+.3f}", words, str(maps.text)])
+            rows.append([str(layer), f"{pair.value:+.3f}", words, str(maps.text)])
     return _Table(
         f"Pairs that FF amplifies most ({step.before} → {step.after})",
         ["layer", "FF-amp", "source → target", "sentence"],
         rows,
-        "Layers count from 1; two pairs a layer; special tokens are left out.",
+        "Layers count from 0; two pairs a layer; special tokens are left out.",
     )
 
 

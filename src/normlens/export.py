@@ -1,7 +1,6 @@
 """Maps as files for other programs: the file name's ending chooses the format.
 
-Layers and heads count from 1 in tables, JSON and pictures, as on the command line; positions of
-tokens count from 0. The maps file (.safetensors) keeps the arrays' own indices.
+Layers, heads and positions of tokens count from 0 in all of them.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
 
 
 def to_table(maps: Maps) -> pd.DataFrame:
-    """One row per scope, layer (from 1), head (from 1; none for whole maps), target and source."""
+    """One row per scope, layer, head (none for whole maps), target and source; all from 0."""
     import pandas as pd
 
     whole = maps.to_pandas()
@@ -89,11 +88,9 @@ def to_table(maps: Maps) -> pd.DataFrame:
     for scope, array in maps.heads.items():  # (layer, head, i, j)
         for head in range(array.shape[1]):
             frame = replace(maps, arrays={scope: array[:, head]}).to_pandas()
-            frame.insert(2, "head", pd.Series([head + 1] * len(frame), dtype="Int64"))
+            frame.insert(2, "head", pd.Series([head] * len(frame), dtype="Int64"))
             frames.append(frame)
-    table = pd.concat(frames, ignore_index=True)
-    table["layer"] += 1
-    return table
+    return pd.concat(frames, ignore_index=True)
 
 
 def to_document(maps: Maps) -> dict[str, Any]:
@@ -107,9 +104,9 @@ def to_document(maps: Maps) -> dict[str, Any]:
         "raw_tokens": maps.raw_tokens,
         "token_ids": maps.token_ids,
         "special": maps.special,
-        "layers": [layer + 1 for layer in maps.layers],
-        "layers_counted_from": 1,
-        "heads_counted_from": 1,
+        "layers": maps.layers,
+        "layers_counted_from": 0,
+        "heads_counted_from": 0,
         "positions_counted_from": 0,
         "scopes": maps.scopes,
         "completeness": maps.completeness,

@@ -323,8 +323,7 @@ class Lens:
         for layer in chosen:
             if not isinstance(layer, (int, np.integer)) or not -count <= layer < count:
                 raise InputError(
-                    f"layer {layer!r} is out of range; {self.name} has layers 0 to {count - 1} "
-                    f"(1 to {count} on the command line)"
+                    f"layer {layer!r} is out of range; {self.name} has layers 0 to {count - 1}"
                 )
         if not chosen:
             raise InputError("no layer is chosen; leave `layers` out to take all")
@@ -462,7 +461,7 @@ class Lens:
             if not error <= tolerance:
                 component = scope_names.components_of(scope)[-1]
                 raise CompletenessError(
-                    f"parts and bias miss the real hidden state in layer {index + 1} at its "
+                    f"parts and bias miss the real hidden state in layer {index} at its "
                     f"{component} (scope {scope}): relative error {error:.1e}, tolerance "
                     f"{tolerance:.0e} for {str(self.dtype).removeprefix('torch.')}; "
                     "the model may differ from its family, or its values overflow"
@@ -477,7 +476,7 @@ class Lens:
             if not error <= tolerance:
                 what = "do not add up" if kind == "sum" else "miss an exact recomputation"
                 raise CompletenessError(
-                    f"the parts behind the feed-forward block of layer {index + 1} {what}: "
+                    f"the parts behind the feed-forward block of layer {index} {what}: "
                     f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
                     'take another `precision`, or device="cpu"'
                 )

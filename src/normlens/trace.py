@@ -154,7 +154,7 @@ class _Recorder:
         seen = self.seen.get(("weights", _weights_module(layer)))
         if not seen or seen[0].dim() != 4:
             raise UnsupportedModelError(
-                f"layer {index + 1} returned no attention weights; load the model with "
+                f"layer {index} returned no attention weights; load the model with "
                 'attn_implementation="eager"'
             )
         real: dict[int, Tensor] = {}

@@ -67,6 +67,8 @@ def test_tables_that_both_have_are_laid_over_each_other(folders: list[Path]) -> 
     heights = [bar.get_height() for bar in axes.patches]
     assert heights == pytest.approx([0.7, 0.35, 0.63, 0.315])
     assert [axes.get_title(loc="left") for axes in curves.axes] == ["FF", "LN2"]
+    assert all(axes.get_xlabel() == "layer (counted from 1) ÷ layers" for axes in curves.axes)
+    assert "layer, counted from 1, ÷" in found["compare-similarity-layers-sst2"].caption
     shallow, deep = curves.axes[0].lines
     assert list(shallow.get_xdata()) == [0.5, 1.0]
     assert list(deep.get_xdata()) == [0.25, 0.5, 0.75, 1.0]

@@ -14,6 +14,7 @@ from normlens.experiments.base import Evidence
 from normlens.experiments.expansion import EXPERIMENTS, FILE, write_expansion
 from normlens.experiments.published import Published
 from normlens.experiments.settings import Settings
+from normlens.experiments.words import LAYER
 from normlens.lens import Lens
 from normlens.models.examples import EXAMPLES
 
@@ -150,7 +151,7 @@ def evidence(folder: Path, model: str = "tiny") -> Evidence:
 
 def saved(folder: Path, rates: list[float], published: list[float] | None = None) -> Path:
     frame = pd.DataFrame(
-        {"layer": range(1, len(rates) + 1), "rate": rates, "as_published": published or rates}
+        {LAYER: range(1, len(rates) + 1), "rate": rates, "as_published": published or rates}
     )
     frame.to_csv(folder / FILE, index=False)
     return folder

@@ -556,15 +556,16 @@ def test_both_procedures_are_drawn_and_filled_where_they_are_significant(
 def test_histograms_are_of_the_layer_with_the_largest_effect(planted: Result) -> None:
     frame = rows_of(planted, "relations-ff-same_word", TYPES).set_index("layer")
     drawn = titles(planted.figures["relations-ff-histograms"].draw())
-    assert drawn[0] == f"(a) word-split pairs, layer {frame['g'].abs().idxmax()}"
+    layer = frame["g"].abs().idxmax()
+    assert drawn[0] == f"(a) word-split pairs,\nlayer {layer} (counted from 1)"
 
 
 def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
     found = work(planted_run, layer=4).figures["relations-ff-histograms"]
-    assert all(title.endswith("layer 4") for title in titles(found.draw()))
-    assert "in layer 4:" in found.caption
+    assert all(title.endswith("layer 4 (counted from 1)") for title in titles(found.draw()))
+    assert "in layer 4 (counted from 1):" in found.caption
     beyond = work(planted_run, layer=9).figures["relations-ff-histograms"]
-    assert "there is no layer 9" in beyond.caption
+    assert "there is no layer 9, counted from 1" in beyond.caption
     assert titles(beyond.draw())
 
 

@@ -31,9 +31,12 @@ from report_examples import (
 from normlens.errors import OutputError
 from normlens.experiments.base import Figure, Result, Table
 from normlens.experiments.drawing import panels
+from normlens.experiments.published import Comparison, Published
+from normlens.experiments.words import LAYER
 from normlens.report import latex, markdown, pictures, words
 from normlens.report.content import Header, Model, Report, Section
 from normlens.report.files import write
+from normlens.report.layout import arrange
 from normlens.spreadsheet import harmless
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
@@ -159,6 +162,8 @@ def test_results_hold_summary_and_comparisons(folder: Path) -> None:
     assert first["comparisons"][0]["same"] is False
     assert (folder / second["tables"]["pairs"]["csv"]).is_file()
     assert found["model"]["layers"] == 2
+    assert found["layers_counted_from"] == 1
+    assert LAYER in first["tables"]["pairs"]["columns"]
     assert "the model has no such component" in found["experiments"][0]["absent"]
 
 
@@ -167,7 +172,33 @@ def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
     assert list(read["source"]) == [harmless(text) for text in NASTY]
     assert len(pd.read_csv(folder / "tables" / "many-sst2.csv")) == 60
     layers = pd.read_csv(folder / "tables" / "similarity-layers-wiki-103-e.csv")
+    assert list(layers) == ["component", "layer (counted from 1)", "rho", "low", "high"]
     assert layers["rho"].iloc[0] == pytest.approx(0.72, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "says"),
+    [("FF most in layer 4.", 1), ("Higher in layers 1–3 and 5.", 1), ("In the last 2 layers.", 0)],
+)
+def test_a_sentence_that_names_a_layer_says_how_it_is_counted(
+    sentence: str, says: int, tmp_path: Path
+) -> None:
+    write(report([("sst2", Result(sentences=[sentence]))]), tmp_path)
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text("utf-8")
+        assert text.count("Layers are counted from 1.") == says
+        assert text.count("counted from 1 in this report, as in the papers") == 1
+
+
+def test_published_figures_of_a_layer_say_how_it_is_counted() -> None:
+    def first_column(label: str) -> str:
+        published = Published("x", label, 0.7, "m", "sst2", None, "Table 1")
+        found = Result(comparisons=[Comparison(published, 0.6, True)])
+        (section,) = arrange(report([("sst2", found)]))
+        return section.findings[0].against[0].columns[0]
+
+    assert first_column("Rate, layer 3") == "layers counted from 1"
+    assert first_column("Rate, mean") == ""
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -426,7 +457,7 @@ def test_latex_compiles(folder: Path, tmp_path: Path) -> None:
 
 def test_markdown_tables_have_all_their_cells(folder: Path) -> None:
     text = (folder / "report.md").read_text("utf-8")
-    start = text.index("| layer | source | amp | both |")
+    start = text.index("| layer (counted from 1) | source | amp | both |")
     rows = text[start:].split("\n\n")[0].splitlines()
     assert rows[1] == "| ---: | :--- | ---: | :--- |"
     assert len(rows) == len(NASTY) + 2

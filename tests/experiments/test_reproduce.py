@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import run_examples as examples
+from matplotlib.text import Text
 
 import normlens
 from normlens.cli import main
@@ -21,6 +23,7 @@ from normlens.experiments.published import compare, published
 from normlens.experiments.report import build_report, describe, experiments
 from normlens.experiments.reproduce import load_settings, plan, reproduce, short_names
 from normlens.experiments.settings import KINDS, Settings
+from normlens.report.layout import arrange
 
 FEW = {"resamples": 200}
 
@@ -83,6 +86,18 @@ def test_the_runs_are_the_papers(results: Path) -> None:
     assert runs["letters-masked"].manifest.options.mask == 0.12
     assert runs["letters-plain"].manifest.options.mask is None
     assert runs["letters-masked"].sql("SELECT min(masked) AS m FROM sequences")["m"][0] >= 1
+
+
+def test_tables_of_runs_count_layers_from_0(masked: Evidence, plain: Evidence) -> None:
+    counted = set()
+    for evidence in (masked, plain):
+        assert evidence.run is not None
+        for name in evidence.run.tables:
+            table = evidence.run.table(name)
+            if "layer" in table and len(table):
+                assert sorted(table["layer"].unique()) == list(range(evidence.model["layers"]))
+                counted.add(name)
+    assert {"similarity", "mixing", "amplification_pairs", "norms"} <= counted
 
 
 def test_a_second_time_nothing_is_computed_again(
@@ -312,6 +327,41 @@ def test_every_experiment_has_an_answer_and_its_pictures_can_be_drawn(
 
 
 # Against the papers ----------------------------------------------------------------------------
+
+
+def test_every_layer_of_the_report_says_that_it_is_counted_from_1(results: Path) -> None:
+    numbered = re.compile(r"\blayers? \d")
+    by_layer = set()
+    for placed in arrange(describe(results)):
+        sentences = [text for finding in placed.findings for text in finding.result.sentences]
+        assert bool(placed.layers_note) == any(map(numbered.search, sentences))
+        for finding in placed.findings:
+            assert not any("layer" in table.columns for table in finding.tables)
+            for item in finding.figures:
+                drawn = item.figure.draw()
+                texts = [text.get_text() for text in drawn.findobj(Text)]
+                assert "layer" not in texts
+                if words.LAYER in texts:
+                    by_layer.add(item.name)
+                for shown in (texts, [item.caption]):
+                    if any(map(numbered.search, shown)):
+                        assert any("counted from 1" in text for text in shown), item.name
+    assert by_layer == {
+        *("similarity-layers", "similarity-from-before", "relations-ff", "relations-layer"),
+        *("norms", "special-dimensions", "mixing", "expansion"),
+    }
+
+
+def test_the_layer_of_the_histograms_counts_from_1(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["reproduce", "ff", "--model", "m", "--data", "sample", "--out", "x"]
+    assert main([*given, "--layer", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "--layer must be at least 1, not 0" in said
+    assert "counts layers from 1" in said
+    assert said.count("\n") == 1
+    assert main(["reproduce", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "counted from 1 as in the papers" in shown
 
 
 def test_published_figures() -> None:

@@ -241,10 +241,10 @@ class WrongResidual(ToyAdapter):
 @pytest.mark.parametrize(
     ("adapter", "layer", "component", "scope"),
     [
-        (WrongValue, 1, "ATTN", "ATTN-N"),
-        (WrongNorm, 1, "LN", "ATTNRESLN-N"),
-        (WrongFeedForward, 2, "FF", "ATTNRESLNFF-N"),
-        (WrongResidual, 1, "RES", "ATTNRESLNFFRES-N"),
+        (WrongValue, 0, "ATTN", "ATTN-N"),
+        (WrongNorm, 0, "LN", "ATTNRESLN-N"),
+        (WrongFeedForward, 1, "FF", "ATTNRESLNFF-N"),
+        (WrongResidual, 0, "RES", "ATTNRESLNFFRES-N"),
     ],
 )
 def test_a_wrong_adapter_is_told_where(adapter, layer, component, scope):
@@ -269,7 +269,7 @@ class WrongActivation(ToyAdapter):
 @pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient", "shapley"])
 def test_a_wrong_activation_is_seen_under_every_rule(rule):
     normlens.register("toy")(WrongActivation)
-    with pytest.raises(CompletenessError, match="layer 1 at its FF"):
+    with pytest.raises(CompletenessError, match="layer 0 at its FF"):
         normlens.load(Toy()).maps(input_ids=IDS, nonlinearity=rule)
 
 
@@ -279,7 +279,7 @@ def test_values_that_overflow_do_not_pass_for_complete():
     model = Toy()
     with torch.no_grad():
         model.blocks[0].up.weight.fill_(3e38)
-    with pytest.raises(CompletenessError, match="layer 1 at its FF"):
+    with pytest.raises(CompletenessError, match="layer 0 at its FF"):
         normlens.load(model).maps(input_ids=IDS)
 
 
@@ -304,7 +304,7 @@ class NoWeights(ToyAdapter):
 
 def test_an_adapter_whose_weights_are_none():
     normlens.register("toy")(NoWeights)
-    with pytest.raises(UnsupportedModelError, match="layer 1 returned no attention weights"):
+    with pytest.raises(UnsupportedModelError, match="layer 0 returned no attention weights"):
         normlens.load(Toy()).maps(input_ids=IDS)
 
 

@@ -27,9 +27,10 @@ def map_of(maps: Maps, scope: str, layer: int, axis: str = "none") -> np.ndarray
 
 
 def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.open(soap_html, "layer=3&scope=FF")
     assert viewer.root("scope") == FF
-    assert viewer.root("layer") == "4"
+    assert viewer.root("layer") == "3"
+    assert viewer.texts('[data-control="layer"] button') == ["0", "1", "2", "3", "4", "5"]
     np.testing.assert_allclose(viewer.values(), soap["FF"][3], rtol=1e-6)
     shown = soap.tokens
     assert viewer.svg_texts(".row-labels text") == shown
@@ -37,6 +38,10 @@ def test_the_map_is_pythons_map(viewer: Any, soap: Maps, soap_html: Path) -> Non
     text = " ".join(viewer.svg_texts('[data-figure="map"] text'))
     assert "source j (input)" in text
     assert "target i (output)" in text
+    assert f"{FF}, layer 3" in text
+    viewer.open(soap_html, "layer=0&scope=FF")
+    assert viewer.root("layer") == "0"
+    np.testing.assert_allclose(viewer.values(), soap["FF"][0], rtol=1e-6)
 
 
 def test_trust_is_always_in_sight(viewer: Any, soap: Maps, soap_html: Path) -> None:
@@ -52,7 +57,7 @@ def test_trust_is_always_in_sight(viewer: Any, soap: Maps, soap_html: Path) -> N
 
 
 def test_grow(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=2")
+    viewer.open(soap_html, "layer=1")
     nodes = viewer.page.locator(".chain .node")
     labels = viewer.texts(".chain .component")
     assert labels == ["weights", "ATTN", "RES", "LN", "FF", "RES", "LN", "baseline"]
@@ -72,26 +77,26 @@ def test_grow(viewer: Any, soap: Maps, soap_html: Path) -> None:
     # Playing goes on by itself, and stops when it is told to.
     viewer.page.click('[data-action="play"]')
     viewer.page.wait_for_selector('.normlens[data-scope="ATTNRESLNFFRESLN-N"]')
-    viewer.page.wait_for_selector('.normlens[data-layer="3"]')
+    viewer.page.wait_for_selector('.normlens[data-layer="2"]')
     viewer.page.click('[data-action="play"]')
     assert viewer.page.get_attribute('[data-action="play"]', "aria-pressed") == "false"
 
 
 def test_arrow_keys_walk_through_layers_and_components(viewer: Any, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=1&scope=ATTN")
+    viewer.open(soap_html, "layer=0&scope=ATTN")
     viewer.key("ArrowDown").key("ArrowDown")
-    assert viewer.root("layer") == "3"
+    assert viewer.root("layer") == "2"
     viewer.key("ArrowUp").key("ArrowRight")
-    assert (viewer.root("layer"), viewer.root("scope")) == ("2", "ATTNRES-N")
+    assert (viewer.root("layer"), viewer.root("scope")) == ("1", "ATTNRES-N")
     viewer.key("ArrowLeft").key("ArrowLeft").key("ArrowLeft")
-    assert (viewer.root("layer"), viewer.root("scope")) == ("1", "ATTNRESLNFFRESLN-N")
-    assert "layer=1" in viewer.page.url
+    assert (viewer.root("layer"), viewer.root("scope")) == ("0", "ATTNRESLNFFRESLN-N")
+    assert "layer=0" in viewer.page.url
     assert "scope=ATTNRESLNFFRESLN-N" in viewer.page.url
 
 
 def test_the_address_holds_the_state(viewer: Any, soap_html: Path) -> None:
     viewer.open(soap_html)
-    viewer.click('[data-layer="5"]').choose("scale", "rank").choose("norm", "target")
+    viewer.click('[data-layer="4"]').choose("scale", "rank").choose("norm", "target")
     viewer.choose("special", "hide").click(".bars li:first-child button")
     before = viewer.values()
     address = viewer.page.url
@@ -99,7 +104,7 @@ def test_the_address_holds_the_state(viewer: Any, soap_html: Path) -> None:
     viewer.page.goto(address)
     viewer.settled()
     assert (viewer.root("layer"), viewer.pressed("scale"), viewer.pressed("norm")) == (
-        "5",
+        "4",
         "rank",
         "target",
     )
@@ -108,7 +113,7 @@ def test_the_address_holds_the_state(viewer: Any, soap_html: Path) -> None:
 
 
 def test_scales_ranges_and_sums(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=3&scope=FF")
+    viewer.open(soap_html, "layer=2&scope=FF")
     pictures = {}
     for scale in ("linear", "sqrt", "rank"):
         viewer.choose("scale", scale)
@@ -135,7 +140,7 @@ def test_scales_ranges_and_sums(viewer: Any, soap: Maps, soap_html: Path) -> Non
 
 
 def test_special_tokens_and_words(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.open(soap_html, "layer=3&scope=FF")
     viewer.choose("special", "hide")
     np.testing.assert_allclose(viewer.values(), soap.without_special_tokens()[FF][3], rtol=1e-6)
     viewer.choose("level", "words")
@@ -150,7 +155,7 @@ def test_special_tokens_and_words(viewer: Any, soap: Maps, soap_html: Path) -> N
 
 
 def test_hover_pin_pair_and_zoom(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.open(soap_html, "layer=3&scope=FF")
     shown = soap.tokens
     x, y = viewer.cell(3, 2)
     viewer.page.mouse.move(x, y)
@@ -189,7 +194,7 @@ def test_hover_pin_pair_and_zoom(viewer: Any, soap: Maps, soap_html: Path) -> No
 
 
 def test_the_keyboard_reads_cells(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.open(soap_html, "layer=3&scope=FF")
     for key in ("Shift+ArrowDown", "Shift+ArrowDown", "Shift+ArrowRight"):
         viewer.page.keyboard.press(key)
     said = viewer.page.locator('[role="status"].unseen').text_content()
@@ -199,7 +204,7 @@ def test_the_keyboard_reads_cells(viewer: Any, soap: Maps, soap_html: Path) -> N
 
 
 def test_arcs_are_the_same_map(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=4&scope=FF")
+    viewer.open(soap_html, "layer=3&scope=FF")
     viewer.choose("form", "arcs")
     shown = soap.tokens
     assert viewer.svg_texts(".source-label") == shown
@@ -215,9 +220,11 @@ def test_arcs_are_the_same_map(viewer: Any, soap: Maps, soap_html: Path) -> None
 
 
 def test_ff_amp_in_one_click(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "layer=3").click('[data-action="ff-amp"]')
+    viewer.open(soap_html, "layer=2").click('[data-action="ff-amp"]')
     expected = soap.amplification(LN1, FF)[2]
     np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
+    assert "FF-amp, layer 2" in viewer.svg_texts('[data-figure="difference"] text')
+    assert f"A: {LN1}, layer 2" in viewer.svg_texts('[data-figure="a"] text')
     rho = float(viewer.page.get_attribute('[data-role="comparison"]', "data-rho"))
     assert rho == pytest.approx(soap.similarity(LN1, FF)[2], abs=1e-6)
     shown = soap.tokens
@@ -240,7 +247,7 @@ def test_any_two_scopes_and_layers(viewer: Any, soap: Maps, soap_html: Path) -> 
     viewer.open(soap_html, "view=compare")
     for name, value in (("a-scope", "ATTN-W"), ("b-scope", "ATTN-N")):
         viewer.page.select_option(f'[data-control="{name}"]', value)
-    viewer.page.select_option('[data-control="b-layer"]', label="6")
+    viewer.page.select_option('[data-control="b-layer"]', label="5")
     viewer.settled().choose("cnorm", "none")
     expected = soap["ATTN-N"][5] - soap["ATTN-W"][0]
     np.testing.assert_allclose(viewer.values(), expected, atol=1e-5)
@@ -252,7 +259,7 @@ def test_two_texts(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None
     other = minilm.maps("He studies soapy drama theory.")
     longer = minilm.maps("This text has quite another number of tokens.")
     path = to_html([soap, other, longer], tmp_path / "both.html")
-    viewer.open(path, "view=compare&a=0:2:FF&b=1:2:FF")
+    viewer.open(path, "view=compare&a=0:1:FF&b=1:1:FF")
     assert len(other.tokens) == len(soap.tokens)
     expected = normalise(other[FF][1]) - normalise(soap[FF][1])
     np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
@@ -269,7 +276,7 @@ def test_two_models_on_one_text(viewer: Any, minilm: Any, soap: Maps, tmp_path: 
     (other,) = bare.maps(input_ids=torch.tensor([soap.token_ids]))
     other = replace(other, raw_tokens=soap.raw_tokens)  # it has no tokenizer of its own
     path = to_html([soap, other], tmp_path / "models.html")
-    viewer.open(path, "view=compare&a=0:2:FF&b=1:2:FF")
+    viewer.open(path, "view=compare&a=0:1:FF&b=1:1:FF")
     expected = normalise(other[FF][1]) - normalise(soap[FF][1])
     np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)
     names = viewer.page.locator('[data-control="b-item"] option').all_inner_texts()
@@ -278,8 +285,11 @@ def test_two_models_on_one_text(viewer: Any, minilm: Any, soap: Maps, tmp_path: 
 
 
 def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
-    viewer.open(soap_html, "view=overview&layer=2")
+    viewer.open(soap_html, "view=overview&layer=1")
     assert viewer.page.locator(".multiples button").count() == 6 * 8
+    assert viewer.texts(".multiples .side") == ["0", "1", "2", "3", "4", "5"]
+    assert "Layer 1" in viewer.svg_texts('[data-grid="similarity-layer"] text')
+    assert {"0", "5"} <= set(viewer.svg_texts('[data-grid="mixing"] text'))
 
     def grid(name: str) -> np.ndarray:
         cells = viewer.page.locator(f'[data-grid="{name}"] rect[data-value]')
@@ -293,8 +303,8 @@ def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.page.select_option('[data-control="mixing-scope"]', "ATTNRESLN-N")
     viewer.settled()
     np.testing.assert_allclose(grid("mixing"), soap.mixing_ratio("LN1").ravel(), atol=1e-6)
-    viewer.click(f'[data-open="5:{FF}"]')
-    assert (viewer.root("view"), viewer.root("layer"), viewer.root("scope")) == ("map", "5", FF)
+    viewer.click(f'[data-open="4:{FF}"]')
+    assert (viewer.root("view"), viewer.root("layer"), viewer.root("scope")) == ("map", "4", FF)
 
 
 def saved(viewer: Any, kind: str, folder: Path) -> Path:
@@ -308,9 +318,9 @@ def saved(viewer: Any, kind: str, folder: Path) -> Path:
 def test_take_away(viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path) -> None:
     import pandas as pd
 
-    viewer.open(soap_html, "layer=4&scope=FF&form=heat")
+    viewer.open(soap_html, "layer=3&scope=FF&form=heat")
     figure = saved(viewer, "svg", tmp_path)
-    assert figure.name == f"minilm-{FF}-layer-4.svg"
+    assert figure.name == f"minilm-{FF}-layer-3.svg"
     text = figure.read_text()
     assert text.count("<rect") > len(soap.tokens) ** 2
     assert "teaches" in text
@@ -321,10 +331,10 @@ def test_take_away(viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path) -> 
     table = pd.read_csv(saved(viewer, "csv", tmp_path))
     n = len(soap.tokens)
     np.testing.assert_allclose(table["value"].to_numpy().reshape(n, n), soap[FF][3], rtol=1e-6)
-    assert set(table["layer"]) == {4}
+    assert set(table["layer"]) == {3}
     page = saved(viewer, "html", tmp_path)
     viewer.open(page)
-    assert (viewer.root("layer"), viewer.root("scope")) == ("4", FF)
+    assert (viewer.root("layer"), viewer.root("scope")) == ("3", FF)
     np.testing.assert_allclose(viewer.values(), soap[FF][3], rtol=1e-6)
     for view in ("compare", "overview"):
         viewer.choose("view", view)
@@ -372,7 +382,7 @@ def test_what_is_left_out_is_said(viewer: Any, soap: Maps, tmp_path: Path) -> No
     from normlens.viewer import page
 
     size = len(page.script()) / 1e6
-    path = to_html(soap, tmp_path / "short.html", largest=size + 0.016)
+    path = to_html(soap, tmp_path / "short.html", largest=size + 0.020)
     viewer.open(path)
     note = viewer.page.inner_text(".missing")
     assert "of 6 layers are in this file" in note
@@ -424,9 +434,9 @@ def test_screenshots(browser: Any, soap_html: Path, theme: str) -> None:
     context = browser.new_context(viewport={"width": 1360, "height": 860}, color_scheme=theme)
     page = context.new_page()
     for name, state in {
-        "map": "layer=4&scope=FF",
-        "arcs": "layer=4&scope=FF&form=arcs&norm=source",
-        "compare": "layer=4&view=compare&special=0",
+        "map": "layer=3&scope=FF",
+        "arcs": "layer=3&scope=FF&form=arcs&norm=source",
+        "compare": "layer=3&view=compare&special=0",
         "overview": "view=overview",
     }.items():
         page.goto("about:blank")

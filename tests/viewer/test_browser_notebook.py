@@ -29,7 +29,7 @@ def lab(tmp_path: Path, browser: Any) -> Iterator[str]:
     hostile_maps(5, 2).save(tmp_path / "maps.safetensors")
     cells = [
         "import normlens\nmaps = normlens.open('maps.safetensors')\nmaps",
-        "shown = maps.show(layer=2, scope='FF')\nshown",
+        "shown = maps.show(layer=1, scope='FF')\nshown",
         "print('state', shown.state)",
     ]
     notebook = {
@@ -117,18 +117,18 @@ def test_maps_are_a_widget_in_jupyterlab(browser: Any, lab: str) -> None:
     second = page.locator(".jp-Cell >> nth=1").locator(".normlens")
     for drawn in (page.locator(".jp-Cell >> nth=0").locator(".normlens"), second):
         drawn.locator(".row-labels text >> nth=0").wait_for()
-    page.locator('.normlens[data-busy="false"][data-layer="2"]').wait_for()
+    page.locator('.normlens[data-busy="false"][data-layer="1"]').wait_for()
     assert second.get_attribute("data-scope") == "ATTNRESLNFF-N"
-    assert second.get_attribute("data-layer") == "2"
+    assert second.get_attribute("data-layer") == "1"
     labels = second.locator(".row-labels text").all_text_contents()
     assert labels[0].startswith("<script>alert(1)")
-    second.locator('[data-layer="1"]').click()
+    second.locator('[data-layer="0"]').click()
     second.locator('[data-action="ff-amp"]').click()
-    page.locator('.normlens[data-view="compare"][data-layer="1"]').wait_for()
+    page.locator('.normlens[data-view="compare"][data-layer="0"]').wait_for()
     # The arrow keys are the viewer's, and what it shows reaches Python.
     second.locator('[data-action="forward"]').focus()
     page.keyboard.press("ArrowDown")
-    page.locator('.normlens[data-view="compare"][data-layer="2"]').wait_for()
+    page.locator('.normlens[data-view="compare"][data-layer="1"]').wait_for()
     page.click(".jp-Cell >> nth=2 >> .jp-InputArea-editor")
     page.keyboard.press("Shift+Enter")
     page.locator(".jp-OutputArea-output pre", has_text="'view': 'compare'").wait_for()

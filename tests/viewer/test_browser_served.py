@@ -62,7 +62,7 @@ def test_two_texts_are_analysed_compared_and_shared(
         page.fill('[data-field="text"]', text)
         page.click('[data-action="analyse"]')
         page.wait_for_selector(f'.normlens[data-busy="false"][data-items="{number}"]')
-    page.click('[data-layer="3"]')
+    page.click('[data-layer="2"]')
     page.click('[data-action="ff-amp"]')
     page.select_option('[data-control="a-item"]', "0")
     page.select_option('[data-control="a-scope"]', FF)

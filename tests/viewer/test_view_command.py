@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import html
 import sys
 import webbrowser
 from pathlib import Path
@@ -80,13 +81,21 @@ def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
 def test_notebooks_get_a_widget() -> None:
     pytest.importorskip("anywidget")
     maps = hostile_maps()
-    shown = maps.show(layer=2, scope="FF")
-    assert shown.state == {"layer": "2", "scope": "FF"}
+    shown = maps.show(layer=1, scope="FF")
+    assert shown.state == {"layer": "1", "scope": "FF"}
+    assert maps.show(layer=-1).state == {"layer": "1"}
+    assert maps.show(hostile_maps(layers=3), item=1, layer="2").state == {"item": "1", "layer": "2"}
     assert shown.payload.startswith(b"NLVIEW01")
     bundle = maps._repr_mimebundle_()
     data = bundle[0] if isinstance(bundle, tuple) else bundle
     assert "application/vnd.jupyter.widget-view+json" in data
     assert data["text/plain"] == repr(maps)
+
+
+@pytest.mark.parametrize("layer", [2, "2", "first", None])
+def test_a_layer_that_is_not_there_is_not_shown_as_another(layer: Any) -> None:
+    with pytest.raises(InputError, match=r"layer .* is not among .*: 0, 1$"):
+        hostile_maps(layers=2).show(layer=layer)
 
 
 def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
@@ -107,7 +116,8 @@ def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
     assert "pip install 'normlens[widget]'" in data["text/html"].replace("&#x27;", "'")
     assert "srcdoc=" in data["text/html"]
     assert "<script" not in data["text/html"]
-    shown = maps.show()
+    shown = maps.show(layer=1, scope="FF")
     assert "pip install" in repr(shown)
     assert "<iframe" in shown._repr_html_()
+    assert "layer=1&amp;scope=FF" in html.unescape(shown._repr_html_())
     widget.widget_class.cache_clear()

@@ -205,7 +205,7 @@ export class App implements Context {
       drawn: this.drawn,
       items: this.items.length,
       view: this.state.view,
-      layer: this.items[this.state.item].header.layers[this.state.layer] + 1,
+      layer: this.items[this.state.item].header.layers[this.state.layer],
       scope: this.state.scope,
     });
     window.setTimeout(() => void this.prepare(mine), 150);
@@ -247,7 +247,7 @@ export class App implements Context {
     controls.norm.el.hidden = compare;
     controls.range.el.hidden = state.view === "overview";
     controls.zoom.hidden = state.zoom === null || state.view === "overview";
-    const numbers = header.layers.map((layer) => String(layer + 1));
+    const numbers = header.layers.map(String);
     if (this.layerRow.dataset.layers !== numbers.join()) {
       this.layerRow.dataset.layers = numbers.join();
       replace(
@@ -603,7 +603,7 @@ export class App implements Context {
   private fileName(): string {
     const { state } = this;
     const { header } = this.items[state.item];
-    const layer = header.layers[state.layer] + 1;
+    const layer = header.layers[state.layer];
     const what = state.view === "map" ? `${state.scope}-layer-${layer}` : state.view;
     return `${header.model}-${what}`.replace(/[^\w.-]+/g, "_");
   }

@@ -140,7 +140,7 @@ export class CompareView implements Panel {
       return {
         ...base,
         name: letter,
-        title: `${letter}: ${ref.scope}, layer ${header.layers[ref.layer] + 1}`,
+        title: `${letter}: ${ref.scope}, layer ${header.layers[ref.layer]}`,
         subtitle: context.items.length > 1 ? itemName(context.items[ref.item], ref.item, context.items) : header.model,
         map,
         colouring: colours(ink.dark),
@@ -161,7 +161,7 @@ export class CompareView implements Panel {
       difference: {
         ...base,
         name: "difference",
-        title: name === "FF-amp" ? `FF-amp, layer ${a.layers[state.a.layer] + 1}` : name,
+        title: name === "FF-amp" ? `FF-amp, layer ${a.layers[state.a.layer]}` : name,
         subtitle: "amplified is above 0, damped is below",
         map: change,
         colouring: colours(ink.dark),
@@ -313,7 +313,7 @@ class RefChoice {
     const { items } = this.context;
     const { layers, scopes } = items[ref.item].header;
     this.item.set(String(ref.item), items.map((item, k) => [String(k), itemName(item, k, items)]));
-    this.layer.set(String(ref.layer), layers.map((layer, k) => [String(k), String(layer + 1)]));
+    this.layer.set(String(ref.layer), layers.map((layer, k) => [String(k), String(layer)]));
     this.scope.set(ref.scope, scopes.map((scope) => [scope, scope]));
   }
 }

@@ -58,7 +58,7 @@ export class MapView implements Panel {
     this.shown = shown;
     this.heat = {
       name: "map",
-      title: `${state.scope}, layer ${header.layers[state.layer] + 1}`,
+      title: `${state.scope}, layer ${header.layers[state.layer]}`,
       subtitle: `after ${componentsOf(state.scope).join(" → ")}${
         state.scope.endsWith("-W") ? " (weights)" : ""
       } · ${header.model}`,
@@ -90,7 +90,7 @@ export class MapView implements Panel {
     const { heat, shown } = this;
     if (heat === null || shown === null) return [];
     const { state } = this.context;
-    const layer = shown.layers[state.layer] + 1;
+    const layer = shown.layers[state.layer];
     const rows: Row[] = [
       ["scope", "layer", "target", "target_token", "source", "source_token", "value"],
     ];

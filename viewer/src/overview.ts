@@ -83,7 +83,7 @@ export class OverviewView implements Panel {
     for (const [layer, index] of shown.layers.entries()) {
       for (const a of shown.scopes) {
         for (const b of shown.scopes) {
-          rows.push(["spearman", index + 1, a, b, await shown.rho(layer, a, b)]);
+          rows.push(["spearman", index, a, b, await shown.rho(layer, a, b)]);
         }
       }
     }
@@ -92,7 +92,7 @@ export class OverviewView implements Panel {
       if (ratios === null) continue;
       shown.layers.forEach((index, layer) =>
         shown.labels.forEach((label, k) =>
-          rows.push(["mixing_ratio", index + 1, scope, label, ratios[layer * shown.n + k]]),
+          rows.push(["mixing_ratio", index, scope, label, ratios[layer * shown.n + k]]),
         ),
       );
     }
@@ -123,7 +123,7 @@ export class OverviewView implements Panel {
           h("span", { class: "head", title: scope }, scope.endsWith("-W") ? scope : shortName(scope, scopes)),
         ),
         ...layers.flatMap((index, layer) => [
-          h("span", { class: "side" }, String(index + 1)),
+          h("span", { class: "side" }, String(index)),
           ...scopes.map((scope) => {
             const canvas = h("canvas", { width: shown.n, height: shown.n });
             canvas.style.width = canvas.style.height = `${size}px`;
@@ -132,9 +132,9 @@ export class OverviewView implements Panel {
               "button",
               {
                 type: "button",
-                "data-open": `${index + 1}:${scope}`,
-                "aria-label": `Open ${scope}, layer ${index + 1}`,
-                title: `${scope}, layer ${index + 1}`,
+                "data-open": `${index}:${scope}`,
+                "aria-label": `Open ${scope}, layer ${index}`,
+                title: `${scope}, layer ${index}`,
                 onclick: () => context.update({ layer, scope, view: "map" }),
               },
               canvas,
@@ -144,7 +144,7 @@ export class OverviewView implements Panel {
       );
     }
     for (const button of this.maps.querySelectorAll("button")) {
-      const here = button.dataset.open === `${layers[state.layer] + 1}:${state.scope}`;
+      const here = button.dataset.open === `${layers[state.layer]}:${state.scope}`;
       button.toggleAttribute("data-current", here);
     }
     if (key === this.drawn) return;
@@ -191,7 +191,7 @@ export class OverviewView implements Panel {
       rowWord: "",
       columnWord: "",
     });
-    const current = grid(`Layer ${layers[state.layer] + 1}`, here, "similarity-layer");
+    const current = grid(`Layer ${layers[state.layer]}`, here, "similarity-layer");
     replace(this.similarity, gridFigure(current, ink));
     this.grids = [current];
     const key = [state.item, state.special, state.level].join();
@@ -253,7 +253,7 @@ export class OverviewView implements Panel {
       name: "mixing",
       title: `Mixing ratio of ${this.mixingScope}`,
       subtitle: "‖Σ of other tokens’ parts‖ / (‖Σ of other tokens’ parts‖ + ‖own part‖)",
-      rows: shown.layers.map((layer) => String(layer + 1)),
+      rows: shown.layers.map(String),
       columns: shown.labels,
       values: ratios,
       low: 0,
@@ -289,7 +289,7 @@ export class OverviewView implements Panel {
     );
     layers.forEach((index, layer) => {
       const y = top + layer * (size + 6);
-      words(left - 6, y + size / 2 + 4, String(index + 1), { "font-size": 11, "text-anchor": "end" });
+      words(left - 6, y + size / 2 + 4, String(index), { "font-size": 11, "text-anchor": "end" });
       scopes.forEach((scope, k) => {
         const canvas = this.thumbs.get(`${scope}/${layer}`);
         if (canvas === undefined) return;

@@ -209,7 +209,7 @@ export class ServePanel {
         this.say(ahead > 0 ? `Waiting; place ${ahead} in the queue.` : "Waiting …");
       } else if (status.state === "running") {
         this.meter.value = status.layers > 0 ? status.layers_done / status.layers : 0;
-        this.say(`Layer ${Math.min(status.layers_done + 1, status.layers)} of ${status.layers} …`);
+        this.say(`${status.layers_done} of ${status.layers} layers done …`);
       } else return status;
       await new Promise((done) => setTimeout(done, WAIT));
     }

@@ -99,10 +99,10 @@ export function read(given: Record<string, string>, items: Known[]): State {
 
 /** A state as the words of an address; what is as usual is left out. */
 export function write(state: State, items: Known[]): Record<string, string> {
-  const ref = ({ item, layer, scope }: Ref) => `${item}:${items[item].layers[layer] + 1}:${scope}`;
+  const ref = ({ item, layer, scope }: Ref) => `${item}:${items[item].layers[layer]}:${scope}`;
   const all: Record<string, string> = {
     item: String(state.item),
-    layer: String(items[state.item].layers[state.layer] + 1),
+    layer: String(items[state.item].layers[state.layer]),
     scope: state.scope,
     view: state.view,
     form: state.form,
@@ -164,7 +164,7 @@ function placeOf(state: State, items: Known[]): Ref {
 }
 
 function placeIn(item: Known, layer: string | undefined, scope: string | undefined) {
-  const at = item.layers.indexOf(Number(layer) - 1);
+  const at = item.layers.indexOf(Number(layer));
   const first = chain(item.scopes).find((name) => name.endsWith("-N")) ?? item.scopes[0];
   return { layer: at < 0 ? 0 : at, scope: resolve(scope ?? "", item.scopes) ?? first };
 }
@@ -174,7 +174,7 @@ function readRef(text: string | undefined, items: Known[]): Ref | null {
   if (match === null) return null;
   const item = items[Number(match[1])];
   if (item === undefined) return null;
-  const layer = item.layers.indexOf(Number(match[2]) - 1);
+  const layer = item.layers.indexOf(Number(match[2]));
   const scope = resolve(match[3], item.scopes);
   return layer < 0 || scope === null ? null : { item: Number(match[1]), layer, scope };
 }

@@ -30,14 +30,23 @@ test("steps follow the layer, and a parallel block amplifies nothing", () => {
 
 test("a state survives its address", () => {
   const words = {
-    item: "1", layer: "8", scope: "ATTNFF-N", view: "compare", form: "arcs", scale: "rank", norm: "target",
+    item: "1", layer: "7", scope: "ATTNFF-N", view: "compare", form: "arcs", scale: "rank", norm: "target",
     range: "all", palette: "cividis", special: "0", level: "words", cnorm: "none", pin: "row:3", pair: "1:2",
-    zoom: "0:4:1:3", a: "0:2:ATTN-N", b: "1:4:ATTNFF-N",
+    zoom: "0:4:1:3", a: "0:1:ATTN-N", b: "1:3:ATTNFF-N",
   };
   const state = read(words, items);
   assert.equal(state.layer, 1);
   assert.deepEqual(state.a, { item: 0, layer: 1, scope: "ATTN-N" });
   assert.deepEqual(write(state, items), words);
+});
+
+test("an address counts layers from 0, as the maps do", () => {
+  const first = read({ layer: "0", view: "compare", a: "0:0:ATTN-N", b: "1:3:ATTN-N" }, items);
+  assert.deepEqual([first.layer, first.a.layer, first.b.layer], [0, 0, 0]);
+  assert.deepEqual([write(first, items).layer, write(first, items).a], ["0", "0:0:ATTN-N"]);
+  assert.equal(read({ layer: "2" }, items).layer, 2);
+  assert.equal(read({ item: "1", layer: "3" }, items).layer, 0);
+  assert.equal(read({ item: "1", layer: "4" }, items).layer, 0); // not among them: the first
 });
 
 test("what does not fit is as usual", () => {

@@ -1,7 +1,7 @@
 """The command ``normlens``: words to calls.
 
 Results go to stdout, messages to stderr. What a user can do wrong is one line on stderr and exit
-status 2. Layers are counted from 1 here, as in the papers; in Python they are counted from 0.
+status 2. Layers are counted from 0, as in Python; only the papers' report counts them from 1.
 torch and transformers take seconds to import, so only the commands that need them do it.
 """
 
@@ -39,7 +39,7 @@ app = typer.Typer(
 app.command(
     "map",
     short_help="Attribution maps of a text: written to a file, or summed up here.",
-    epilog='Example: normlens map --text "She teaches soap opera history." --layers 1,3-5 '
+    epilog='Example: normlens map --text "She teaches soap opera history." --layers 0,2-4 '
     "--out maps.safetensors",
 )(map_command)
 app.command(

@@ -13,7 +13,7 @@ from normlens.errors import InputError, valid_choice
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-FROM_ONE = "layers are counted from 1"
+FROM_ZERO = "layers are counted from 0"
 Ranges = list[tuple[int, int]] | None
 _LAYER_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -66,7 +66,7 @@ def checked_precision(precision: str) -> str:
 
 
 def parse_layers(text: str | None) -> Ranges:
-    """``"1,3-5"`` as pairs of first and last layer, from 1; None is all."""
+    """``"0,2-4"`` as pairs of first and last layer; None is all."""
     if text is None or text.strip().lower() == "all":
         return None
     ranges = []
@@ -75,24 +75,23 @@ def parse_layers(text: str | None) -> Ranges:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if match is None or first > last:
             raise InputError(
-                f"cannot read --layers {text!r}; write for example 2, 1,3-5 or all ({FROM_ONE})"
+                f"cannot read --layers {text!r}; write for example 2, 0,2-4 or all ({FROM_ZERO})"
             )
         ranges.append((first, last))
     return ranges
 
 
 def layer_indices(ranges: Ranges, lens: Lens) -> list[int] | None:
-    """Indices from 0, or an error in the terms of the command line."""
+    """The layers of these ranges, or an error in the terms of the command line."""
     if ranges is None:
         return None
-    for first, last in ranges:
-        wrong = first if first < 1 else last
-        if wrong < 1 or wrong > lens.n_layers:
+    for _, last in ranges:
+        if last >= lens.n_layers:
             raise InputError(
-                f"layer {wrong} is out of range; {lens.name} has layers 1 to {lens.n_layers} "
-                f"({FROM_ONE})"
+                f"layer {last} is out of range; {lens.name} has layers 0 to {lens.n_layers - 1} "
+                f"({FROM_ZERO})"
             )
-    return sorted({layer - 1 for first, last in ranges for layer in range(first, last + 1)})
+    return sorted({layer for first, last in ranges for layer in range(first, last + 1)})
 
 
 def parse_scopes(scopes: Iterable[str] | None) -> list[str] | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normlens.cli.arguments import FROM_ONE
+from normlens.cli.arguments import FROM_ZERO
 from normlens.embedded import DEFAULT
 
 ModelOption = Annotated[
@@ -20,7 +20,7 @@ ModelOption = Annotated[
 ]
 LayersOption = Annotated[
     str | None,
-    typer.Option(metavar="LIST", help=f"For example 2 or 1,3-5; {FROM_ONE}. Default: all."),
+    typer.Option(metavar="LIST", help=f"For example 2 or 0,2-4; {FROM_ZERO}. Default: all."),
 ]
 ScopeOption = Annotated[
     list[str] | None,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from normlens.cli.arguments import FROM_ONE
 from normlens.cli.printing import add_row, console_for, new_table, print_table
 from normlens.scopes import consecutive, feed_forward_pair
 
@@ -42,8 +41,8 @@ def show_maps(maps: Maps) -> None:
 
 
 def layers_in_words(maps: Maps) -> str:
-    """``layers 1–3`` or ``layers 1, 3`` (from 1)."""
-    numbers = [layer + 1 for layer in maps.layers]
+    """``layers 0–2`` or ``layers 0, 2``."""
+    numbers = maps.layers
     if len(numbers) == 1:
         return f"layer {numbers[0]}"
     if numbers == list(range(numbers[0], numbers[-1] + 1)):
@@ -67,11 +66,11 @@ def _show_similarity(console: Console, maps: Maps) -> None:
     heads = [
         "ATTN-W → ATTN-N" if step.before == "ATTN-W" else f"→ {step.component}" for step in steps
     ]
-    title = f"Similarity of each scope to the one before (Spearman's ρ; {FROM_ONE})"
+    title = "Similarity of each scope to the one before (Spearman's ρ)"
     table = new_table("layer", *heads)
     columns = [maps.similarity(step.before, step.after) for step in steps]
     for index, layer in enumerate(maps.layers):
-        add_row(table, str(layer + 1), *(_rho(column[index]) for column in columns))
+        add_row(table, str(layer), *(_rho(column[index]) for column in columns))
     print_table(console, title, table)
 
 
@@ -85,7 +84,7 @@ def _show_amplification(console: Console, maps: Maps, shown: list[str]) -> None:
     if pair is None or "∥" in maps.provenance["components"]:
         return
     before, after = pair
-    title = f"Pairs that the feed-forward block amplifies most ({before} → {after}; {FROM_ONE})"
+    title = f"Pairs that the feed-forward block amplifies most ({before} → {after})"
     table = new_table("layer", "source → target, FF-amp", left=2)
     _add_pairs(table, maps, shown, maps.amplification(before, after), PRINTED_PAIRS, "+.3f")
     print_table(console, title, table)
@@ -95,13 +94,13 @@ def _show_scope(console: Console, maps: Maps, shown: list[str]) -> None:
     """The one chosen scope: its map where it fits, else its largest pairs."""
     scope = maps.scopes[0]
     if len(shown) > PRINTED_TOKENS:
-        title = f"Largest values of {scope} between two tokens ({FROM_ONE})"
+        title = f"Largest values of {scope} between two tokens"
         table = new_table("layer", "source → target, value", left=2)
         _add_pairs(table, maps, shown, maps[scope], 2 * PRINTED_PAIRS, ".3g")
         print_table(console, title, table)
         return
     for index, layer in enumerate(maps.layers):
-        title = f"{scope}, layer {layer + 1} ({FROM_ONE}; rows are targets, columns sources)"
+        title = f"{scope}, layer {layer} (rows are targets, columns sources)"
         table = new_table("", *shown)
         for target, row in zip(shown, maps[scope][index], strict=True):
             add_row(table, target, *(f"{value:.3g}" for value in row))
@@ -119,4 +118,4 @@ def _add_pairs(
         words = [
             f"{shown[pair.source]} → {shown[pair.target]} {pair.value:{form}}" for pair in pairs
         ]
-        add_row(table, str(layer + 1), "   ".join(words) or "–")
+        add_row(table, str(layer), "   ".join(words) or "–")

@@ -87,7 +87,10 @@ def reproduce_command(
     top: Annotated[int, typer.Option(metavar="N", help="Most amplified pairs per layer.")] = 10,
     layer: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Layer of the histograms, from 1. Default: the clearest."),
+        typer.Option(
+            metavar="N",
+            help="Layer of the histograms, counted from 1 as in the papers. Default: the clearest.",
+        ),
     ] = None,
     resamples: Annotated[int, typer.Option(metavar="N", help="Of every bootstrap.")] = 10_000,
     relation: Annotated[

@@ -60,7 +60,7 @@ def style(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: bool = 
 
 
 def layer_ticks(axes: Any, layers: int) -> None:
-    """Whole numbers from 1 on the horizontal axis, no more than fit."""
+    """Layers as the papers count them on the horizontal axis, no more than fit."""
     step = max(1, -(-layers // 12))
     axes.set_xticks(range(1, layers + 1, step))
     axes.set_xlim(0.6, layers + 0.4)

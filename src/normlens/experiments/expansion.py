@@ -27,11 +27,11 @@ _DIGITS = 3  # of the published rates
 
 
 def write_expansion(lens: Lens, folder: Path) -> Path:
-    """Write the expansion rate of every layer (from 1), by definition and as published."""
+    """Write the expansion rate of every layer, by definition and as published."""
     rates = expansion_rates(lens)
     frame = pd.DataFrame(
         {
-            "layer": range(1, len(rates) + 1),
+            words.LAYER: range(1, len(rates) + 1),
             "rate": rates,
             "as_published": expansion_rates(lens, published=True),
         }
@@ -46,7 +46,7 @@ def expansion(evidence: Evidence) -> Result | None:
     if not (evidence.folder / FILE).is_file():
         return None
     found = pd.read_csv(evidence.folder / FILE)
-    layers, rates = found["layer"], found["rate"]
+    layers, rates = found[words.LAYER], found["rate"]
     columns = {"layer": layers.astype(str), "rate": rates}
     as_published = found["as_published"] if "as_published" in found else pd.Series(dtype=float)
     # Models without an output bias, or of another width, have only the one form.
@@ -99,7 +99,7 @@ def _draw(layers: np.ndarray, rates: np.ndarray) -> Drawing:
     axes.set_ylim(0, 1.1 * top)
     layer_ticks(axes, int(layers.max()))
     axes.set_xlim(0.3, layers.max() + 0.7)
-    style(axes, x="layer", y="expansion rate")
+    style(axes, x=words.LAYER, y="expansion rate")
     return figure
 
 

@@ -202,7 +202,8 @@ def draw_grid(grid: pd.DataFrame, scopes: list[str]) -> Drawing:
     image: Any = None
     for place, (panel, title) in enumerate(zip(axes, shown, strict=False)):
         image = _draw_heat_map(panel, shown[title])
-        style(panel, x="layer" if place // columns == rows - 1 else "", title=title, grid=False)
+        label = words.LAYER if place // columns == rows - 1 else ""
+        style(panel, x=label, title=title, grid=False)
         if place % columns:
             panel.set_yticklabels([])
         panel.tick_params(length=0)

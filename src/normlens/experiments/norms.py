@@ -95,7 +95,7 @@ def _draw_norms(found: pd.DataFrame) -> Drawing:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    style(axes, x="layer", y="mean norm")
+    style(axes, x=words.LAYER, y="mean norm")
     legend(axes)
     return figure
 
@@ -146,7 +146,7 @@ def dimensions(evidence: Evidence) -> Result | None:
                 lambda: _draw_dimensions(found[found["layer"].isin(shown)], has_gamma),
                 "Mean |value| per dimension of FF's input and output"
                 + (", γ of LN behind FF, and the special dimensions" if has_gamma else "")
-                + f", in {words.layers(shown)} (Figure 11).",
+                + f", in {words.layers(shown)}, counted from 1 (Figure 11).",
             )
         },
         sentences=sentences,
@@ -188,7 +188,7 @@ def _draw_dimensions(found: pd.DataFrame, has_gamma: bool) -> Drawing:
             panel,
             x="dimension" if place // len(layers) == len(rows) - 1 else "",
             y=label if place % len(layers) == 0 else "",
-            title=f"layer {layer}" if place < len(layers) else "",
+            title=f"layer {layer} (counted from 1)" if place < len(layers) else "",
         )
     return figure
 
@@ -254,7 +254,7 @@ def _draw_special(found: pd.DataFrame) -> Drawing:
         line(axes, found.index, found[name], low, high, place, label)
     layer_ticks(axes, int(found.index.max()))
     axes.set_ylim(min(0.0, float(found.min(axis=None)) - 0.03), 1.03)
-    style(axes, x="layer", y="Spearman's ρ before / behind FF")
+    style(axes, x=words.LAYER, y="Spearman's ρ before / behind FF")
     legend(axes, loc="lower left")
     return figure
 

@@ -52,7 +52,7 @@ def _draw_lines(rows: Sequence[Finding], amp: str) -> Drawing:
             layer_ticks(panel, depth)
             style(
                 panel,
-                x="layer",
+                x=words.LAYER,
                 y="" if side else _axis(amp),
                 title=f"({_letter(2 * place + side)}) {relation.label}: {_SIDES[side]}",
             )
@@ -145,10 +145,10 @@ def histograms_figure(rows: Sequence[Finding], amp: str, layer: int | None) -> F
         which = "the layer with the largest effect"
         shown = known
         if layer is not None:
-            which += f" (there is no layer {layer})"
+            which += f" (there is no layer {layer}, counted from 1)"
         layer = None
     else:
-        which = f"layer {layer}"
+        which = f"layer {layer} (counted from 1)"
     return Figure(
         lambda: _draw_histograms(shown, amp, layer),
         f"Distribution of {amp} in {which}: related pairs of subword types and others at the same "
@@ -206,7 +206,8 @@ def _draw_histograms(rows: Sequence[Finding], amp: str, layer: int | None) -> Dr
             panel,
             x=amp,
             y="share of pairs" if panel in first_column else "",
-            title=f"({_letter(place)}) {relation.label}, layer {relation.paper['layer'].iloc[row]}",
+            title=f"({_letter(place)}) {relation.label},\n"
+            f"layer {relation.paper['layer'].iloc[row]} (counted from 1)",
         )
         panel.title.set_fontsize(TEXT)
     _legend(figure, significance=False)

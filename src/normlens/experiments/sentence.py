@@ -31,7 +31,7 @@ PAIR = ("The clock stopped at noon.", "Nobody noticed it.")
 SINGLE = "The clock stopped at noon, and nobody noticed it."
 _LAYERS = 12  # in the figure, at most
 _ROWS = 6  # layers below each other; more stand in a second block beside the first
-_AXES = "rows: target i (output), columns: source j (input)"
+_AXES = "rows: target i (output), columns: source j (input); layers counted from 1"
 
 
 def methods(scopes: list[str]) -> list[str]:
@@ -72,7 +72,7 @@ def sentence(evidence: Evidence) -> Result | None:
     shown = thinned(maps.layers)
     table = shares(maps)
     some = len(shown) < len(maps.layers)
-    which = f"{words.layers(layer + 1 for layer in shown)} of {len(maps.layers)}"
+    which = f"{words.layers(layer + 1 for layer in shown)} of {len(maps.layers)}, counted from 1"
     return Result(
         tables={
             "sentence": Table(

@@ -55,6 +55,11 @@ class Settings:
             if getattr(self, name) < least:
                 option = name.replace("_", "-")
                 raise InputError(f"--{option} must be at least {least}, not {getattr(self, name)}")
+        if self.layer is not None and self.layer < 1:
+            raise InputError(
+                f"--layer must be at least 1, not {self.layer}: the papers' report counts layers "
+                "from 1"
+            )
 
     def joined(self, other: Settings) -> Settings:
         """These settings in a folder that was begun with `other`, which must not mix two things."""

@@ -160,7 +160,7 @@ def _draw_layers(layers: pd.DataFrame, components: list[str]) -> Drawing:
         panel.set_ylim(min(0.0, layers["low"].min() - 0.03), 1.03)
         style(
             panel,
-            x="layer",
+            x=words.LAYER,
             y=_RHO if not place else "",
             title=f"({'abcdefgh'[place]}) {component}",
         )
@@ -254,7 +254,7 @@ def _draw_lines(layers: pd.DataFrame, before: str) -> Drawing:
         line(axes, rows["layer"], rows["rho"], rows["low"], rows["high"], place, name)
     layer_ticks(axes, int(layers["layer"].max()))
     axes.set_ylim(min(0.0, layers["low"].min() - 0.03), 1.03)
-    style(axes, x="layer", y=f"{_RHO} with {before}")
+    style(axes, x=words.LAYER, y=f"{_RHO} with {before}")
     legend(axes, loc="lower left")
     return figure
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+#: Layers as the papers count them; the label of every axis and column of layers in their report.
+LAYER = "layer (counted from 1)"
+
 
 def number(value: float, digits: int = 2) -> str:
     """A number with a true minus sign."""

@@ -1,7 +1,7 @@
 """Pictures of maps, as matplotlib figures that touch no global state and need no display.
 
-Rows are targets i (outputs), columns are sources j (inputs). Layers count from 1 in pictures, as in
-the papers; arguments count them from 0, as arrays do.
+Rows are targets i (outputs), columns are sources j (inputs). Layers count from 0, in
+arguments and in pictures.
 """
 
 from normlens.figures.amplification import plot_amplification

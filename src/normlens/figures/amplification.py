@@ -66,7 +66,7 @@ def plot_amplification(
         maps,
         [[panel]],
         side=min(max(0.12 * len(maps.tokens), 3.2), 5.2),
-        heading=f"{model_name(maps)}, layer {chosen.layers[0] + 1} (counted from 1)",
+        heading=f"{model_name(maps)}, layer {chosen.layers[0]}",
         notes=[
             f"Colour: {last} minus {first}, {_NORMALISED[axis]}."
             + ("" if diagonal else " Grey: i = j, left out.")

@@ -48,13 +48,12 @@ def model_name(maps: Maps) -> str:
 
 
 def layer_words(layers: Sequence[int]) -> str:
-    """``layers 1 to 3`` for indices from 0."""
-    numbers = [layer + 1 for layer in layers]
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]} to {numbers[-1]}"
-    return "layers " + ", ".join(map(str, numbers))
+    """``layer 3``, ``layers 0 to 2`` or ``layers 0, 2``."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]} to {layers[-1]}"
+    return "layers " + ", ".join(map(str, layers))
 
 
 def text_lines(maps: Maps) -> list[str]:

@@ -76,7 +76,7 @@ def plot_layer(
         maps,
         [panels[start : start + columns] for start in range(0, len(panels), columns)],
         side=min(max(0.1 * n, smallest), max(smallest, 3.8)),
-        heading=f"{model_name(maps)}, layer {chosen.layers[0] + 1} (counted from 1)",
+        heading=f"{model_name(maps)}, layer {chosen.layers[0]}",
         notes=[f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
         max_label=max_label,
     )

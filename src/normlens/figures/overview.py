@@ -65,12 +65,12 @@ def plot_overview(
         maps,
         rows,
         side=min(max(0.1 * n, 1.15), 1.9, max(1.15, 40 / len(rows))),  # at most about a metre
-        heading=f"{model_name(maps)}, {layer_words(chosen.layers)} (counted from 1)",
+        heading=f"{model_name(maps)}, {layer_words(chosen.layers)}",
         notes=[
             f"Colour: {what}, as a share of {whose} largest value on a {COLOUR_SCALES[colour]} "
             "scale; the largest value stands above each map."
         ],
         max_label=max_label,
-        row_labels=[f"layer {layer + 1}" for layer in chosen.layers],
+        row_labels=[f"layer {layer}" for layer in chosen.layers],
         bar=("share of the largest value", colour_norm(colour, 1.0)),
     )

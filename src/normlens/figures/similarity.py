@@ -50,10 +50,9 @@ def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
     labels = [f"{name}:  {before} → {after}" for name, before, after in steps]
     similarities = np.array([maps.similarity(before, after) for _, before, after in steps])
     known = similarities[np.isfinite(similarities)]
-    layers = [layer + 1 for layer in maps.layers]
     if ax is not None:
-        _draw_lines(ax, layers, similarities, [step.component for step in steps])
-        ax.set(xlabel="layer (counted from 1)", ylabel="Spearman's ρ")
+        _draw_lines(ax, maps.layers, similarities, [step.component for step in steps])
+        ax.set(xlabel="layer", ylabel="Spearman's ρ")
         ax.legend(frameon=False)
         return figure_of(ax)
     undefined = " It is undefined for a map without differences."
@@ -62,7 +61,7 @@ def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
         "ranking as it was." + (undefined if known.size < similarities.size else ""),
         provenance(maps),
     ]
-    plot_width = min(max(3.6, 0.24 * (layers[-1] - layers[0])), 7.5)
+    plot_width = min(max(3.6, 0.24 * (maps.layers[-1] - maps.layers[0])), 7.5)
     plot_height, axis_width, axis_height, gap = 2.9, 0.55, 0.42, 0.2
     fonts = fonts_for([*labels, *notes, *text_lines(maps), model_name(maps)])
     legend_width = max(fonts.width(label, LARGEST_TICK) for label in labels) + 0.45
@@ -74,7 +73,7 @@ def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
     head.draw(sheet)
     foot.draw(sheet, top + plot_height + axis_height)
     axes = sheet.axes(MARGIN + axis_width, top, plot_width, plot_height)
-    _draw_lines(axes, layers, similarities, labels)
+    _draw_lines(axes, maps.layers, similarities, labels)
     lowest = float(known.min(initial=0.9))
     axes.set_ylim(max(-1.0, math.floor(10 * lowest - 0.3) / 10), 1.0)
     _style(axes, fonts)
@@ -109,7 +108,7 @@ def _draw_lines(axes: Any, layers: list[int], similarities: NDArray, labels: Seq
 
 def _style(axes: Any, fonts: Fonts) -> None:
     word_font = fonts.properties(TITLE)
-    axes.set_xlabel("layer (counted from 1)", fontproperties=word_font, color=INK)
+    axes.set_xlabel("layer", fontproperties=word_font, color=INK)
     axes.set_ylabel("Spearman's ρ", fontproperties=word_font, color=INK)
     axes.tick_params(labelsize=LARGEST_TICK, width=0.5, length=2.5, colors=INK)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)

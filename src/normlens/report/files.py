@@ -69,6 +69,7 @@ def results(
         "version": VERSION,
         "title": report.title,
         "model": asdict(header.model),
+        "layers_counted_from": 1,
         "runs": [asdict(run) for run in header.runs],
         "settings": dict(header.settings),
         "versions": dict(header.versions),

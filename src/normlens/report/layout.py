@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import pandas as pd
 
+from normlens.experiments import words
 from normlens.experiments.base import Figure, Result, Table
 from normlens.experiments.published import Comparison
 from normlens.report.content import Report, Section
@@ -17,6 +19,7 @@ FOLD, FOLD_FIRST = 14, 40  # tables with more rows are folded; the second: if it
 FOLD_FROM = 4  # tables behind so many others (figures count as two) are folded
 JOINED = 3  # sentences in one paragraph; more are a list
 DENSE = 100  # letters; wider tables are set smaller
+_LAYER_NUMBER = re.compile(r"\blayers? \d")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ class Against:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return ("", "published", "measured", *(("difference",) if self.same else ()))
+        labels = [row[0] for _, rows in self.tables for row in rows]
+        first = "layers counted from 1" if any(map(_LAYER_NUMBER.search, labels)) else ""
+        return (first, "published", "measured", *(("difference",) if self.same else ()))
 
     @property
     def numeric(self) -> list[bool]:
@@ -114,6 +119,12 @@ class PlacedSection:
     @property
     def files(self) -> list[str]:
         return [name for finding in self.findings for name in file_names(finding)]
+
+    @property
+    def layers_note(self) -> str:
+        """How layers are counted, where a sentence names one by its number."""
+        sentences = [text for finding in self.findings for text in finding.result.sentences]
+        return "Layers are counted from 1." if any(map(_LAYER_NUMBER.search, sentences)) else ""
 
     @property
     def absent_note(self) -> str:
@@ -152,7 +163,9 @@ def arrange(report: Report) -> list[PlacedSection]:
                 ],
                 tables=[
                     PlacedTable(
-                        _file(name, data, several, tables), table, place + 2 * bool(result.figures)
+                        _file(name, data, several, tables),
+                        _with_counted_layers(table),
+                        place + 2 * bool(result.figures),
                     )
                     for place, (name, table) in enumerate(result.tables.items())
                 ],
@@ -173,6 +186,11 @@ def arrange(report: Report) -> list[PlacedSection]:
         )
         part = section.part
     return placed
+
+
+def _with_counted_layers(table: Table) -> Table:
+    """The table with a header that says how its layers are counted, in every file of it."""
+    return replace(table, frame=table.frame.rename(columns={"layer": words.LAYER}))
 
 
 def _file(name: str, data: str, several: bool, taken: set[str]) -> str:

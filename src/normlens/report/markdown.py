@@ -76,6 +76,8 @@ def _section(placed: PlacedSection) -> list[str]:
                 lines += [""]
             else:
                 lines += [name + escaped(" ".join(finding.result.sentences)), ""]
+    if placed.layers_note:
+        lines += [placed.layers_note, ""]
     if placed.absent_note:
         lines += [escaped(placed.absent_note), ""]
     for finding in placed.findings:

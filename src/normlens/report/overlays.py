@@ -15,6 +15,7 @@ import pandas as pd
 from normlens.errors import InputError
 from normlens.experiments.base import Figure
 from normlens.experiments.drawing import COLOURS, MARKERS, panels, style
+from normlens.experiments.words import LAYER
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.report.layout import is_numeric
 from normlens.report.words import slug, unique
@@ -71,7 +72,8 @@ def drawings(reports: Sequence[Report]) -> dict[str, Figure]:
                 words = [word for what in curves for word in what]
                 found[file] = Figure(
                     partial(_drawn, [*labels, *words], partial(_draw_curves, curves, labels)),
-                    f"By depth (layer ÷ number of layers): {_beginning(tables[0].caption)}{on}",
+                    "By depth (layer, counted from 1, ÷ number of layers): "
+                    f"{_beginning(tables[0].caption)}{on}",
                 )
         elif all({"component", "rho"} <= set(own.frame) for own in tables):
             words = [word for own in tables for word in (own.label, *own.frame["component"])]
@@ -93,7 +95,7 @@ def _shared(reports: Sequence[Report]) -> list[tuple[str, list[Own]]]:
             for result in experiment["results"]:
                 for name, table in result["tables"].items():
                     columns = table["columns"]
-                    if not {"layer", "component"} & set(columns):
+                    if not {LAYER, "component"} & set(columns):
                         continue
                     own = Own(
                         report.label,
@@ -122,10 +124,11 @@ def _shared(reports: Sequence[Report]) -> list[tuple[str, list[Own]]]:
 
 def _table(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+        found = pd.read_csv(path, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"cannot read {str(path)!r} of a report: {reason}") from error
+    return found.rename(columns={LAYER: "layer"})
 
 
 def _drawn(words: Sequence[str], draw: Callable[[Fonts], Drawing]) -> Drawing:
@@ -213,7 +216,7 @@ def _draw_curves(
         title = fonts.drawable(key) if len(series) > 1 else ""
         style(
             panel,
-            x="layer ÷ number of layers" if place >= len(curves) - columns else "",
+            x="layer (counted from 1) ÷ layers" if place >= len(curves) - columns else "",
             y=shown if not alike or place % columns == 0 else "",
             title=title,
         )

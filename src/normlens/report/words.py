@@ -97,6 +97,7 @@ def facts(header: Header) -> list[tuple[str, str]]:
     between = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     return [
         *model_facts(header.model),
+        ("Layers", "counted from 1 in this report, as in the papers"),
         ("Completeness error", completeness(header)),
         ("Settings", " · ".join(_settings(header.settings))),
         ("Versions", " · ".join(f"{name} {text}" for name, text in header.versions.items())),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from normlens.errors import MissingDependencyError
 from normlens.viewer import page, payload
@@ -21,15 +22,30 @@ _FRAME = 8.0  # MB; larger frames make notebooks slow to save and to open
 def widget(maps: Maps | Sequence[Maps], **state: Any) -> Any:
     """An interactive widget of one or several maps.
 
-    `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 1),
+    `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 0),
     ``scope="FF"``, ``view="compare"``. What the reader does is in the widget's ``state``.
     """
     listed = payload.as_list(maps)
+    words = _words(listed, state)
     make = widget_class()
-    return make(
-        payload=fitted(listed, None, LARGEST),
-        state={name: str(value) for name, value in state.items()},
-    )
+    return make(payload=fitted(listed, None, LARGEST), state=words)
+
+
+def _words(listed: Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
+    """The state as the page reads it; a layer that is not in the maps is an error.
+
+    The page itself shows the first layer instead, which is right for an address that was made for
+    other maps, but not for an argument.
+    """
+    words = {name: str(value) for name, value in state.items()}
+    if "layer" in state:
+        items = {str(number): maps for number, maps in enumerate(listed)}
+        shown = items.get(words.get("item", "0"), listed[0])
+        layer = state["layer"]
+        if isinstance(layer, str) and layer.isdecimal():
+            layer = int(layer)
+        words["layer"] = str(shown.choose([layer]).layers[0])
+    return words
 
 
 @cache
@@ -51,10 +67,11 @@ def widget_class() -> type[Any]:
     return MapsWidget
 
 
-def frame(maps: Maps | Sequence[Maps], height: int = 760) -> str:
+def frame(maps: Maps | Sequence[Maps], height: int = 760, **state: Any) -> str:
     """The self-contained page in a frame, for notebooks without anywidget."""
     listed = payload.as_list(maps)
-    document = page.standalone(fitted(listed, None, _FRAME), title_of(listed))
+    words = urlencode(_words(listed, state))
+    document = page.standalone(fitted(listed, None, _FRAME), title_of(listed), words)
     return (
         f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
         f'height="{height}" style="border:0" srcdoc="{html.escape(document)}"></iframe>'
@@ -78,7 +95,7 @@ def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
     try:
         return widget(maps, **state)
     except MissingDependencyError as error:
-        return _Frame(frame(maps), str(error))
+        return _Frame(frame(maps, **state), str(error))
 
 
 class _Frame:
