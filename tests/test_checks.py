@@ -181,7 +181,7 @@ def test_a_module_that_does_more_than_its_weight_says_is_named(family, name, pla
         lens.maps(input_ids=IDS)
     message = str(raised.value)
     assert message.startswith(place)
-    assert "Louder) of layer 1 does not compute x W + b" in message
+    assert "Louder) of layer 0 does not compute x W + b" in message
     assert "merge_and_unload" in message
     assert "\n" not in message
 
@@ -195,5 +195,5 @@ def test_what_acts_on_queries_and_keys_alone_changes_no_map():
 def test_a_hook_that_changes_an_output_is_found():
     model = tiny_model("bert")
     model.encoder.layer[1].output.dense.register_forward_hook(lambda _, __, out: out * 1.05)
-    with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.1\.output\.dense.*layer 2"):
+    with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.1\.output\.dense.*layer 1"):
         normlens.load(model).maps(input_ids=IDS)

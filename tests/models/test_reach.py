@@ -136,11 +136,11 @@ class WideWindow(Mistral):
 @pytest.mark.parametrize(
     ("family", "adapter", "words"),
     [
-        ("llama", Forgetful, "no token of layer 1 looks ahead, .*`causal = True`"),
-        ("mistral", NoWindow, "no token of layer 1 looks further back than 2 .*`window`"),
-        ("mistral", WideWindow, "no token of layer 1 looks further back than 2 .*`window`"),
-        ("mistral", NarrowWindow, "layer 1 attends to tokens that the adapter NarrowWindow says"),
-        ("bert", TooStrict, "layer 1 attends to tokens that the adapter TooStrict says"),
+        ("llama", Forgetful, "no token of layer 0 looks ahead, .*`causal = True`"),
+        ("mistral", NoWindow, "no token of layer 0 looks further back than 2 .*`window`"),
+        ("mistral", WideWindow, "no token of layer 0 looks further back than 2 .*`window`"),
+        ("mistral", NarrowWindow, "layer 0 attends to tokens that the adapter NarrowWindow says"),
+        ("bert", TooStrict, "layer 0 attends to tokens that the adapter TooStrict says"),
     ],
 )
 def test_an_adapter_that_is_wrong_about_what_a_target_sees(
@@ -170,7 +170,7 @@ def test_padding_does_not_hide_a_wrong_adapter(adapter_for):
 
 def test_one_layer_is_enough(adapter_for):
     adapter_for("llama", Forgetful)
-    with pytest.raises(UnsupportedModelError, match="layer 2 looks ahead"):
+    with pytest.raises(UnsupportedModelError, match="layer 1 looks ahead"):
         normlens.load(tiny_model("llama")).maps(input_ids=IDS, layers=[1])
 
 
