@@ -233,7 +233,7 @@ def published(shape: Shape) -> Callable[[], object]:
         out.norm(dim=-1)
         if len(tail) > 1:
             out -= out.mean(-1, keepdim=True)
-            out *= tail[1].norm.gamma  # type: ignore[union-attr]
+            out *= tail[1].step.norm.gamma  # type: ignore[union-attr]
             out.norm(dim=-1)
 
     return run

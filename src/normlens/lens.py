@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -414,7 +414,7 @@ class Lens:
                 traced.alpha.to(dtype),
                 lengths,
                 request.scopes,
-                request.settings,
+                request.settings_of(traced.index),
                 traced.real,
                 None if products is None else products.of(traced.block),
                 request.buffers,
@@ -542,6 +542,11 @@ class Request:
     correlations: bool = False
     progress: Progress | None = None
     buffers: Buffers = field(default_factory=Buffers)  # of this call alone
+
+    def settings_of(self, layer: int) -> Settings:
+        """The settings of one layer: kernels are sampled in the first and the last one."""
+        sampled = layer in (self.layers[0], self.layers[-1])
+        return self.settings if sampled else replace(self.settings, sample_kernels=False)
 
 
 def _ordinary_dimensions(layer: Layer) -> Tensor | None:

@@ -20,6 +20,7 @@ from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Factors, Parts, side_by_side
 from normlens.decomposition.projections import KeptProducts
 from normlens.decomposition.residual import FrozenResidual
+from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.shapley import shapley_norms
 from normlens.decomposition.tiles import AddBypass, FeedForwardJob, Normalise, TailStep
@@ -93,8 +94,10 @@ def feed_forward_stage(
         name: side_by_side([group.norms[name] for group, _ in found], parts.groups)
         for name in tiles.norms
     }
-    sums = Parts(own, bias, mixed)
-    return StageResult(sums, norms, precision, tiles.error, tiles.sampled_error)
+    sampled = None
+    if tiles.error is not None and settings.sample_kernels:
+        sampled = sampled_error(job, lengths, tiles.norms)
+    return StageResult(Parts(own, bias, mixed), norms, precision, tiles.error, sampled)
 
 
 def _sampled(

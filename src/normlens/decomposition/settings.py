@@ -18,3 +18,4 @@ class Settings:
     samples: int = 64  # permutations of the Shapley rule
     seed: int = 0
     precision: str = AUTO  # of the feed-forward products on a GPU; `engine` names them
+    sample_kernels: bool = True  # compare a few of a kernel's norms with an exact recomputation

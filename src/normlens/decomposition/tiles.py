@@ -100,10 +100,8 @@ class TileNorms:
 
     norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
     mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    #: where `mixed` was not summed from the parts: how far they miss it, and how far norms of a few
-    #: pairs miss those of an exact computation
+    #: how far the parts miss `mixed` where it was not summed from them; None: it was
     error: Tensor | None = None
-    sampled_error: Tensor | None = None
 
 
 def feed_forward_norms(

@@ -16,6 +16,7 @@ from torch import nn
 import normlens
 from normlens.decomposition import decompose_layer, engine
 from normlens.decomposition.norm_maps import Settings
+from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.tiles import ORDINARY, FeedForwardJob, feed_forward_norms
 from normlens.lens import KERNEL_TOLERANCE
 from normlens.models.examples import tiny_model
@@ -23,7 +24,6 @@ from normlens.models.examples import tiny_model
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.decomposition.fused import operands, sources
-from normlens.decomposition.fused.sample import sampled_error
 from normlens.decomposition.fused.sources import Tiling
 from normlens.decomposition.fused.stage import Slots, tail_of
 from normlens.decomposition.fused.targets import TargetTiling
@@ -221,7 +221,7 @@ def test_errors_of_both_signs_are_noticed_by_a_sample(way, order, problem, force
     job = job_of(given, monkeypatch)
     forced(way)
     sound = fused_norms(job, [6], "float32")
-    assert sound.sampled_error < INTERPRETED["float32"]
+    assert sampled_error(job, [6], sound.norms) < INTERPRETED["float32"]
     signs = 1 + 0.05 * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
     wrong = {scope: norms * signs for scope, norms in sound.norms.items()}
     assert 0.03 < sampled_error(job, [6], wrong) < 0.07
@@ -241,7 +241,7 @@ def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
     def wrong(job, lengths, norms):
         return torch.tensor(0.05)
 
-    monkeypatch.setattr("normlens.decomposition.fused.ways.sampled_error", wrong)
+    monkeypatch.setattr("normlens.decomposition.feedforward_stage.sampled_error", wrong)
     lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
     with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
         lens.maps(input_ids=[3, 9, 27], precision="float32")

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from normlens.decomposition.activations import activation
 from normlens.decomposition.fused.operands import PRECISIONS, Precision
-from normlens.decomposition.fused.sample import sampled_error
 from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage, tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
@@ -101,8 +100,7 @@ def fused_norms(
 ) -> TileNorms:
     """Norms behind the block for every pair of a batch; `sums` may name the kernels' output.
 
-    The kernels' parts are compared with the sum `job.mixed` that they should have, and a few of
-    their norms with a float32 recomputation.
+    The kernels' parts are compared with the sum `job.mixed` that they should have.
     """
     tail = tail_of(job)
     assert tail is not None, "ask `tail_of` first"
@@ -110,4 +108,4 @@ def fused_norms(
     stage = Stage(job, tail, lengths, PRECISIONS[precision], sums)
     cheapest_way(stage).run(memory_limit)
     norms, error = stage.norms()
-    return TileNorms(norms, job.mixed, error, sampled_error(job, lengths, norms))
+    return TileNorms(norms, job.mixed, error)

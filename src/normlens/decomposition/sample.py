@@ -1,7 +1,8 @@
 """A few pairs recomputed in float32, as a check on the kernels.
 
 The sum of all parts (`Stage.norms`) does not notice errors of both signs that cancel. Norms of
-single pairs do, and a handful of them costs next to nothing.
+single pairs do. A handful of them takes some fifteen short launches, about as long as the whole
+stage of a short text, so a lens asks for it in its first and last layers only.
 """
 
 from __future__ import annotations
