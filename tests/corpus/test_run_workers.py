@@ -125,6 +125,6 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
         assert time.monotonic() < last
         time.sleep(0.05)
     (tmp_path / "go").touch()
-    done = resume(out)
+    done = resume(out, measures="slow_measure:slow")
     examples.assert_each_once(done)
     assert len(done.table("slow")) == N
