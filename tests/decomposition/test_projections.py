@@ -11,7 +11,7 @@ from reference import largest_error, reference
 import normlens
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.projections import ProjectionCache
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 IDS = list(range(3, 40))
 FAMILIES = pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "albert"])

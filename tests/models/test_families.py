@@ -14,7 +14,7 @@ from reference import assert_maps_match, largest_error, observe, references
 import normlens
 from normlens.errors import MemoryLimitError
 from normlens.models import adapt, supported_families
-from normlens.models.examples import EXAMPLES, scramble, tiny_config
+from normlens.models.tiny import EXAMPLES, scramble, tiny_config
 
 FAMILIES = [
     "bert",

@@ -11,9 +11,9 @@ import normlens
 from normlens.components import Reach
 from normlens.errors import UnsupportedModelError
 from normlens.models import adapt, base
-from normlens.models.bert import Bert
-from normlens.models.examples import EXAMPLES, tiny_model
-from normlens.models.llama import Llama, Mistral
+from normlens.models.families.bert import Bert
+from normlens.models.families.llama import Llama, Mistral
+from normlens.models.tiny import tiny_families, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 LONG = [3 + k for k in range(20)]
@@ -34,7 +34,7 @@ def assert_allowed_is_what_has_weight(model: torch.nn.Module, ids: list[int]) ->
 # What the configuration says ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_a_configuration_that_asks_to_look_both_ways(family):
     model = tiny_model(family, is_causal=False).double()
     maps = assert_allowed_is_what_has_weight(model, LONG)
@@ -43,7 +43,7 @@ def test_a_configuration_that_asks_to_look_both_ways(family):
     assert_maps_match(maps, references(model, LONG), 1e-9)
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_a_setting_that_only_gemma_3_reads(family):
     """Gemma 1 and 2 have it too, and mask as ever."""
     model = tiny_model(family, use_bidirectional_attention=True).double()
