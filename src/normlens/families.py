@@ -78,6 +78,6 @@ def markdown_table() -> str:
     ]
     for group in by_components(family_table()):
         types = ", ".join(f"`{family.model_type}`" for family in group)
-        scopes = ", ".join(group[0].scopes) or "unknown"
+        scopes = ", ".join(group[0].scopes)
         lines.append(f"| {types} | {group[0].attention} | {group[0].components} | {scopes} |")
     return "\n".join(lines) + "\n"
