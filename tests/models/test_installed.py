@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +117,13 @@ def test_a_package_that_fails_is_named_and_left_out(site, code, caplog):
     assert len(caplog.records) == 1
 
 
+def test_half_an_installation_is_named_by_its_entry_point(site, caplog):
+    install(site, "broken-family", "broken_family", "1 / 0")
+    (site / "broken_family-1.0.dist-info" / "METADATA").unlink()
+    assert "bert" in supported_families()
+    assert "the installed package 'broken_family' are left out" in one_line(caplog)
+
+
 def test_built_in_families_do_without_other_packages(site, caplog):
     install(site, "broken-family", "broken_family", "1 / 0")
     normlens.load(tiny_model("bert"))
@@ -134,7 +142,14 @@ def test_an_adapter_that_is_there_stays(site, caplog):
     assert families["taken-new"].__name__ == "Simple"
     line = one_line(caplog)
     assert "'taker' registers model types that have an adapter already" in line
-    assert "bert" in line
+    assert "stays in use: bert; import taker before" in line
+
+
+def test_a_package_that_is_imported_first_has_its_own(site, caplog):
+    install(site, "taker", "taker", SIMPLE.replace('"simple-new"', '"bert"'))
+    import_module("taker")
+    assert supported_families()["bert"].__name__ == "Simple"
+    assert not caplog.records
 
 
 def test_a_family_of_the_session_stays(site, caplog):

@@ -58,14 +58,20 @@ def _load(entry: EntryPoint, adapters: dict[str, Any], tiny: dict[str, Any]) -> 
     if taken:
         _log.warning(
             "normlens: the installed package %r registers model types that have an adapter "
-            "already, which stays in use: %s; import the package yourself to use its own",
+            "already, which stays in use: %s; import %s before any other use of NormLens to "
+            "have its own",
             _owner(entry),
             ", ".join(taken),
+            entry.module,
         )
     return len(adapters) > len(before)
 
 
 def _owner(entry: EntryPoint) -> str:
     """The name of the package that has this entry point, as pip knows it."""
-    name = entry.dist.metadata["Name"] if entry.dist is not None else None
+    try:
+        name = None if entry.dist is None else entry.dist.metadata["Name"]
+    # Half an installation has no metadata, and Python's versions fail differently then.
+    except Exception:
+        name = None
     return name or entry.value
