@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,9 +117,13 @@ def test_a_package_that_fails_is_named_and_left_out(site, code, caplog):
     assert len(caplog.records) == 1
 
 
-def test_half_an_installation_is_named_by_its_entry_point(site, caplog):
+def test_half_an_installation_is_named_by_its_entry_point(site, caplog, monkeypatch):
     install(site, "broken-family", "broken_family", "1 / 0")
-    (site / "broken_family-1.0.dist-info" / "METADATA").unlink()
+
+    def missing(distribution):
+        raise FileNotFoundError("METADATA")
+
+    monkeypatch.setattr(metadata.PathDistribution, "metadata", property(missing))
     assert "bert" in supported_families()
     assert "the installed package 'broken_family' are left out" in one_line(caplog)
 
