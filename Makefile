@@ -8,7 +8,7 @@ JOBS   ?= 2
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test browser lint bench viewer lock clean setup
+.PHONY: demo test browser lint bench readme viewer lock clean setup
 
 demo: $(STAMP)
 	$(BIN)/normlens demo --force
@@ -30,6 +30,12 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py
+
+# The table of families, as `normlens models --markdown` prints it.
+readme: $(STAMP)
+	mkdir -p build
+	{ echo; $(BIN)/normlens models --markdown; echo; } > build/families.md
+	sed -i -e '/<!-- families:/,/<!-- \/families -->/{//!d}' -e '/<!-- families:/r build/families.md' README.md
 
 # The built front end is in the package; only those who change it need Node.
 viewer:

@@ -123,7 +123,7 @@ def make_model(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from normlens.models.examples import tiny_model
+    from normlens.models.tiny import tiny_model
 
     letters = [f"{mark}{letter}" for mark in ("", "##") for letter in "abcdefgh"]
     vocabulary = {token: place for place, token in enumerate(["[PAD]", "[UNK]", *letters])}

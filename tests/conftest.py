@@ -61,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @lru_cache(maxsize=64)
 def _tiny(model_type: str, dtype: torch.dtype, overrides: tuple[tuple[str, Any], ...]) -> Any:
-    from normlens.models.examples import tiny_model
+    from normlens.models.tiny import tiny_model
 
     return tiny_model(model_type, **dict(overrides)).to(dtype)
 

@@ -16,7 +16,7 @@ from normlens.checks import (
 )
 from normlens.components import Linear, Reach
 from normlens.errors import UnsupportedModelError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.rows import Rows
 
 IDS = [3, 9, 27, 14, 5, 33, 8]

@@ -440,6 +440,7 @@ def test_an_embedded_model_that_is_missing(shell: Shell, monkeypatch: pytest.Mon
 def test_families_cover_every_adapter() -> None:
     families = family_table()
     assert {family.model_type for family in families} == set(supported_families())
+    assert all(family.causal is not None for family in families)
     bert = next(family for family in families if family.model_type == "bert")
     assert bert.components == "ATTN RES LN FF RES LN"
     assert bert.scopes[-1] == "ATTNRESLNFFRESLN-N"

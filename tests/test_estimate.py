@@ -28,7 +28,7 @@ from normlens.estimate import (
     sizes_of,
     skeleton,
 )
-from normlens.models.examples import EXAMPLES, tiny_config, tiny_model
+from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 
 #: How far an estimate may be off, as a factor. Operations are counted, memory is bounded by what
 #: the largest tensors need, so it errs on the high side.
@@ -244,7 +244,7 @@ def test_nothing_to_estimate(option: str, bert_base: ModelSizes) -> None:
         ask(bert_base, sizes["tokens"], FF, batch=sizes["batch"])
 
 
-@pytest.mark.parametrize("model_type", EXAMPLES)
+@pytest.mark.parametrize("model_type", tiny_families())
 def test_every_family_has_an_estimate(model_type: str) -> None:
     lens = skeleton(tiny_config(model_type))
     result = estimate(sizes_of(lens), analysis_of(lens, 24, lens.scopes))

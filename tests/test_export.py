@@ -16,7 +16,7 @@ import pytest
 import normlens
 from normlens import export
 from normlens.errors import InputError, MissingDependencyError, OutputError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")

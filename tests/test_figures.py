@@ -15,7 +15,7 @@ import normlens
 from normlens import figures
 from normlens.analysis import strongest_pairs
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.scopes import consecutive
 from normlens.tokens import readable_tokens
 

@@ -12,7 +12,7 @@ from reference import largest_error, references
 import normlens
 from normlens import lens as lens_module
 from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

@@ -29,7 +29,7 @@ from normlens.errors import (
     NormLensError,
     UnsupportedModelError,
 )
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "##s"]
 SENTENCE = "the cats sat on a mat"

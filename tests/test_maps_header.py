@@ -62,7 +62,7 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from normlens.models.examples import tiny_model
+    from normlens.models.tiny import tiny_model
 
     lens = normlens.load(tiny_model("bert", dtype=torch.float32))
     maps = lens.maps(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from normlens.models import adapt
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.rows import ROWS, RowKeeper
 from normlens.trace import trace
 

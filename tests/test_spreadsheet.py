@@ -13,7 +13,7 @@ import pytest
 
 import normlens
 from normlens import export
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.spreadsheet import harmless, harmless_sql, write_csv
 
 FORMULAS = ["=1+1", "+1", "-", "@SUM(A1)", "\t=1", "\r=1", '=A("x",1)']

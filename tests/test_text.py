@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 import normlens
 from normlens.errors import InputError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.text import Encoded, encode_ids, encode_texts, pad
 
 LIMIT = 48

@@ -10,7 +10,7 @@ import transformers
 from reference import observe, reference
 
 from normlens.models import adapt
-from normlens.models.examples import EXAMPLES, scramble, tiny_config, tiny_model
+from normlens.models.tiny import scramble, tiny_config, tiny_families, tiny_model
 from normlens.trace import trace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -28,7 +28,7 @@ def traced(adapter, layers=None):
     return found
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_input_and_weights_of_every_layer(family, tiny):
     adapter = adapt(tiny(family))
     expected = observe(adapter.model, list(adapter.blocks()), IDS)
@@ -41,7 +41,7 @@ def test_input_and_weights_of_every_layer(family, tiny):
         assert not layer.alpha.requires_grad
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_real_vectors_stand_behind_the_right_steps(family, tiny):
     """Each is what parts and bias of its scope add up to, and only few steps have none."""
     for layer in traced(adapt(tiny(family))):

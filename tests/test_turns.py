@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import normlens
 from normlens import turns
 from normlens.errors import InputError
-from normlens.models.examples import scramble, tiny_config, tiny_model
+from normlens.models.tiny import scramble, tiny_config, tiny_model
 from normlens.turns import alone_with, alone_with_model
 
 PATIENCE = 60  # seconds after which a thread counts as stuck

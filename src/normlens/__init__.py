@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
-    from normlens.models import Adapter, register
+    from normlens.models.base import Adapter, register
     from normlens.store import open
 
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
-    "Adapter": "normlens.models",
+    "Adapter": "normlens.models.base",
     "Lens": "normlens.lens",
     "Maps": "normlens.maps",
     "load": "normlens.loading",
     "open": "normlens.store",
-    "register": "normlens.models",
+    "register": "normlens.models.base",
     "resume": "normlens.corpus.runs",
     "run": "normlens.corpus.runs",
     "Run": "normlens.corpus.results",

@@ -23,7 +23,7 @@ from normlens._version import __version__
 from normlens.decomposition.memory import free_memory
 from normlens.embedded import EMBEDDED
 from normlens.lens import Lens
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 PACKAGES = (
     "torch",

@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from itertools import groupby
 
 from normlens.estimate import skeleton
+from normlens.hub import one_line
 from normlens.models import supported_families
-from normlens.models.examples import EXAMPLES, tiny_config
+from normlens.models.tiny import tiny_config, tiny_families
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Family:
-    """One model type and what its layers consist of."""
+    """One model type and what its layers consist of, as far as a tiny model can tell."""
 
     model_type: str
-    causal: bool
-    components: str
-    scopes: tuple[str, ...]
+    causal: bool | None = None  # None: there is no tiny model to read it off
+    components: str = "unknown"
+    scopes: tuple[str, ...] = ()
 
     @property
     def attention(self) -> str:
+        if self.causal is None:
+            return "unknown"
         return "causal" if self.causal else "bidirectional"
 
 
 def family_table() -> list[Family]:
-    """Every model type that has an adapter and an example, in the order of the examples."""
-    known = supported_families()
-    return [_family(model_type) for model_type in EXAMPLES if model_type in known]
+    """Every model type that has an adapter: encoders, decoders, those without a tiny model."""
+    tiny = set(tiny_families())
+    families = [
+        _family(model_type) if model_type in tiny else Family(model_type)
+        for model_type in supported_families()
+    ]
+    return sorted(families, key=lambda family: (_rank(family), family.model_type))
+
+
+def _rank(family: Family) -> int:
+    return 2 if family.causal is None else int(family.causal)
 
 
 def _family(model_type: str) -> Family:
-    lens = skeleton(tiny_config(model_type), name=model_type)
+    try:
+        lens = skeleton(tiny_config(model_type), name=model_type)
+    # One package's mistake must not hide the families of all others.
+    except Exception as error:
+        _log.warning(
+            "normlens: the tiny configuration of %r gives no model (%s); mend the settings that "
+            "it was registered with",
+            model_type,
+            one_line(error),
+        )
+        return Family(model_type)
     return Family(model_type, lens.causal, lens.component_sequence, tuple(lens.scopes))
 
 
 def by_components(families: list[Family]) -> list[list[Family]]:
     """Families whose layers are alike, together."""
 
-    def alike(family: Family) -> tuple[bool, str]:
+    def alike(family: Family) -> tuple[bool | None, str]:
         return family.causal, family.components
 
     order = {key: place for place, key in enumerate(dict.fromkeys(map(alike, families)))}

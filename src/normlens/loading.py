@@ -24,6 +24,7 @@ from normlens.hub import (
 )
 from normlens.lens import Lens
 from normlens.models import adapter_class
+from normlens.models.base import bring_installed_families
 
 DTYPES = {
     "float64": torch.float64,
@@ -156,6 +157,16 @@ def _embedded(embedded: EmbeddedModel, dtype: Any) -> tuple[Any, Any]:
 
 
 def _config(origin: Origin) -> Any:
+    try:
+        return _read_config(origin)
+    except ModelLoadError as error:
+        # transformers does not know this model type, but an installed family may teach it.
+        if not isinstance(error.__cause__, ValueError) or not bring_installed_families():
+            raise
+        return _read_config(origin)
+
+
+def _read_config(origin: Origin) -> Any:
     from transformers import AutoConfig
 
     with quiet_transformers(), explained(origin):

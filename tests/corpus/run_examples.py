@@ -45,7 +45,7 @@ def tiny_checkpoint(
     """A random model and its tokenizer, saved; the letter `overflow` makes its vectors infinite."""
     import torch
 
-    from normlens.models.examples import tiny_model
+    from normlens.models.tiny import tiny_model
 
     pad = {"pad_token_id": 0} if model_type == "bert" else {}
     model = tiny_model(model_type, seed, **pad)

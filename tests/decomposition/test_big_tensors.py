@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import normlens
 from normlens.decomposition import tiles
 from normlens.decomposition.plan import Shape
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 N, D, M, H = 96, 16, 40, 4
 FORBIDDEN = N * N * min(D, M)  # at most n·n·d, n·n·m and n·n·H·d alike

@@ -16,7 +16,7 @@ from normlens.decomposition.least import least_memory
 from normlens.decomposition.memory import parse_bytes
 from normlens.decomposition.plan import Shape, choose_plan
 from normlens.errors import MemoryLimitError
-from normlens.models.examples import tiny_config, tiny_model
+from normlens.models.tiny import tiny_config, tiny_model
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

@@ -14,7 +14,7 @@ import normlens
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.projections import Paths, ProductStore
 from normlens.errors import InputError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 IDS = list(range(3, 40))
 FAMILIES = pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "albert", "gemma2"])

@@ -10,7 +10,7 @@ from reference import hidden, largest_error, mixing_of, reference
 
 import normlens
 from normlens.decomposition import shapley
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 GATES = pytest.mark.parametrize("gated", [False, True])
 BEHIND = ["ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"]

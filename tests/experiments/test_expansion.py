@@ -16,7 +16,7 @@ from normlens.experiments.published import Published
 from normlens.experiments.settings import Settings
 from normlens.experiments.words import LAYER
 from normlens.lens import Lens
-from normlens.models.examples import EXAMPLES
+from normlens.models.tiny import tiny_families
 
 WORK = EXPERIMENTS[0].work
 
@@ -137,7 +137,7 @@ def test_published_form_needs_values_of_the_models_width(tiny: Any) -> None:
     assert np.isfinite(expansion_rates(lens)).all()
 
 
-@pytest.mark.parametrize("family", sorted(EXAMPLES))
+@pytest.mark.parametrize("family", tiny_families())
 def test_every_family_has_a_rate_per_layer(family: str, tiny: Any) -> None:
     lens = Lens(tiny(family, torch.float32))
     rates = expansion_rates(lens)

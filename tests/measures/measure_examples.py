@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import normlens
 from normlens.maps import Maps
 from normlens.measures import Item, Measure
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 from normlens.text import Encoded
 
 SCOPES = [

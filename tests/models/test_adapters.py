@@ -14,8 +14,8 @@ import normlens
 from normlens.components import Attention, Branch, FeedForward, Linear, Residual
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError
 from normlens.models import adapter_class, base
-from normlens.models.base import layer_norm, linear
-from normlens.models.examples import EXAMPLES
+from normlens.models.base import layer_norm, linear, tiny_settings
+from normlens.models.tiny import tiny_config, tiny_families
 
 IDS = [3, 9, 1, 14, 5]
 
@@ -24,6 +24,7 @@ IDS = [3, 9, 1, 14, 5]
 def _own_registry(monkeypatch):
     """What a test registers is gone afterwards."""
     monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    monkeypatch.setattr(base, "_TINY", dict(base._TINY))
 
 
 # Models that are not supported --------------------------------------------------------------------
@@ -41,7 +42,7 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
         normlens.load(model)
     message = str(raised.value)
     assert "'xlnet'" in message
-    assert all(family in message for family in EXAMPLES)
+    assert all(family in message for family in tiny_families())
     assert "normlens.Adapter" in message
     assert '@normlens.register("xlnet")' in message
     assert "\n" not in message
@@ -313,6 +314,24 @@ def test_register_takes_names():
         normlens.register()
     with pytest.raises(InputError, match="register"):
         normlens.register(ToyAdapter)
+
+
+def test_register_takes_settings_of_a_tiny_configuration():
+    with pytest.raises(InputError, match=r"tiny=\{…\}, not \['hidden_size'\]"):
+        normlens.register("toy", tiny=["hidden_size"])
+
+
+def test_a_tiny_configuration_belongs_to_its_model_type():
+    """Whoever registers another adapter for it may do without."""
+    before = tiny_config("bert").to_dict()
+    normlens.register("bert", "toy")(ToyAdapter)
+    assert tiny_config("bert").to_dict() == before
+    assert "toy" not in tiny_families()
+    with pytest.raises(InputError, match=r"'toy' has no tiny configuration.*choose one of: albert"):
+        tiny_config("toy")
+    normlens.register("bert", tiny={**tiny_settings("bert"), "hidden_size": 8})(ToyAdapter)
+    assert tiny_config("bert").hidden_size == 8
+    assert tiny_config("roberta").hidden_size == 16
 
 
 def test_register_takes_adapters():

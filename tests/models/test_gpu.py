@@ -9,7 +9,7 @@ import torch
 from reference import assert_maps_match, largest_error, references
 
 import normlens
-from normlens.models.examples import EXAMPLES, tiny_model
+from normlens.models.tiny import tiny_families, tiny_model
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS)
@@ -27,7 +27,7 @@ def test_float32_on_cuda_is_close_to_the_float64_reference(family):
     assert maps.completeness <= 1e-4
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_batches_on_cuda_equal_one_by_one(family):
     lens = normlens.load(tiny_model(family), device="cuda")
     together = lens.maps(input_ids=BATCH, precision="float32")

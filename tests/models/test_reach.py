@@ -11,15 +11,12 @@ import normlens
 from normlens.components import Reach
 from normlens.errors import UnsupportedModelError
 from normlens.models import adapt, base
-from normlens.models.bert import Bert
-from normlens.models.examples import EXAMPLES, tiny_model
-from normlens.models.llama import Llama, Mistral
+from normlens.models.families.bert import Bert
+from normlens.models.families.llama import Llama, Mistral
+from normlens.models.tiny import tiny_families, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 LONG = [3 + k for k in range(20)]
-
-ENCODERS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra"]
-ENCODERS += ["mpnet", "deberta-v2", "modernbert"]
 
 
 def assert_allowed_is_what_has_weight(model: torch.nn.Module, ids: list[int]) -> normlens.Maps:
@@ -28,27 +25,42 @@ def assert_allowed_is_what_has_weight(model: torch.nn.Module, ids: list[int]) ->
     alpha = observe(adapter.model, list(adapter.blocks()), ids).alpha
     for allowed, weights in zip(maps.allowed, alpha, strict=True):
         np.testing.assert_array_equal(allowed, (weights > 0).any(0).numpy())
+    looks_ahead = any(bool(weights.triu(1).any()) for weights in alpha)
+    assert maps.provenance["causal"] == normlens.load(model).causal == (not looks_ahead)
     return maps
 
 
 # What the configuration says ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_a_configuration_that_asks_to_look_both_ways(family):
     model = tiny_model(family, is_causal=False).double()
     maps = assert_allowed_is_what_has_weight(model, LONG)
-    # GPT-Neo's layers keep a triangle of their own.
-    assert maps.provenance["causal"] == normlens.load(model).causal == (family == "gpt_neo")
     assert_maps_match(maps, references(model, LONG), 1e-9)
 
 
-@pytest.mark.parametrize("family", EXAMPLES)
-def test_a_setting_that_only_gemma_3_reads(family):
-    """Gemma 1 and 2 have it too, and mask as ever."""
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    # GPT-Neo's layers keep a triangle of their own.
+    [("bert", False), ("gpt2", False), ("llama", False), ("gemma3_text", False), ("gpt_neo", True)],
+)
+def test_what_decoders_make_of_that(family, causal):
+    assert normlens.load(tiny_model(family, is_causal=False)).causal == causal
+
+
+@pytest.mark.parametrize("family", tiny_families())
+def test_gemma_3s_setting_in_every_family(family):
     model = tiny_model(family, use_bidirectional_attention=True).double()
     assert_allowed_is_what_has_weight(model, LONG)
-    assert normlens.load(model).causal == (family not in [*ENCODERS, "gemma3_text"])
+
+
+@pytest.mark.parametrize(
+    ("family", "causal"), [("gemma", True), ("gemma2", True), ("gemma3_text", False)]
+)
+def test_only_gemma_3_reads_its_setting(family, causal):
+    """Gemma 1 and 2 have it too, and mask as ever."""
+    assert normlens.load(tiny_model(family, use_bidirectional_attention=True)).causal == causal
 
 
 @pytest.mark.parametrize("layers", [["sliding_attention"] * 2, ["full_attention"] * 2])

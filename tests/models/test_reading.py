@@ -13,7 +13,7 @@ from torch import nn
 
 import normlens
 from normlens.errors import UnsupportedModelError
-from normlens.models.examples import scramble, tiny_config, tiny_model
+from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

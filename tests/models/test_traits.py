@@ -12,7 +12,7 @@ from reference import assert_maps_match, largest_error, references
 import normlens
 from normlens.cli.summary import show_maps
 from normlens.models import adapt
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

@@ -10,7 +10,7 @@ from torch import nn
 import normlens
 from normlens.errors import UnsupportedModelError
 from normlens.models import adapt
-from normlens.models.examples import tiny_config, tiny_model
+from normlens.models.tiny import tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

@@ -1,24 +1,6 @@
-"""One small adapter per model family; importing this package registers them all."""
+"""What NormLens knows of model families: one adapter each, in the folder `families`."""
 
-from normlens.models import (  # noqa: F401
-    albert,
-    bert,
-    bloom,
-    deberta_v2,
-    distilbert,
-    gemma,
-    gpt2,
-    gpt_neo,
-    gpt_neox,
-    gptj,
-    llama,
-    modernbert,
-    mpnet,
-    olmo2,
-    opt,
-    phi,
-    phi3,
-)
+from normlens.models import families  # noqa: F401  (registers every family in its folder)
 from normlens.models.base import Adapter, adapt, adapter_class, register, supported_families
 
 __all__ = ["Adapter", "adapt", "adapter_class", "register", "supported_families"]

@@ -8,7 +8,7 @@ computed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from normlens.components import Layer, Linear, Norm, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.models.installed import load_installed
 from normlens.models.reading import UnreadableModule, read_linear, read_tensor, without_adapters
 from normlens.models.unwrapping import body, unreadable
 
 _ADAPTERS: dict[str, type[Adapter]] = {}
+_TINY: dict[str, dict[str, Any]] = {}
 
 
 class Adapter:
@@ -100,35 +102,62 @@ class Decoder(Adapter):
         return None if attention.sliding_window is None else self.config.sliding_window
 
 
-def register(*model_types: str) -> Callable[[type[Adapter]], type[Adapter]]:
-    """Class decorator: use this adapter for models whose ``config.model_type`` is one of these."""
+def register(
+    *model_types: str, tiny: Mapping[str, Any] | None = None
+) -> Callable[[type[Adapter]], type[Adapter]]:
+    """Class decorator: use this adapter for models whose ``config.model_type`` is one of these.
+
+    `tiny` holds the settings of a configuration of these types, as small as it can be. Tables and
+    tests build models of it (`normlens.models.tiny`); analyses do without.
+    """
     if not model_types or not all(isinstance(name, str) for name in model_types):
         raise InputError('register takes model types: @normlens.register("my_model_type")')
+    if tiny is not None and not isinstance(tiny, Mapping):
+        raise InputError(
+            f"register takes the settings of a tiny configuration, tiny={{…}}, not {tiny!r}"
+        )
 
     def decorate(adapter: type[Adapter]) -> type[Adapter]:
         if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
             raise InputError(f"an adapter must be a subclass of normlens.Adapter, not {adapter!r}")
         for name in model_types:
             _ADAPTERS[name] = adapter
+            if tiny is not None:
+                _TINY[name] = dict(tiny)
         return adapter
 
     return decorate
 
 
 def supported_families() -> dict[str, type[Adapter]]:
-    """Every registered model type with its adapter."""
+    """Every registered model type with its adapter, those of other installed packages included."""
+    bring_installed_families()
     return dict(_ADAPTERS)
+
+
+def bring_installed_families() -> bool:
+    """Import the families of other installed packages, once; whether that brought a new one."""
+    return load_installed(_ADAPTERS, _TINY)
+
+
+def tiny_settings(model_type: str) -> dict[str, Any] | None:
+    """The settings of a registered model type's tiny configuration, if it came with them."""
+    if model_type not in _ADAPTERS:
+        bring_installed_families()
+    return _TINY.get(model_type)
 
 
 def adapter_class(config: Any) -> type[Adapter]:
     """The adapter class for a configuration, or an error that says what to do."""
     model_type = getattr(config, "model_type", None) or type(config).__name__
     decoder_too = getattr(config, "is_encoder_decoder", False)
+    if model_type not in _ADAPTERS:
+        bring_installed_families()
     if decoder_too or model_type not in _ADAPTERS:
         kind = "is an encoder–decoder and" if decoder_too else "is"
         raise UnsupportedModelError(
             f"model type {model_type!r} {kind} not supported; supported are: "
-            f"{', '.join(sorted(_ADAPTERS))}. "
+            f"{', '.join(sorted(supported_families()))}. "
             "To add a model of one stack, subclass normlens.Adapter and decorate it with "
             f'@normlens.register("{model_type}") (docs/adapters.md has an example)'
         )

@@ -11,7 +11,7 @@ import torch
 import normlens
 from normlens.decomposition import engine
 from normlens.errors import InputError
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 IDS = [3, 9, 27, 14]
 

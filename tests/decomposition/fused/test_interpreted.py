@@ -19,7 +19,7 @@ from normlens.decomposition.norm_maps import Settings
 from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.tiles import ORDINARY, FeedForwardJob, feed_forward_norms
 from normlens.lens import KERNEL_TOLERANCE
-from normlens.models.examples import tiny_model
+from normlens.models.tiny import tiny_model
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 

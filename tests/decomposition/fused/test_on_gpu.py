@@ -15,7 +15,7 @@ import normlens
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.fused import stage
 from normlens.decomposition.norm_maps import Settings
-from normlens.models.examples import EXAMPLES, tiny_model
+from normlens.models.tiny import tiny_families, tiny_model
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def exactly(given):
 
 
 @every_precision
-@pytest.mark.parametrize("family", EXAMPLES)
+@pytest.mark.parametrize("family", tiny_families())
 def test_every_family_gives_the_reference(family, precision):
     model = tiny_model(family)
     expected = references(copy.deepcopy(model).double(), IDS)

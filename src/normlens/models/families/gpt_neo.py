@@ -6,10 +6,23 @@ from typing import Any
 
 from normlens.components import Attention
 from normlens.models.base import linear, register
-from normlens.models.gpt2 import GPT2
+from normlens.models.families.gpt2 import GPT2
 
 
-@register("gpt_neo")
+@register(
+    "gpt_neo",
+    tiny=dict(
+        vocab_size=64,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=3,
+        max_position_embeddings=48,
+        bos_token_id=2,
+        eos_token_id=2,
+    ),
+)
 class GPTNeo(GPT2):
     causal = True  # each layer keeps a triangle of its own, whatever the configuration asks for
 

@@ -8,7 +8,18 @@ from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Decoder, layer_norm, linear, register
 
 
-@register("opt")
+@register(
+    "opt",
+    tiny=dict(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=24,
+        max_position_embeddings=48,
+        word_embed_proj_dim=16,
+    ),
+)
 class OPT(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.decoder.layers)

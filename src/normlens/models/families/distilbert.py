@@ -8,7 +8,12 @@ from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Adapter, layer_norm, linear, register
 
 
-@register("distilbert")
+@register(
+    "distilbert",
+    tiny=dict(
+        vocab_size=64, dim=16, n_layers=2, n_heads=4, hidden_dim=24, max_position_embeddings=48
+    ),
+)
 class DistilBert(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.transformer.layer)

@@ -8,7 +8,7 @@ from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
 
 
-@register("bloom")
+@register("bloom", tiny=dict(vocab_size=64, hidden_size=16, n_layer=2, n_head=4))
 class Bloom(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)

@@ -6,10 +6,11 @@ from typing import Any
 
 from normlens.components import Attention, FeedForward
 from normlens.models.base import columns, linear, register
-from normlens.models.llama import Mistral
+from normlens.models.families.llama import Mistral
+from normlens.models.tiny import DECODER
 
 
-@register("phi3")
+@register("phi3", tiny=dict(DECODER, num_key_value_heads=2, sliding_window=3))
 class Phi3(Mistral):
     def attention(self, block: Any) -> Attention:
         attention, config = block.self_attn, self.config

@@ -6,9 +6,10 @@ from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Norm, Residual, Step
 from normlens.models.base import Decoder, linear, register, rms_norm
+from normlens.models.tiny import GROUPED
 
 
-@register("llama")
+@register("llama", tiny=dict(GROUPED, attention_bias=True, mlp_bias=True))
 class Llama(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
@@ -50,13 +51,17 @@ class Llama(Decoder):
         ]
 
 
-@register("mistral")
+@register("mistral", tiny=dict(GROUPED, sliding_window=3))
 class Mistral(Llama):
     def window(self, block: Any) -> int | None:
         return getattr(self.config, "sliding_window", None)
 
 
-@register("qwen2", "qwen3")
+@register("qwen3", tiny=dict(GROUPED, attention_bias=True))
+@register(
+    "qwen2",
+    tiny=dict(GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1),
+)
 class Qwen(Llama):
     def window(self, block: Any) -> int | None:
         # Only the upper layers slide, and only if the configuration says so. Qwen 3's query and

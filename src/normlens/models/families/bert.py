@@ -6,9 +6,11 @@ from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.tiny import ENCODER
 
 
-@register("bert", "electra")
+@register("electra", tiny=dict(ENCODER, embedding_size=8))
+@register("bert", tiny=ENCODER)
 class Bert(Adapter):
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -50,7 +52,7 @@ class Bert(Adapter):
         ]
 
 
-@register("roberta", "xlm-roberta", "camembert")
+@register("roberta", "xlm-roberta", "camembert", tiny=ENCODER)
 class Roberta(Bert):
     def max_positions(self) -> int:
         # The first padding_idx + 1 rows of the position table are not positions.

@@ -13,9 +13,10 @@ from normlens.components import (
     Step,
 )
 from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
+from normlens.models.tiny import DECODER
 
 
-@register("gpt_neox")
+@register("gpt_neox", tiny=DECODER)
 class GPTNeoX(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)

@@ -8,9 +8,23 @@ from torch import nn
 
 from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
 from normlens.models.base import Adapter, columns, layer_norm, linear, register
+from normlens.models.tiny import ENCODER
 
 
-@register("modernbert")
+@register(
+    "modernbert",
+    tiny=dict(
+        ENCODER,
+        num_hidden_layers=3,
+        local_attention=4,
+        global_attn_every_n_layers=3,
+        mlp_bias=True,
+        norm_bias=True,
+        attention_bias=True,
+        cls_token_id=0,
+        sep_token_id=2,
+    ),
+)
 class ModernBert(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)

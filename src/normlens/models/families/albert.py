@@ -6,9 +6,10 @@ from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.tiny import ENCODER
 
 
-@register("albert")
+@register("albert", tiny=dict(ENCODER, embedding_size=8, num_hidden_layers=3))
 class Albert(Adapter):
     def blocks(self) -> list[Any]:
         # Layer i runs group ⌊i / (layers / groups)⌋, each group its inner layers in turn.

@@ -13,9 +13,10 @@ from normlens.components import (
     Step,
 )
 from normlens.models.base import Decoder, layer_norm, linear, register
+from normlens.models.tiny import GPT
 
 
-@register("gptj")
+@register("gptj", tiny=dict(GPT, rotary_dim=2))
 class GPTJ(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)

@@ -6,9 +6,10 @@ from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Decoder, columns, layer_norm, linear, register
+from normlens.models.tiny import GPT
 
 
-@register("gpt2")
+@register("gpt2", tiny=GPT)
 class GPT2(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)

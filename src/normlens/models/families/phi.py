@@ -13,9 +13,10 @@ from normlens.components import (
     Step,
 )
 from normlens.models.base import Decoder, layer_norm, linear, register
+from normlens.models.tiny import DECODER
 
 
-@register("phi")
+@register("phi", tiny=DECODER)
 class Phi(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)

@@ -6,9 +6,10 @@ from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.tiny import ENCODER
 
 
-@register("mpnet")
+@register("mpnet", tiny=ENCODER)
 class MPNet(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.encoder.layer)

@@ -6,10 +6,11 @@ from typing import Any
 
 from normlens.components import Branch, Residual, Step
 from normlens.models.base import register
-from normlens.models.llama import Llama
+from normlens.models.families.llama import Llama
+from normlens.models.tiny import GROUPED
 
 
-@register("olmo2")
+@register("olmo2", tiny=GROUPED)
 class Olmo2(Llama):
     def steps(self, block: Any) -> list[Step]:
         return [

@@ -6,16 +6,17 @@ from typing import Any
 
 from normlens.components import Branch, FeedForward, Norm, Reach, Residual, Step
 from normlens.models.base import linear, register, rms_norm
-from normlens.models.llama import Llama
+from normlens.models.families.llama import Llama
+from normlens.models.tiny import GROUPED
 
 
-@register("gemma")
+@register("gemma", tiny=GROUPED)
 class Gemma(Llama):
     def norm(self, module: Any) -> Norm:
         return rms_norm(module, offset=1.0)
 
 
-@register("gemma2")
+@register("gemma2", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
 class Gemma2(Gemma):
     def window(self, block: Any) -> int | None:
         return self.sliding_window(block.self_attn)
@@ -45,7 +46,7 @@ class Gemma2(Gemma):
         ]
 
 
-@register("gemma3_text")
+@register("gemma3_text", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
 class Gemma3(Gemma2):
     """Embedding models built on Gemma 3 look both ways, within a window that counts the target.
 

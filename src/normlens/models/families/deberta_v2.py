@@ -6,10 +6,21 @@ from typing import Any
 
 from normlens.components import Attention
 from normlens.models.base import linear, register
-from normlens.models.bert import Bert
+from normlens.models.families.bert import Bert
+from normlens.models.tiny import ENCODER
 
 
-@register("deberta-v2")
+@register(
+    "deberta-v2",
+    tiny=dict(
+        ENCODER,
+        relative_attention=True,
+        position_buckets=4,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+    ),
+)
 class DebertaV2(Bert):
     causal = False
 

@@ -1,0 +1,77 @@
+"""Families that other installed packages bring: entry points of the group `normlens.families`.
+
+They are imported when a model type is asked for that is not among the built-in ones, or when all
+families are listed. What is there already stays: otherwise the adapter of a built-in family would
+depend on what was asked for before.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint, entry_points
+from threading import RLock
+from typing import Any
+
+GROUP = "normlens.families"
+
+_log = logging.getLogger(__name__)
+_lock = RLock()  # reentrant: a package may list the families while it is imported
+_loaded = False
+
+
+def load_installed(adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
+    """Import the families of other packages, once; whether this call brought a new one.
+
+    Importing them fills `adapters` and `tiny`, the two registries.
+    """
+    global _loaded
+    with _lock:
+        if _loaded:
+            return False
+        _loaded = True
+        entries = sorted(entry_points(group=GROUP), key=lambda entry: (_owner(entry), entry.name))
+        new = [_load(entry, adapters, tiny) for entry in entries]
+        return any(new)
+
+
+def _load(entry: EntryPoint, adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
+    before, tiny_before = dict(adapters), dict(tiny)
+    try:
+        entry.load()
+    # A package can fail in any way, and must not take the others along.
+    except (Exception, SystemExit) as error:
+        for registry, state in ((adapters, before), (tiny, tiny_before)):
+            registry.clear()
+            registry.update(state)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        _log.warning(
+            "normlens: the families of the installed package %r are left out, because importing "
+            "%s failed (%s); update or uninstall the package",
+            _owner(entry),
+            entry.value,
+            reason,
+        )
+        return False
+    taken = sorted(name for name, adapter in before.items() if adapters[name] is not adapter)
+    adapters.update(before)
+    tiny.update(tiny_before)
+    if taken:
+        _log.warning(
+            "normlens: the installed package %r registers model types that have an adapter "
+            "already, which stays in use: %s; import %s before any other use of NormLens to "
+            "have its own",
+            _owner(entry),
+            ", ".join(taken),
+            entry.module,
+        )
+    return len(adapters) > len(before)
+
+
+def _owner(entry: EntryPoint) -> str:
+    """The name of the package that has this entry point, as pip knows it."""
+    try:
+        name = None if entry.dist is None else entry.dist.metadata["Name"]
+    # Half an installation has no metadata, and Python's versions fail differently then.
+    except Exception:
+        name = None
+    return name or entry.value

@@ -1,0 +1,82 @@
+"""A tiny, randomly initialised model of every family: for tables, self-checks and tests.
+
+A family brings its configuration with it (`register(…, tiny=…)`); the sizes that many share are
+here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlens.errors import InputError
+from normlens.models.base import supported_families, tiny_settings
+
+ENCODER = dict(
+    vocab_size=64,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=24,
+    max_position_embeddings=48,
+    pad_token_id=1,
+    bos_token_id=0,
+    eos_token_id=2,
+)
+GPT = dict(
+    vocab_size=64, n_embd=16, n_layer=2, n_head=4, n_positions=48, bos_token_id=2, eos_token_id=2
+)
+DECODER = dict(
+    vocab_size=64,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=24,
+    max_position_embeddings=48,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+GROUPED = dict(DECODER, num_key_value_heads=2, head_dim=4)
+
+
+def tiny_families() -> list[str]:
+    """Every model type that was registered with a tiny configuration, by name."""
+    return sorted(name for name in supported_families() if tiny_settings(name) is not None)
+
+
+def tiny_config(model_type: str, **overrides: Any) -> Any:
+    """The tiny configuration of a family."""
+    from transformers import AutoConfig
+
+    settings = tiny_settings(model_type)
+    if settings is None:
+        raise InputError(
+            f"model type {model_type!r} has no tiny configuration; register it with one "
+            f'(@normlens.register("{model_type}", tiny={{…}})), or choose one of: '
+            f"{', '.join(tiny_families())}"
+        )
+    return AutoConfig.for_model(model_type, **{**settings, **overrides})
+
+
+def tiny_model(model_type: str, seed: int = 0, **overrides: Any) -> Any:
+    """A tiny model whose biases and norm weights are random too, not zeros and ones."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_config(
+        tiny_config(model_type, **overrides), attn_implementation="eager"
+    ).eval()
+    scramble(model, seed)
+    return model
+
+
+def scramble(model: nn.Module, seed: int = 0) -> None:
+    """Random values everywhere: an untrained model's zero biases would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            is_norm = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.3 * noise if is_norm else 0.3 * noise)

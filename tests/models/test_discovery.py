@@ -1,0 +1,62 @@
+"""A family is one file: what else there is finds it by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from installed_examples import FAMILY, python
+
+import normlens
+from normlens.models import supported_families
+
+TESTS = Path(__file__).resolve().parents[1]
+
+#: Tests that loop over all families, from every file that has any.
+GENERIC = [
+    "models/test_families.py::test_float64_equals_the_reference",
+    "models/test_reach.py::test_a_configuration_that_asks_to_look_both_ways",
+    "models/test_reach.py::test_gemma_3s_setting_in_every_family",
+    "test_trace.py::test_input_and_weights_of_every_layer",
+    "test_estimate.py::test_every_family_has_an_estimate",
+    "experiments/test_expansion.py::test_every_family_has_a_rate_per_layer",
+]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """A folder with a copy of NormLens that has one more file in `models/families`."""
+    folder = tmp_path_factory.mktemp("src")
+    copy = folder / "normlens"
+    shutil.copytree(
+        Path(normlens.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (copy / "models" / "families" / "brand_new.py").write_text(FAMILY)
+    return folder
+
+
+def test_one_file_is_in_the_table(package):
+    done = python("-m", "normlens", "models", "--json", path=package)
+    assert done.returncode == 0, done.stderr
+    families = {row["model_type"]: row for row in json.loads(done.stdout)["families"]}
+    assert families["brand-new"] == {**families["bert"], "model_type": "brand-new"}
+
+
+def test_one_file_is_tested_like_every_other(package):
+    """Tests that loop over all families pass with it, without a change to them."""
+    chosen = [f"{TESTS / name}[brand-new]" for name in GENERIC]
+    options = ["-q", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}"]
+    done = python("-m", "pytest", *options, *chosen, path=package, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(GENERIC)} passed" in done.stdout
+
+
+def test_the_folder_holds_families_only():
+    """Every file registers an adapter; what several share is beside the folder."""
+    folder = Path(normlens.__file__).parent / "models" / "families"
+    homes = {adapter.__module__ for adapter in supported_families().values()}
+    for file in folder.glob("*.py"):
+        if file.stem != "__init__":
+            assert f"normlens.models.families.{file.stem}" in homes, file.name
