@@ -25,8 +25,8 @@ def spearman_errors(model: str) -> list[str]:
     import numpy as np
 
     import normlens
-    from normlens.corpus.sample import FOLDER
-    from normlens.measures.similarity import correlate
+    from normlens.corpus.data.sample import FOLDER
+    from normlens.corpus.measures.similarity import correlate
 
     lines = [line for path in sorted(FOLDER.glob("*.jsonl")) for line in path.open()]
     texts = [" ".join(json.loads(line)["words"]) for line in lines]
@@ -60,8 +60,8 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
     from transformers import BertConfig, BertModel
 
     import normlens
-    from normlens.measures.base import Item
-    from normlens.measures.similarity import Similarity
+    from normlens.corpus.measures.base import Item
+    from normlens.corpus.measures.similarity import Similarity
     from normlens.text import Encoded
 
     torch.manual_seed(0)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from normlens.experiments import words
-from normlens.experiments.differences import ALL, TYPES
+from normlens.papers import words
+from normlens.papers.experiments.differences import ALL, TYPES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "papers"

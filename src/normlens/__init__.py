@@ -13,8 +13,8 @@ from normlens._version import __version__
 from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
-    from normlens.corpus.results import Run
-    from normlens.corpus.runs import resume, run
+    from normlens.corpus.runs.results import Run
+    from normlens.corpus.runs.runs import resume, run
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
@@ -29,9 +29,9 @@ _HOMES = {
     "load": "normlens.loading",
     "open": "normlens.store",
     "register": "normlens.models.base",
-    "resume": "normlens.corpus.runs",
-    "run": "normlens.corpus.runs",
-    "Run": "normlens.corpus.results",
+    "resume": "normlens.corpus.runs.runs",
+    "run": "normlens.corpus.runs.runs",
+    "Run": "normlens.corpus.runs.results",
 }
 
 __all__ = [

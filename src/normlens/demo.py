@@ -107,8 +107,8 @@ def _without_pictures() -> bool:
 
 def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | None:
     """`reproduce ff` and `reproduce mixing` on the embedded sample; the report's path."""
-    from normlens.corpus.progress import Lines
-    from normlens.experiments.reproduce import SETTINGS, reproduce
+    from normlens.corpus.runs.progress import Lines
+    from normlens.papers.reproduce import SETTINGS, reproduce
 
     missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
     if missing or _without_pictures():

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import normlens
-from normlens.corpus import folder as folders
 from normlens.corpus import resume, run
-from normlens.corpus.manifest import NAME as MANIFEST
+from normlens.corpus.runs import folder as folders
+from normlens.corpus.runs.manifest import NAME as MANIFEST
 
 
 class KillingOs:
@@ -58,7 +58,7 @@ def main() -> None:
     options = json.loads(sys.argv[6])
     torch.set_num_threads(1)
     normlens.load(model, device="cpu")  # imports what loading needs, once
-    from normlens.corpus import choice, engine, worker  # noqa: F401
+    from normlens.corpus.engines import worker  # noqa: F401
 
     chance = random.Random(seed)
     killed, errors, finished = 0, 0, False

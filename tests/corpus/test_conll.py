@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from normlens.corpus import Entity, Record, conll, open_data
+from normlens.corpus import Entity, Record, open_data
+from normlens.corpus.data import conll
 from normlens.errors import InputError
 
 hypothesis = pytest.importorskip("hypothesis")

@@ -16,7 +16,9 @@ import torch
 import typer
 
 import normlens
-from normlens.corpus import Run, cli, folder, resume, run, stamps, verified
+from normlens.cli import corpus as cli
+from normlens.corpus import Run, resume, run
+from normlens.corpus.runs import folder, stamps, verified
 from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
@@ -292,7 +294,7 @@ def test_sound_shards_are_never_deleted(copy: Path, lens: Any, place: Path) -> N
     before = contents(copy)
     with pytest.raises(NormLensError, match=r"number of sequences: then 9, now 20"):
         resume(copy, model=lens)
-    from normlens.corpus.recovery import recover
+    from normlens.corpus.runs.recovery import recover
 
     found = Run.open(copy)
     with pytest.raises(NormLensError, match="is sound but not of this run"):

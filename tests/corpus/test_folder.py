@@ -13,8 +13,8 @@ import torch
 import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
-from normlens.corpus.folder import open_folder
-from normlens.corpus.shards import survey
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.shards import survey
 from normlens.errors import InputError, NormLensError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs need fsspec")

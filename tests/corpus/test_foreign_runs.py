@@ -22,7 +22,7 @@ pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 TRAP = """
 import pathlib
 pathlib.Path(__file__).with_name("sprung").touch()
-from normlens.measures import measure
+from normlens.corpus.measures import measure
 
 @measure(schema={"length": int})
 def length(maps):
@@ -253,7 +253,7 @@ MERGING = """
 import pyarrow as pa
 
 class Longest:
-    from normlens.measures import Needs
+    from normlens.corpus.measures import Needs
     name, tables, needs = "longest", {"longest": pa.schema([("tokens", pa.int64())])}, Needs()
     order = {"longest": ("tokens",)}
 

@@ -15,11 +15,11 @@ import torch
 
 import normlens
 from normlens.corpus import resume, run
-from normlens.corpus.errors import RunError
-from normlens.corpus.identity import identify, tokenizer_hash
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.identity import identify, tokenizer_hash
 
 MEASURE = """
-from normlens.measures import measure
+from normlens.corpus.measures import measure
 {imports}
 
 @measure(schema={{"length": int}})
@@ -169,7 +169,7 @@ def test_a_ready_measure_has_a_source_too(place: Path, tmp_path: Path, modules: 
 
 
 def test_installed_packages_are_not_followed(modules: Path) -> None:
-    from normlens.measures.sources import module_sources
+    from normlens.corpus.measures.sources import module_sources
 
     (modules / "own_imports.py").write_text(
         "import json, numpy.linalg, normlens.maps, not_there\nfrom torch import nn\n"

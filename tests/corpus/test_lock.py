@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from normlens.corpus.errors import RunError
-from normlens.corpus.folder import LocalFolder, open_folder
-from normlens.corpus.lock import holder, locked
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import LocalFolder, open_folder
+from normlens.corpus.runs.lock import holder, locked
 
 HOLD = """
 import sys, time
-from normlens.corpus.folder import LocalFolder
-from normlens.corpus.lock import locked
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.lock import locked
 with locked(LocalFolder(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

@@ -13,8 +13,9 @@ import run_examples as examples
 import torch
 
 import normlens
-from normlens.corpus import Run, progress, resume, run
-from normlens.corpus.shards import survey
+from normlens.corpus import Run, resume, run
+from normlens.corpus.runs import progress
+from normlens.corpus.runs.shards import survey
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
@@ -24,7 +25,7 @@ N, SHARD = 40, 2
 #: Takes its time, and leaves a mark for each sequence in a note of the node that it runs on.
 SLOW = """
 import pathlib, time
-from normlens.measures import measure
+from normlens.corpus.measures import measure
 
 @measure(schema={"length": int})
 def slow(item):

@@ -19,8 +19,8 @@ import torch
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus import folder as folders
-from normlens.corpus.errors import RunError
+from normlens.corpus.runs import folder as folders
+from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, NormLensError, OutputError
 
 N = 40
@@ -167,7 +167,7 @@ def test_a_small_disk(whole: Run, tmp_path: Path, lens: Any, corpus: Path) -> No
 def test_an_interrupted_run_says_what_is_left(
     tmp_path: Path, lens: Any, corpus: Path, whole: Run
 ) -> None:
-    class Impatient(normlens.corpus.progress.Progress):
+    class Impatient(normlens.corpus.runs.progress.Progress):
         def advance(self, sequences: int, failures: int) -> None:
             raise KeyboardInterrupt
 
@@ -321,7 +321,7 @@ def test_data_that_changes_while_a_run_goes_on_is_noticed(
     data = tmp_path / "corpus.txt"
     shutil.copy(corpus, data)
 
-    class Meddling(normlens.corpus.progress.Progress):
+    class Meddling(normlens.corpus.runs.progress.Progress):
         def start(self, total: int, done: int) -> None:
             data.write_text("a b\nc d\n")
 
@@ -333,7 +333,7 @@ def test_a_measure_that_was_edited_is_refused(
     tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = (
-        "from normlens.measures import measure\n"
+        "from normlens.corpus.measures import measure\n"
         '@measure(schema={"length": int})\n'
         "def length(maps):\n"
         '    return {"length": [len(maps.tokens)]}\n'

@@ -13,12 +13,13 @@ import run_examples as examples
 import torch
 
 import normlens
-from normlens.corpus import Run, open_data, options, resume, run
-from normlens.corpus.errors import RunError
-from normlens.corpus.options import parse_settings
+from normlens.corpus import Run, open_data, resume, run
+from normlens.corpus.measures import measure
+from normlens.corpus.runs import options
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.options import parse_settings
 from normlens.decomposition import engine
 from normlens.errors import InputError, NormLensError
-from normlens.measures import measure
 
 N = 23
 
@@ -65,8 +66,7 @@ def test_a_run_has_the_tables_of_all_measures(plain: Run) -> None:
 
 
 def test_rows_are_those_of_the_lens_alone(plain: Run, lens: Any, corpus: Path) -> None:
-    from normlens import measures
-    from normlens.corpus import encode_record, mask_tokens
+    from normlens.corpus import encode_record, mask_tokens, measures
 
     table = plain.table("similarity")
     measure = measures.get("similarity")
@@ -177,7 +177,7 @@ def test_what_a_measure_cannot_measure_is_a_failure(
     tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_measure.py").write_text(
-        "from normlens.measures import measure\n"
+        "from normlens.corpus.measures import measure\n"
         '@measure(schema={"layer": int, "largest": float})\n'
         "def largest(item):\n"
         "    if item.index % 5 == 2:\n"
@@ -380,6 +380,6 @@ def test_no_memory_for_tables_is_one_line(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("normlens.corpus.worker._parquet", fail)
+    monkeypatch.setattr("normlens.corpus.engines.worker._parquet", fail)
     with pytest.raises(RunError, match="not enough memory; what is done is kept"):
         run(lens, corpus, tmp_path / "run", measures="mixing")

@@ -16,7 +16,7 @@ import torch
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.errors import RunError
+from normlens.corpus.runs.errors import RunError
 from normlens.errors import ModelLoadError
 
 N = 20
@@ -24,7 +24,7 @@ PATIENCE = 120.0
 #: Kills its process at one sequence, the first time.
 FATAL = """
 import os, pathlib
-from normlens.measures import measure
+from normlens.corpus.measures import measure
 
 @measure(schema={"length": int})
 def fatal(item):
@@ -68,7 +68,7 @@ def test_what_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
 #: Waits at every sequence behind the first shard, until a file says that it may go on.
 SLOW = """
 import pathlib, time
-from normlens.measures import measure
+from normlens.corpus.measures import measure
 
 @measure(schema={"length": int})
 def slow(item):

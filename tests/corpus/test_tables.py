@@ -15,9 +15,11 @@ import run_examples as examples
 import torch
 import typer
 
-from normlens.corpus import Run, cli, progress
-from normlens.corpus.status import _covered
-from normlens.corpus.tables import Tables
+from normlens.cli import corpus as cli
+from normlens.corpus import Run
+from normlens.corpus.runs import progress
+from normlens.corpus.runs.status import _covered
+from normlens.corpus.runs.tables import Tables
 from normlens.errors import InputError, NormLensError, OutputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

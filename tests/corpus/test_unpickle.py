@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlens.corpus import open_data, unpickle
+from normlens.corpus import open_data
+from normlens.corpus.data import unpickle
 from normlens.errors import InputError
 
 TOKENS = ["[CLS]", "a", "##b", "[SEP]"]

@@ -12,8 +12,8 @@ import torch
 
 import normlens
 from normlens.corpus import Run, resume, run
-from normlens.corpus.folder import LocalFolder
-from normlens.corpus.progress import Progress
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.progress import Progress
 from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

@@ -14,16 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from normlens._version import __version__
+from normlens.cli.corpus import app as corpus_app
 from normlens.cli.demo import demo_command
 from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
+from normlens.cli.papers import app as experiments_app
 from normlens.cli.serve import serve_command
 from normlens.cli.view import view_command
-from normlens.corpus.cli import app as corpus_app
 from normlens.errors import NormLensError
-from normlens.experiments.cli import app as experiments_app
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -4,28 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normlens.corpus.masking import SHARE, mask_tokens
-    from normlens.corpus.named import NAMED
-    from normlens.corpus.readers import open_data
-    from normlens.corpus.records import Data, Entity, Record
-    from normlens.corpus.results import Run
-    from normlens.corpus.runs import resume, run
-    from normlens.corpus.spans import EncodedRecord, encode_record
+    from normlens.corpus.data.masking import SHARE, mask_tokens
+    from normlens.corpus.data.named import NAMED
+    from normlens.corpus.data.readers import open_data
+    from normlens.corpus.data.records import Data, Entity, Record
+    from normlens.corpus.data.spans import EncodedRecord, encode_record
+    from normlens.corpus.runs.results import Run
+    from normlens.corpus.runs.runs import resume, run
 
 # As in `normlens` itself, a name brings its module when it is first used.
 _HOMES = {
-    "NAMED": "named",
-    "SHARE": "masking",
-    "Data": "records",
-    "EncodedRecord": "spans",
-    "Entity": "records",
-    "Record": "records",
-    "Run": "results",
-    "encode_record": "spans",
-    "mask_tokens": "masking",
-    "open_data": "readers",
-    "resume": "runs",
-    "run": "runs",
+    "NAMED": "data.named",
+    "SHARE": "data.masking",
+    "Data": "data.records",
+    "EncodedRecord": "data.spans",
+    "Entity": "data.records",
+    "Record": "data.records",
+    "Run": "runs.results",
+    "encode_record": "data.spans",
+    "mask_tokens": "data.masking",
+    "open_data": "data.readers",
+    "resume": "runs.runs",
+    "run": "runs.runs",
 }
 
 __all__ = [

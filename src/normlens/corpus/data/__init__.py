@@ -1,0 +1,1 @@
+"""Data sets: reading, word and entity spans, masking."""

@@ -1,0 +1,100 @@
+"""Data sets of the papers by name, from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from normlens.corpus.data import conll
+from normlens.corpus.data.formats import paragraph_pairs
+from normlens.corpus.data.records import Data, Record
+from normlens.errors import InputError, MissingDependencyError
+
+
+@dataclass(frozen=True)
+class Named:
+    """Where a data set lies on the hub, and how its local files are read."""
+
+    hub: str
+    config: str | None
+    example: str  # a local file of it
+    format: str | None  # of local files; None: as their suffix says
+    revision: str | None = None
+    split: str = "validation"
+
+
+NAMED = {
+    "sst2": Named("stanfordnlp/sst2", None, "dev.tsv", None),
+    "conll2003": Named(
+        "eriktks/conll2003",
+        None,
+        "eng.testa",
+        "conll",
+        # The data set's main branch is a loading script, which datasets 4 no longer runs.
+        revision="refs/convert/parquet",
+    ),
+    "wikitext": Named("Salesforce/wikitext", "wikitext-2-raw-v1", "wiki.valid.raw", "wikitext"),
+}
+
+
+class HubData(Data):
+    """A split that the `datasets` library has loaded."""
+
+    def __init__(self, name: str, rows: Any, limit: int | None = None):
+        super().__init__(name, limit)
+        self.rows = rows
+
+    def _records(self) -> Iterator[Record]:
+        fields = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext}[self.name]
+        for index, found in enumerate(fields(self.rows)):
+            yield Record(id=f"{self.name}:{index}", **found)
+
+    def _fingerprint(self) -> str:
+        own = str(self.rows._fingerprint)
+        return own if self.limit is None else f"{own}-{self.limit}"
+
+
+def open_named(name: str, limit: int | None = None) -> HubData:
+    """The validation split of a named data set."""
+    source = NAMED[name]
+    local = f"--data {name}:path/{source.example}"
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"loading {name!r} from the hub needs the datasets package; run: "
+            f"pip install 'normlens[data]' (or give a local file: {local})"
+        ) from error
+    options = {} if source.revision is None else {"revision": source.revision}
+    try:
+        rows = datasets.load_dataset(
+            source.hub, source.config, split=source.split, streaming=False, **options
+        )
+    except Exception as error:  # the hub, the network and the cache fail in many ways
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise InputError(
+            f"cannot load {name!r} ({source.hub}) from the Hugging Face hub: {reason}; "
+            f"give a local file instead: {local}"
+        ) from error
+    return HubData(name, rows, limit)
+
+
+def _sst2(rows: Any) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        if text := row["sentence"].strip():
+            yield {"text": text}
+
+
+def _conll2003(rows: Any) -> Iterator[dict[str, Any]]:
+    names = rows.features["ner_tags"].feature.names
+    for row in rows:
+        if row["tokens"]:
+            tags = [names[tag] for tag in row["ner_tags"]]
+            yield {"words": tuple(row["tokens"]), "entities": conll.entities(tags)}
+
+
+def _wikitext(rows: Any) -> Iterator[dict[str, Any]]:
+    for pair in paragraph_pairs(row["text"] for row in rows):
+        yield {"text": pair}

@@ -1,0 +1,199 @@
+"""From a data specification to a data set: files, folders, patterns and named data sets."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from normlens.corpus.data import formats, named, sample
+from normlens.corpus.data.formats import Options
+from normlens.corpus.data.records import Data, Record, located
+from normlens.errors import InputError
+
+#: Raised whenever the same file gives other records than before, so that no old result is reused.
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a data set: where it lies, how records name it, how it is read."""
+
+    path: Path
+    name: str
+    format: str
+
+
+class FileData(Data):
+    """Sequences in files, read as they are asked for."""
+
+    def __init__(
+        self, name: str, sources: list[Source], options: Options, limit: int | None = None
+    ):
+        super().__init__(name, limit)
+        self.sources = tuple(sources)
+        self.options = options
+
+    def _records(self) -> Iterator[Record]:
+        for source in self.sources:
+            empty = True
+            for record in self._of(source):
+                empty = False
+                yield record
+            if empty:
+                raise InputError(f"{str(source.path)!r} holds no sequence; give a file with text")
+
+    def _of(self, source: Source) -> Iterator[Record]:
+        read = formats.READERS[source.format]
+        try:
+            for index, (where, fields) in enumerate(read(source.path, self.options)):
+                with located(f"{str(source.path)!r}, {where}"):
+                    record = Record(id=f"{source.name}:{index}", **fields)
+                yield record
+        except OSError as error:
+            raise _unreadable(source.path, error) from error
+
+    def _fingerprint(self) -> str:
+        described = {
+            "version": _VERSION,
+            "options": asdict(self.options),
+            "limit": self.limit,
+            "files": [
+                [source.name, source.format, _digest(source.path)] for source in self.sources
+            ],
+        }
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def open_data(
+    spec: str | Path,
+    *,
+    column: str | None = None,
+    pair_column: str | None = None,
+    paragraphs: bool = False,
+    limit: int | None = None,
+) -> Data:
+    """The data set that `spec` names, in a fixed order and with stable record ids.
+
+    `spec` is a file, a folder, a pattern ("data/*.jsonl"), a named data set ("sample", "sst2",
+    "conll2003", "wikitext") or such a name with a local file ("sst2:path/dev.tsv"). `column` and
+    `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs of a .txt
+    file as sequences; `limit` takes the first ones only. Rows with a blank text are left out.
+    """
+    options = Options(column, pair_column, paragraphs)
+    name, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if spec == "sample":
+        data: Data = _open_files(sample.FOLDER, options, limit, name="sample")
+    elif name in named.NAMED and not colon:
+        if options != Options():
+            raise InputError(
+                f"{name} is read as published; leave column, pair_column and paragraphs out"
+            )
+        data = named.open_named(name, limit)
+    elif name in named.NAMED:
+        kind = named.NAMED[name].format
+        data = _open_files(rest, options, limit, kind=kind, prefix=f"{name}:")
+    else:
+        data = _open_files(spec, options, limit)
+    # What can be known about the file should be said now, not when a run has begun.
+    first = next(iter(data), None)
+    if first is None:
+        raise InputError(f"{data.name!r} holds no sequence; give one with text")
+    if first.unreadable and all(record.unreadable for record in data):
+        raise InputError(f"no sequence of {data.name!r} can be read; {first.unreadable}")
+    return data
+
+
+def _open_files(
+    spec: str | Path,
+    options: Options,
+    limit: int | None,
+    *,
+    kind: str | None = None,
+    name: str | None = None,
+    prefix: str = "",
+) -> FileData:
+    found = _files(spec, any_suffix=kind is not None)
+    sources = []
+    for path, shown in found:
+        try:
+            if path.stat().st_size == 0:
+                raise InputError(f"{str(path)!r} is empty; give a file with text")
+            source = Source(path, shown, kind or formats.format_of(path))
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        formats.check_options(options, path, source.format)
+        sources.append(source)
+    return FileData(name or prefix + Path(spec).name, sources, options, limit)
+
+
+def _files(spec: str | Path, any_suffix: bool) -> list[tuple[Path, str]]:
+    """The files of a specification, in order, each with its name inside the data set."""
+    try:
+        found = _look(Path(spec).expanduser(), any_suffix) if str(spec).strip() else []
+    except InputError:
+        raise
+    except PermissionError as error:
+        raise _unreadable(Path(spec), error) from error
+    except (OSError, ValueError, RuntimeError):
+        found = []  # a name that no file can have
+    if found:
+        return sorted(found, key=lambda item: item[1])
+    names = ", ".join(["sample", *named.NAMED])
+    raise InputError(
+        f"there is no data at {str(spec)[:200]!r}; give a file, a folder, a pattern such as "
+        f"'data/*.jsonl', or one of: {names}"
+    )
+
+
+def _look(path: Path, any_suffix: bool) -> list[tuple[Path, str]]:
+    if path.is_file():
+        return [(path, path.name)]
+    if path.is_dir():
+        inside = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
+        usable = [p for p in inside if any_suffix or p.suffix.lower() in formats.SUFFIXES]
+        if not usable:
+            raise InputError(
+                f"the folder {str(path)!r} holds no data file; give one with files that end in "
+                f"{', '.join(formats.SUFFIXES)}"
+            )
+        return [(p, p.name) for p in usable]
+    if glob.has_magic(str(path)):
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        root = _fixed_part(path)
+        # Files in several folders may have one name, so records carry the part that varies.
+        named_files = [(p, p.relative_to(root).as_posix()) for p in matches if p.is_file()]
+        if not named_files:
+            raise InputError(f"no file matches {str(path)!r}; check the pattern")
+        return named_files
+    return []
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folder that a pattern starts in: its parts before the first wildcard."""
+    parts = []
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        parts.append(part)
+    return Path(*parts)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return digest.hexdigest()
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot read {str(path)!r}: {error.strerror or error}; check the path and its permissions"
+    )

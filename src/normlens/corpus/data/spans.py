@@ -1,0 +1,205 @@
+"""From records to token ids, and which word and which entity each token belongs to."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
+from typing import Any
+
+from normlens.corpus.data.records import Record, located
+from normlens.errors import InputError
+from normlens.text import Encoded, Text, encode_texts, tokenise
+
+
+@dataclass(frozen=True)
+class EncodedRecord(Encoded):
+    """One record as the model reads it; every list of tokens' properties is in token order."""
+
+    id: str = ""
+    #: index of the entity that each token belongs to; None outside entities
+    entities: list[int | None] = field(default_factory=list)
+    entity_labels: list[str] = field(default_factory=list)
+    #: tokens that the mask token stands for; they keep their word and their entity
+    masked: list[bool] = field(default_factory=list)
+
+
+def encode_record(
+    record: Record, tokenizer: Any, *, max_length: int | None, truncate: bool = True
+) -> EncodedRecord:
+    """Tokenise a record to at most `max_length` tokens, special tokens included.
+
+    An entity that the end cuts keeps the tokens that remain.
+    """
+    if tokenizer is None:
+        raise InputError("there is no tokenizer; load the model with one")
+    with located(record.id):
+        if record.unreadable is not None:
+            raise InputError(record.unreadable)
+        if record.tokens is not None:
+            encoded = _from_tokens(list(record.tokens), tokenizer, max_length, truncate)
+        elif record.words is not None:
+            encoded = _from_words(record.words, tokenizer, max_length, truncate)
+        else:
+            assert record.text is not None  # a record has one of the three
+            encoded = _from_text(record.text, tokenizer, max_length, truncate)
+    return EncodedRecord(
+        **{item.name: getattr(encoded, item.name) for item in fields(encoded)},
+        id=record.id,
+        entities=_entities(record, encoded.words or [None] * len(encoded)),
+        entity_labels=[entity.label for entity in record.entities],
+        masked=[False] * len(encoded),
+    )
+
+
+def _entities(record: Record, words: list[int | None]) -> list[int | None]:
+    of_word = {
+        word: index
+        for index, entity in enumerate(record.entities)
+        for word in range(entity.start, entity.stop)
+    }
+    return [None if word is None else of_word.get(word) for word in words]
+
+
+def _from_text(text: Text, tokenizer: Any, max_length: int | None, truncate: bool) -> Encoded:
+    pair = not isinstance(text, str)
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length is not None and max_length <= special + pair:
+        raise InputError(
+            f"max_length {max_length} leaves no room beside {special} special tokens; "
+            f"give at least {special + pair + 1}"
+        )
+    [encoded] = encode_texts([text], tokenizer, max_length, truncate)
+    return encoded
+
+
+# Words ------------------------------------------------------------------------------------------
+
+
+def _from_words(
+    words: tuple[str, ...], tokenizer: Any, max_length: int | None, truncate: bool
+) -> Encoded:
+    """The words joined by spaces, and found again by character offsets.
+
+    That serves every tokenizer; split words (`is_split_into_words`) would need another byte-level
+    tokenizer than the model's own.
+    """
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"finding words needs a fast tokenizer, and this is a {type(tokenizer).__name__}"
+        )
+    text = " ".join(words)
+    encoded = _from_text(text, tokenizer, max_length, truncate)
+    cut = {"truncation": True, "max_length": max_length} if truncate and max_length else {}
+    offsets = tokenise(tokenizer, text, return_offsets_mapping=True, **cut)["offset_mapping"]
+    starts = list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))
+    of_token = [
+        None if special else _word_at(start, starts, words)
+        for (start, _), special in zip(offsets, encoded.special, strict=True)
+    ]
+    seen = max((word for word in of_token if word is not None), default=-1) + 1
+    return replace(encoded, words=of_token, word_labels=list(words[:seen]))
+
+
+def _word_at(position: int, starts: list[int], words: tuple[str, ...]) -> int:
+    """The word that a token beginning at `position` belongs to.
+
+    A token may begin with the space before its word, or (a lone Ġ or ▁) be nothing else.
+    """
+    word = bisect_right(starts, position) - 1
+    in_the_space_after = position >= starts[word] + len(words[word])
+    return min(word + in_the_space_after, len(words) - 1)
+
+
+# Tokens -----------------------------------------------------------------------------------------
+
+
+def _from_tokens(
+    tokens: list[str], tokenizer: Any, max_length: int | None, truncate: bool
+) -> Encoded:
+    """Vocabulary tokens as they stand, special tokens among them."""
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    unknown = tokenizer.unk_token_id
+    for token, token_id in zip(tokens, ids, strict=True):
+        if token_id is None or (token_id == unknown and token != tokenizer.unk_token):
+            raise InputError(
+                f"the token {token!r} is not in the tokenizer's vocabulary; use the model that "
+                "the tokens were made for, or give words or a text"
+            )
+    frame = special_ids(tokenizer)
+    special = [token_id in frame for token_id in ids]
+    if max_length is not None and len(ids) > max_length:
+        if not truncate:
+            raise InputError(
+                f"the record has {len(ids)} tokens and the model takes at most {max_length}; "
+                "shorten it, or accept its beginning with truncate=True (--truncate)"
+            )
+        keep = _beginning(ids, special, max_length)
+        ids = [ids[i] for i in keep]
+        tokens = [tokens[i] for i in keep]
+        special = [special[i] for i in keep]
+    words = _marked_words(tokens, special, _marker(tokenizer))
+    return Encoded(
+        ids=ids,
+        tokens=tokens,
+        special=special,
+        type_ids=_segments(ids, tokenizer),
+        words=words,
+        word_labels=_labels(tokens, words),
+    )
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Tokens that frame a sequence; an unknown or a masked one stands for a token of the text."""
+    names = ("cls", "sep", "bos", "eos", "pad")
+    frame = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    others = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    return {token for token in frame | others if token is not None}
+
+
+def _beginning(ids: list[int], special: list[bool], length: int) -> list[int]:
+    """Positions of the first tokens; a special token at the end ([SEP]) stays there."""
+    if not special[-1]:
+        return list(range(length))
+    keep = list(range(length - 1))
+    while keep and ids[keep[-1]] == ids[-1]:  # the cut just after another [SEP]
+        keep.pop()
+    return [*keep, len(ids) - 1]
+
+
+def _marker(tokenizer: Any) -> str | None:
+    """How the vocabulary marks that a word begins (Ġ or ▁); None where ## marks that it goes on."""
+    probe = "".join(tokenizer.tokenize("a a"))
+    return next((marker for marker in ("Ġ", "▁") if marker in probe), None)
+
+
+def _marked_words(tokens: list[str], special: list[bool], marker: str | None) -> list[int | None]:
+    words: list[int | None] = []
+    count = 0
+    for position, (token, is_special) in enumerate(zip(tokens, special, strict=True)):
+        if is_special:
+            words.append(None)
+            continue
+        goes_on = token.startswith("##") if marker is None else not token.startswith(marker)
+        if not goes_on or position == 0 or special[position - 1]:
+            count += 1
+        words.append(count - 1)
+    return words
+
+
+def _labels(tokens: list[str], words: list[int | None]) -> list[str]:
+    labels: dict[int, str] = {}
+    for token, word in zip(tokens, words, strict=True):
+        if word is not None:
+            piece = token.lstrip("Ġ▁")
+            labels[word] = labels[word] + piece.removeprefix("##") if word in labels else piece
+    return [labels[word] for word in sorted(labels)]
+
+
+def _segments(ids: list[int], tokenizer: Any) -> list[int] | None:
+    """Token types: what follows the first [SEP] is the second text."""
+    if "token_type_ids" not in tokenizer.model_input_names:
+        return None
+    separator = tokenizer.sep_token_id
+    first = ids.index(separator) if separator in ids else len(ids)
+    return [int(position > first) for position in range(len(ids))]

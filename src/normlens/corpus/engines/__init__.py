@@ -1,0 +1,1 @@
+"""Who computes shards: this process, worker processes, or a Ray cluster."""

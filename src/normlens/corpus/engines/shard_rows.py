@@ -1,0 +1,159 @@
+"""The rows of a shard while they come in, sequence by sequence, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.runs.errors import RunError
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.corpus.measures import Measure
+    from normlens.maps import Maps
+
+SEQUENCES = pa.schema(
+    [
+        pa.field("index", pa.int64()),
+        pa.field("sequence", pa.string()),
+        pa.field("tokens", pa.int32()),
+        pa.field("masked", pa.int32()),
+        pa.field("completeness", pa.float64()),
+    ]
+)
+FAILURES = pa.schema(
+    [
+        pa.field("index", pa.int64()),
+        pa.field("sequence", pa.string()),
+        pa.field("reason", pa.string()),
+    ]
+)
+#: Tables of every run. Each sequence stands in one of the two, once.
+OWN = {"sequences": SEQUENCES, "failures": FAILURES}
+
+#: Rows of an aggregate that are kept before they are merged.
+PENDING = 1_500_000
+
+
+def schemas(measures: Iterable[Measure]) -> dict[str, pa.Schema]:
+    """Every table of a run with these measures."""
+    found: dict[str, pa.Schema] = dict(OWN)
+    for measure in measures:
+        for table, schema in measure.tables.items():
+            if table in found:
+                raise InputError(
+                    f"two measures write a table {table!r}; leave {measure.name!r} out or rename it"
+                )
+            found[table] = schema
+    return found
+
+
+class Gathered:
+    """Rows per table; a sequence is in all of them or among the failures."""
+
+    def __init__(self, measures: Iterable[Measure]):
+        self.measures = tuple(measures)
+        self._schemas = schemas(self.measures)
+        self._rows: dict[str, dict[int, pa.Table]] = {table: {} for table in self._schemas}
+        self._sums: dict[str, list[pa.Table]] = {
+            table: [] for measure in self.measures for table in measure.sql
+        }
+        self._own: dict[str, dict[int, dict[str, Any]]] = {table: {} for table in OWN}
+
+    @property
+    def sequences(self) -> int:
+        return len(self._own["sequences"])
+
+    @property
+    def failures(self) -> int:
+        return len(self._own["failures"])
+
+    @property
+    def tokens(self) -> int:
+        return sum(row["tokens"] for row in self._own["sequences"].values())
+
+    def fail(self, index: int, sequence: str, reason: str) -> None:
+        """Remember why a sequence has no rows."""
+        row = {"index": index, "sequence": sequence, "reason": " ".join(reason.split())}
+        self._own["failures"][index] = row
+
+    def add(self, index: int, encoded: EncodedRecord, maps: Maps, seed: int) -> None:
+        """Measure a sequence and keep its rows, of all measures or of none."""
+        from normlens.corpus.measures import Item
+
+        item = Item(sequence=encoded.id, index=index, maps=maps, encoded=encoded, seed=seed)
+        found: dict[str, pa.Table] = {}
+        for measure in self.measures:
+            try:
+                found |= _checked(measure, measure.rows(item))
+            except (OSError, MemoryError) as error:
+                # The machine's fault, not the sequence's.
+                raise RunError(
+                    f"the measure {measure.name!r} {_machine_problem(error)} at {encoded.id}; what "
+                    "is done is kept: resume the run, with fewer --workers if memory is short"
+                ) from error
+            except Exception as error:
+                kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+                self.fail(index, encoded.id, f"{measure.name}: {kind}{error}")
+                return
+        for table, rows in found.items():
+            self._keep(table, index, rows)
+        self._own["sequences"][index] = {
+            "index": index,
+            "sequence": encoded.id,
+            "tokens": len(encoded),
+            "masked": sum(encoded.masked),
+            "completeness": float(maps.completeness),
+        }
+
+    def _keep(self, table: str, index: int, rows: pa.Table) -> None:
+        if table not in self._sums:
+            self._rows[table][index] = rows
+            return
+        parts = self._sums[table]
+        parts.append(rows)
+        # The first part is what was merged before; merging it again has to be worth it.
+        merged, *pending = (part.num_rows for part in parts)
+        if sum(pending) > max(PENDING, merged):
+            self._sums[table] = [self._merged(table)]
+
+    def _merged(self, table: str) -> pa.Table:
+        measure = next(m for m in self.measures if table in m.tables)
+        parts = self._sums[table] or [self._schemas[table].empty_table()]
+        return measure.combine(table, pa.concat_tables(parts))
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every table, the rows of sequences in their order."""
+        found = {}
+        for table, schema in self._schemas.items():
+            if table in OWN:
+                rows = self._own[table]
+                made = pa.Table.from_pylist([rows[i] for i in sorted(rows)], schema=schema)
+            elif table in self._sums:
+                made = self._merged(table)
+            else:
+                kept = self._rows[table]
+                made = pa.concat_tables([schema.empty_table(), *(kept[i] for i in sorted(kept))])
+            found[table] = made.unify_dictionaries().combine_chunks()
+        return found
+
+
+def _machine_problem(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return "ran out of memory"
+    return f"failed ({' '.join(str(error).split()) or type(error).__name__})"
+
+
+def _checked(measure: Measure, found: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """A measure's rows in the types that it announced."""
+    if set(found) != set(measure.tables):
+        raise ValueError(
+            f"it gave the tables {sorted(found)} where it announces {sorted(measure.tables)}"
+        )
+    return {
+        table: rows if rows.schema == measure.tables[table] else rows.cast(measure.tables[table])
+        for table, rows in found.items()
+    }

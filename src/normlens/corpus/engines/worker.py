@@ -1,0 +1,278 @@
+"""From a shard's records to its tables: what one process with one model does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from normlens.corpus.data.masking import mask_tokens
+from normlens.corpus.data.spans import EncodedRecord, encode_record
+from normlens.corpus.engines.shard_rows import Gathered
+from normlens.corpus.runs.choice import made
+from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.shards import Finished, Shard
+from normlens.errors import InputError, NormLensError
+from normlens.scopes import components_of, resolve_all
+
+if TYPE_CHECKING:
+    from normlens.corpus.measures import Measure
+    from normlens.lens import Lens
+    from normlens.maps import Maps
+
+#: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
+HELD = 256 << 20
+LARGEST_BATCH = 64  # of Lens, where it chooses
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker needs to know; it travels to other processes and machines."""
+
+    options: Options
+    measures: tuple[str | Measure, ...]
+    device: str = "auto"
+    dtype: str = "auto"
+    batch_size: int | str = "auto"
+    trust_remote_code: bool = False
+    threads: int | None = None  # of torch; None: as it likes
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One sequence on its way."""
+
+    index: int
+    encoded: EncodedRecord
+
+
+class _Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def on(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A shard between its stages."""
+
+    number: int
+    entries: list[_Entry]
+    gathered: Gathered
+    clock: _Clock
+    started: float
+
+
+class Worker:
+    """A model and the measures to take with it.
+
+    A shard passes three stages: `prepare`, `analyse`, `finish`. The first and the last may run in
+    any threads. Only the one that made the worker may `analyse`: OpenMP keeps a team of threads for
+    every thread that calls torch, and two teams on the same cores slow each other down.
+    """
+
+    def __init__(self, task: Task, lens: Lens | None = None):
+        import torch
+
+        from normlens.corpus.measures import Needs
+        from normlens.corpus.runs import identity
+
+        if task.threads is not None:
+            torch.set_num_threads(task.threads)
+        self.task = task
+        self.lens = _load(task) if lens is None else lens
+        self.measures = made(task.measures)
+        self.needs = Needs(scopes=(), arrays=False)
+        for measure in self.measures:
+            self.needs |= measure.needs
+        # A GPU ranks maps faster than it gives them away; on a CPU measures rank for themselves.
+        self.ranks_on_device = self.needs.correlations and self.lens.device.type == "cuda"
+        self.arrays = self.needs.arrays or not self.ranks_on_device
+        self.identity = identity.identify(self.lens)
+        self.by = {
+            **identity.machine(self.lens),
+            "model": identity.digest(self.identity),
+            "versions": identity.software(),
+        }
+        _check_tokenizer(self.lens)
+        _check_masking(task.options, self.lens)
+        if self._reaches_feed_forward():
+            # Always, and with the same limit everywhere: a resumed run, and every worker of it,
+            # must come to the same digits. A copy, because the caller's lens stays as it is.
+            self.lens = copy.copy(self.lens).prepare()
+
+    # One shard ----------------------------------------------------------------------------------
+
+    def compute(self, shard: Shard) -> Finished:
+        """Every table's rows of a shard."""
+        prepared = self.prepare(shard)
+        for _ in self.analyse(prepared):
+            pass
+        return self.finish(prepared)
+
+    def prepare(self, shard: Shard) -> Prepared:
+        """Tokenise and mask."""
+        clock, gathered = _Clock(), Gathered(self.measures)
+        clock.seconds["reading"] = shard.seconds
+        started = time.time() - shard.seconds
+        with clock.on("tokenising"):
+            entries = self._encode(shard, gathered)
+        return Prepared(shard.number, entries, gathered, clock, started)
+
+    def analyse(self, prepared: Prepared) -> Iterator[int]:
+        """Maps and measures of every sequence, a batch at each step; gives the batch's size."""
+        clock, gathered = prepared.clock, prepared.gathered
+        for batch in self._batches(prepared.entries):
+            with clock.on("maps"):
+                found = self._analyse(batch)
+            with clock.on("measures"):
+                for entry, maps in zip(batch, found, strict=True):
+                    if isinstance(maps, str):
+                        gathered.fail(entry.index, entry.encoded.id, maps)
+                    else:
+                        gathered.add(entry.index, entry.encoded, maps, self.task.options.seed)
+            yield len(batch)
+
+    def finish(self, prepared: Prepared) -> Finished:
+        """Tables, as the bytes of their files."""
+        clock, gathered = prepared.clock, prepared.gathered
+        with clock.on("tables"):
+            tables = gathered.tables()
+            files = {name: _parquet(table) for name, table in tables.items()}
+        return Finished(
+            number=prepared.number,
+            files=files,
+            rows={name: table.num_rows for name, table in tables.items()},
+            sequences=gathered.sequences,
+            failures=gathered.failures,
+            tokens=gathered.tokens,
+            started=prepared.started,
+            seconds=clock.seconds,
+            by=self.by | {"pid": os.getpid()},
+        )
+
+    def _encode(self, shard: Shard, gathered: Gathered) -> list[_Entry]:
+        options, tokenizer = self.task.options, self.lens.tokenizer
+        limits = [n for n in (options.max_length, self.lens.max_tokens) if n is not None]
+        entries = []
+        for index, record in enumerate(shard.records, shard.first):
+            try:
+                encoded = encode_record(
+                    record,
+                    tokenizer,
+                    max_length=min(limits, default=None),
+                    truncate=options.truncate,
+                )
+                if options.mask:
+                    encoded = mask_tokens(encoded, tokenizer, options.mask, options.seed)
+            except InputError as error:
+                gathered.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+            else:
+                entries.append(_Entry(index, replace(encoded, id=record.id)))
+        return entries
+
+    def _batches(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
+        """Sequences to hand to the lens together: alike in length, and their maps fit in memory."""
+        size = self.task.batch_size
+        if size == "auto":
+            size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
+        ordered = sorted(entries, key=lambda entry: (len(entry.encoded), entry.index))
+        batch: list[_Entry] = []
+        for entry in ordered:
+            # The longest comes last, and decides.
+            fits = (len(batch) + 1) * self._bytes(len(entry.encoded)) <= HELD
+            if batch and (len(batch) == size or not fits):
+                yield batch
+                batch = []
+            batch.append(entry)
+        if batch:
+            yield batch
+
+    def _bytes(self, n: int) -> int:
+        """Memory of one sequence's maps, roughly: its scopes, allowed pairs and statistics."""
+        if not self.arrays:
+            return self.lens.n_layers * n * n
+        item = 8 if self.task.dtype == "float64" else 4
+        return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
+
+    def _analyse(self, batch: list[_Entry]) -> list[Maps | str]:
+        """Each sequence's maps, or the reason why it has none."""
+        try:
+            return list(self._maps([entry.encoded for entry in batch]))
+        except NormLensError as error:
+            if len(batch) == 1:
+                return [str(error)]
+        # One of them spoils the batch for all; alone, each answers for itself.
+        return [maps for entry in batch for maps in self._analyse([entry])]
+
+    def _maps(self, encoded: Sequence[Any]) -> list[Maps]:
+        size = self.task.batch_size
+        return self.lens.analyse(
+            encoded,
+            scopes=self.needs.scopes,
+            statistics=self.needs.statistics,
+            arrays=self.arrays,
+            correlations=self.ranks_on_device,
+            precision=self.task.options.precision,
+            batch_size=size if size == "auto" else int(size),
+        )
+
+    def _reaches_feed_forward(self) -> bool:
+        """Whether a scope behind a feed-forward block is asked for, or what is measured of one."""
+        wanted = resolve_all(self.needs.scopes, self.lens.scopes)
+        return self.needs.statistics or any("FF" in components_of(scope) for scope in wanted)
+
+
+def _load(task: Task) -> Lens:
+    from normlens.loading import load
+
+    return load(
+        task.options.model,
+        device=task.device,
+        dtype=task.dtype,
+        revision=task.options.revision,
+        trust_remote_code=task.trust_remote_code,
+    )
+
+
+def _check_tokenizer(lens: Lens) -> None:
+    if lens.tokenizer is None:
+        raise InputError(
+            f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
+            "tokenizer.save_pretrained(…)"
+        )
+
+
+def _check_masking(options: Options, lens: Lens) -> None:
+    if options.mask and lens.causal:
+        raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
+
+
+def _parquet(table: pa.Table) -> bytes:
+    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
+    labels = [
+        field.name
+        for field in table.schema
+        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
+    return buffer.getvalue()

@@ -1,0 +1,12 @@
+"""What is measured on the maps of a corpus: each measure turns a sequence into rows of tables.
+
+>>> from normlens import measures
+>>> for measure in measures.parse("similarity,mixing"):
+...     tables = measure.rows(measures.Item("text-0", 0, maps, encoded))
+"""
+
+from normlens.corpus.measures.base import Item, Measure, Needs
+from normlens.corpus.measures.custom import measure
+from normlens.corpus.measures.registry import get, names, parse
+
+__all__ = ["Item", "Measure", "Needs", "get", "measure", "names", "parse"]

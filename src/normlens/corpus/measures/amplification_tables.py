@@ -1,0 +1,89 @@
+"""The tables of FF-amp: their columns, their order, and how shards become one table."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from normlens.corpus.measures import reservoir
+from normlens.corpus.measures.columns import EXACT, LABEL, WHOSE, count, sums_sql, total
+
+PAIRS, DISTANCE, SAMPLE = "amplification_pairs", "amplification_distance", "amplification_sample"
+_SCOPES = (
+    pa.field("before", LABEL),
+    pa.field("after", LABEL),
+    pa.field("layer", pa.int32()),  # from 0
+)
+TABLES = {
+    PAIRS: pa.schema(
+        [
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("source_id", pa.int32()),
+            pa.field("target_id", pa.int32()),
+            pa.field("source_token", LABEL),
+            pa.field("target_token", LABEL),
+            pa.field("count", pa.int64()),
+            pa.field("sum_before", EXACT),
+            pa.field("sum_after", EXACT),
+            pa.field("sum_distance", pa.int64()),
+        ]
+    ),
+    DISTANCE: pa.schema(
+        [
+            *WHOSE,
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("distance", pa.int32()),
+            pa.field("count", pa.int64()),
+            pa.field("sum", pa.float64()),
+            pa.field("sum_squares", pa.float64()),
+        ]
+    ),
+    SAMPLE: pa.schema(
+        [
+            *_SCOPES,
+            pa.field("relation", LABEL),
+            pa.field("distance", pa.int32()),
+            pa.field("index", pa.int64()),
+            pa.field("sequence", LABEL),
+            pa.field("target", pa.int32()),
+            pa.field("source", pa.int32()),
+            pa.field("score", pa.float64()),
+            pa.field("priority", pa.uint64()),
+        ]
+    ),
+}
+PAIR_KEYS = TABLES[PAIRS].names[:8]
+PAIR_SUMS = ("count", "sum_before", "sum_after", "sum_distance")
+
+_WHERE = ("before", "after", "layer", "relation")
+ORDER = {
+    PAIRS: (*_WHERE, "source_id", "target_id"),
+    DISTANCE: ("index", *_WHERE, "distance"),
+    SAMPLE: (*_WHERE, "priority", "index", "target", "source"),
+}
+
+
+def merging_sql(keep: int, keep_other: int) -> dict[str, str]:
+    """SQL that merges the shards' sums, and the shards' samples by the sizes of the strata."""
+    columns = ", ".join(f'"{name}"' for name in TABLES[SAMPLE].names)
+    order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
+    return {
+        PAIRS: sums_sql(
+            PAIR_KEYS,
+            {
+                "count": count(),
+                "sum": "CAST(sum(sum_after) - sum(sum_before) AS DOUBLE)",
+                "sum_before": total("sum_before"),
+                "sum_after": total("sum_after"),
+                "sum_distance": count("sum_distance"),
+            },
+        ),
+        SAMPLE: (
+            f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("
+            f"PARTITION BY before, after, layer, relation, {reservoir.strata_sql()} "
+            'ORDER BY priority, "index", target, source) '
+            f"<= CASE WHEN relation IN {reservoir.UNRELATED} THEN {keep_other} "
+            f"ELSE {keep} END ORDER BY {order}"
+        ),
+    }

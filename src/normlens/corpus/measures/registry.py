@@ -1,0 +1,87 @@
+"""Measures by name: the built-in ones, and a user's own as ``my_module:my_measure``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from normlens.corpus.measures.amplification import Amplification
+from normlens.corpus.measures.base import Measure
+from normlens.corpus.measures.imports import imported
+from normlens.corpus.measures.mixing import Mixing
+from normlens.corpus.measures.norms import Norms
+from normlens.corpus.measures.similarity import Similarity
+from normlens.errors import InputError
+
+BUILT_IN: dict[str, Callable[..., Measure]] = {
+    "similarity": Similarity,
+    "mixing": Mixing,
+    "amplification": Amplification,
+    "norms": Norms,
+}
+
+
+def names() -> list[str]:
+    """The built-in measures."""
+    return list(BUILT_IN)
+
+
+def get(name: str, **options: Any) -> Measure:
+    """A measure by its name, or by module and name (``my_module:my_measure``)."""
+    wanted = str(name).strip()
+    if ":" in wanted:
+        return _made(imported(wanted, "measure", _is_measure), wanted, options)
+    if wanted not in BUILT_IN:
+        raise InputError(
+            f"unknown measure {wanted!r}; choose one of: {', '.join(BUILT_IN)}, or your own as "
+            "my_module:my_measure"
+        )
+    return _made(BUILT_IN[wanted], wanted, options)
+
+
+def parse(
+    given: str | Iterable[str], options: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Measure]:
+    """Several measures: ``"similarity,mixing"`` or a list of names; `options` by name."""
+    listed = given.split(",") if isinstance(given, str) else [str(name) for name in given]
+    wanted = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
+    if not wanted:
+        raise InputError(f"no measure is chosen; choose some of: {', '.join(BUILT_IN)}")
+    unused = [name for name in options or {} if name not in wanted]
+    if unused:
+        raise InputError(f"options for {unused[0]!r}, which is not among {', '.join(wanted)}")
+    found = [get(name, **(options or {}).get(name, {})) for name in wanted]
+    owners: dict[str, str] = {}
+    for measure in found:
+        for table in measure.tables:
+            if table in owners:
+                raise InputError(
+                    f"the measures {owners[table]!r} and {measure.name!r} both write a table "
+                    f"{table!r}; rename one of them"
+                )
+            owners[table] = measure.name
+    return found
+
+
+def _made(target: Any, name: str, options: dict[str, Any]) -> Measure:
+    """The measure that a factory makes with these options, or one that is ready."""
+    if not isinstance(target, type) and isinstance(target, Measure):
+        if options:
+            raise InputError(f"the measure {name!r} takes no options, got {', '.join(options)}")
+        return target
+    if not isinstance(target, type):
+        raise InputError(
+            f"{name!r} is a {type(target).__name__}, not a measure; put above the function: "
+            '@normlens.corpus.measures.measure(schema={"layer": int, "value": float})'
+        )
+    try:
+        made = target(**options)
+    except TypeError as error:
+        raise InputError(f"the measure {name!r} cannot be made: {error}") from error
+    if not isinstance(made, Measure):
+        raise InputError(f"{name!r} is not a measure; see normlens.corpus.measures.Measure")
+    return made
+
+
+def _is_measure(value: Any) -> bool:
+    return isinstance(value, Measure)

@@ -1,0 +1,1 @@
+"""Runs: what they are made of, how shards are committed, read and checked."""

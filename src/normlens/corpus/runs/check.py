@@ -1,0 +1,97 @@
+"""Whether a run's files are what its records say."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normlens.corpus.runs.folder import TEMPORARY, Folder
+from normlens.corpus.runs.lock import NAME as LOCK
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.shards import Survey, placed, recorded, survey, table_files
+from normlens.corpus.runs.verified import Verified
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that is missing, damaged or stray."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found."""
+
+    shards: int
+    shards_done: int
+    files: int  # that were compared with their checksums
+    problems: tuple[Problem, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        return {"sound": self.sound, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [str(problem) for problem in self.problems]
+        done = f"{self.shards_done} of {self.shards} shards are done"
+        if self.problems:
+            many = "problem" if len(lines) == 1 else "problems"
+            verdict = (
+                f"{len(lines)} {many}; what is lost is computed again by normlens run --resume"
+            )
+        else:
+            verdict = f"their {self.files} files match their checksums"
+        return "\n".join([*lines, f"{done}, {verdict}"])
+
+
+def check(folder: Folder, manifest: Manifest) -> Check:
+    """Read every file of the shards that are done, and look for what belongs to none.
+
+    A run may go on meanwhile: what it is writing has a shard that is not done yet, and counts
+    neither as sound nor as stray.
+    """
+    found = survey(folder, manifest)
+    files = {n: told for done in found.done.values() for n, told in table_files(done).items()}
+    wrong = Verified(folder).wrong(files, again=True)
+    problems = [Problem(name, what) for name, what in wrong.items()]
+    problems += [
+        Problem(name, "damaged: a record that does not match itself") for name in found.damaged
+    ]
+    problems += [Problem(name, "stray: no shard's file") for name in _stray(found, manifest)]
+    return Check(
+        shards=manifest.shards,
+        shards_done=len(found.done),
+        files=len(files),
+        problems=tuple(sorted(problems, key=lambda problem: problem.file)),
+    )
+
+
+def _stray(found: Survey, manifest: Manifest) -> list[str]:
+    unfinished = len(found.done) < manifest.shards
+    return [
+        name
+        for name in found.names
+        if name not in (MANIFEST, LOCK, *found.damaged)
+        and not (unfinished and name.endswith(TEMPORARY))
+        and not _belongs(name, found, manifest)
+    ]
+
+
+def _belongs(name: str, found: Survey, manifest: Manifest) -> bool:
+    place = placed(name)
+    if place is None:
+        record = recorded(name)
+        return record is not None and record < manifest.shards
+    table, number = place
+    # Of a shard that is not done, any of its tables may be there already.
+    tables = found.done[number].tables if number in found.done else manifest.tables
+    return table in tables and number < manifest.shards

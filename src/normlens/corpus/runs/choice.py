@@ -1,0 +1,104 @@
+"""Which measures a run takes, and what its manifest says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus.runs.options import parse_measures
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.corpus.measures import Measure
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Measures and the names that they were asked for by."""
+
+    #: as they were asked for: names, or ready measures
+    wanted: tuple[str | Measure, ...]
+    settings: dict[str, dict[str, Any]]
+    names: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    #: what other processes get: a name where there was one, because a function that a user made a
+    #: measure of cannot be pickled
+    portable: tuple[str | Measure, ...]
+
+    @classmethod
+    def of(
+        cls,
+        wanted: str | Sequence[str | Measure] | None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Choice:
+        """Measures by name, with their `settings`, or ready ones."""
+        from normlens.corpus import measures
+
+        listed = parse_measures(wanted) if wanted is None or isinstance(wanted, str) else wanted
+        names = measure_names(listed)
+        left = dict(settings or {})
+        portable: list[str | Measure] = []
+        for measure in listed:
+            own = left.pop(measure, None) if isinstance(measure, str) else None
+            portable.append(measure if own is None else measures.get(str(measure), **own))
+        if left:
+            raise InputError(
+                f"there are settings for {next(iter(left))!r}, which is not among the measures "
+                f"{', '.join(names)}"
+            )
+        given = {name: dict(own) for name, own in (settings or {}).items()}
+        return cls(tuple(listed), given, tuple(names), made(portable), tuple(portable))
+
+    def described(self) -> dict[str, Any]:
+        """What the measures' numbers depend on beside the version of NormLens.
+
+        `source` is None for a built-in measure, and for a user's own the checksum of each of the
+        files that its code comes from.
+        """
+        from normlens.corpus.measures.sources import module_sources, sources_of
+
+        found: dict[str, dict[str, Any]] = {
+            name: {"options": measure.options, "source": sources_of(name, measure)}
+            for name, measure in zip(self.names, self.measures, strict=True)
+        }
+        for described in found.values():
+            relations = described["options"].get("relations", ())
+            if relations:
+                described["relations"] = {
+                    name: module_sources(name.partition(":")[0]) for name in relations
+                }
+        return json.loads(json.dumps(found, default=str))
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Every table as a manifest describes it."""
+        from normlens.corpus.engines.shard_rows import schemas
+
+        owners = {
+            table: (name, measure)
+            for name, measure in zip(self.names, self.measures, strict=True)
+            for table in measure.tables
+        }
+        found: dict[str, dict[str, Any]] = {}
+        for table, schema in schemas(self.measures).items():
+            name, measure = owners.get(table, (None, None))
+            found[table] = {
+                "measure": name,
+                "columns": {field.name: str(field.type) for field in schema},
+                "order": ["index"] if measure is None else list(measure.order[table]),
+                "merged": measure is not None and table in measure.sql,
+            }
+        return found
+
+
+def measure_names(wanted: Sequence[str | Measure]) -> list[str]:
+    """What a run calls its measures; nothing is imported for it."""
+    return [m if isinstance(m, str) else m.name for m in wanted]
+
+
+def made(listed: Sequence[str | Measure]) -> tuple[Measure, ...]:
+    """The measures behind names."""
+    from normlens.corpus import measures
+
+    return tuple(measures.get(m) if isinstance(m, str) else m for m in listed)

@@ -1,0 +1,134 @@
+"""One process at a time in a run's folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import Folder, LocalFolder
+from normlens.errors import OutputError
+from normlens.json_text import parse_json
+
+NAME = "lock"
+_ATTEMPTS = 4
+
+
+class Lock:
+    """The lock of a folder while it is held; a store without locks has one that is always there."""
+
+    def __init__(self, path: Path | None = None, descriptor: int = -1):
+        self._path, self._descriptor = path, descriptor
+
+    def check(self) -> None:
+        """Refuse to go on if the folder is no longer where it was: moved, removed or replaced."""
+        if self._path is None:
+            return
+        try:
+            there = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            there = None
+        if there is None or not os.path.samestat(there, os.fstat(self._descriptor)):
+            raise OutputError(
+                f"{str(self._path.parent)!r} was moved or removed while the run went on; what was "
+                "done is kept where it is now: go on with normlens run --resume and that folder"
+            )
+
+
+@contextmanager
+def locked(folder: Folder) -> Iterator[Lock]:
+    """Hold the folder's lock, or say who holds it.
+
+    The lock belongs to the open file, so the system lifts it when its holder ends, however it
+    ends. Object stores have no locks; there it is for the user to start one run only.
+    """
+    if not isinstance(folder, LocalFolder):
+        yield Lock()
+        return
+    path = folder.path / NAME
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        # A lock that is a link could have another file emptied.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    try:
+        if not _take(descriptor, path):
+            raise RunError(
+                f"another process{_named(_read(descriptor))} is working in {str(folder)!r}; wait "
+                "until it has ended, or end it"
+            )
+        _write(descriptor, _self())
+        try:
+            yield Lock(path, descriptor)
+        finally:
+            # The file stays: removing it would let two others lock two files of one name.
+            _write(descriptor, b"")
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> bool:
+    for attempt in range(_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            # `holder` touches the lock for a moment; a run holds it for longer than that.
+            if attempt + 1 < _ATTEMPTS:
+                time.sleep(0.05)
+        except OSError as error:
+            raise OutputError(f"cannot lock {str(path)!r}: {error.strerror or error}") from error
+    return False
+
+
+def holder(folder: Folder) -> str | None:
+    """Who works in the folder now ("pid 71 on node3"); None if nobody does or nobody can tell."""
+    if not isinstance(folder, LocalFolder):
+        return None
+    try:
+        # Neither a link nor a pipe in its place is worth waiting for.
+        descriptor = os.open(folder.path / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _named(_read(descriptor)).strip(" ()") or "another process"
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _self() -> bytes:
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+
+
+def _named(contents: bytes) -> str:
+    try:
+        found = parse_json(contents)
+        return f" (pid {found['pid']} on {found['host']}, since {found['since']})"
+    except (ValueError, KeyError, TypeError):
+        return ""  # it has the lock but has not written its name yet
+
+
+def _read(descriptor: int) -> bytes:
+    return os.pread(descriptor, 4096, 0)
+
+
+def _write(descriptor: int, contents: bytes) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, contents, 0)
+    except OSError:
+        pass  # the name is a courtesy; a full disk must not hide what else went wrong

@@ -1,0 +1,224 @@
+"""Everything that is needed to repeat a run, and what may not change while it lasts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.options import Options
+from normlens.json_text import parse_json
+
+NAME = "manifest.json"
+FORMAT = "normlens-run"
+VERSION = 2  # the first had no digest
+
+#: Fields that must be the same when a run is resumed, by the words that an error uses for them.
+FIXED = {
+    "model.name": "the model",
+    "model.revision": "the model's revision",
+    "model.weights": "the model's weights",
+    "model.config": "the model's configuration",
+    "model.tokenizer": "the tokenizer",
+    "model.dtype": "the dtype",
+    "model.device": "the device",
+    "data.name": "the data",
+    "data.fingerprint": "the contents of the data",
+    "data.sequences": "the number of sequences",
+    "measures": "the code of the measures",
+    "versions.normlens": "the version of normlens",
+}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A run's identity card, written once, before the first shard."""
+
+    options: Options
+    model: dict[str, Any]
+    data: dict[str, Any]  # name, fingerprint, sequences
+    tables: dict[str, dict[str, Any]]  # table → measure, columns, order, merged
+    measures: dict[str, dict[str, Any]]  # measure → its options, and the sources of a user's own
+    execution: dict[str, Any]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    created: str
+
+    @property
+    def sequences(self) -> int:
+        return int(self.data["sequences"])
+
+    @property
+    def shards(self) -> int:
+        return -(-self.sequences // self.options.shard_size)
+
+    def size(self, shard: int) -> int:
+        """Sequences of one shard; the last may be smaller."""
+        first = shard * self.options.shard_size
+        return min(self.options.shard_size, self.sequences - first)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it; every shard's record names the one that it was computed under."""
+        text = json.dumps(self._as_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "options": self.options.as_json()}
+
+    def save(self, folder: Folder) -> None:
+        found = {"format": FORMAT, "version": VERSION, "digest": self.digest, **self._as_json()}
+        folder.write(NAME, json.dumps(found, indent=1, ensure_ascii=False).encode())
+
+    @classmethod
+    def load(cls, folder: Folder) -> Manifest:
+        contents = folder.read(NAME)
+        if contents is None:
+            raise RunError(
+                f"there is no run in {str(folder)!r} (no {NAME}); start one with "
+                f"normlens run --model … --data … --out {folder}"
+            )
+        try:
+            found = parse_json(contents)
+            if found.pop("format") != FORMAT:
+                raise ValueError("it is of another kind")
+            version = found.pop("version")
+            if version != VERSION:
+                age = (
+                    "a newer NormLens; upgrade it"
+                    if version > VERSION
+                    else ("an older NormLens, without checksums of its own; start the run again")
+                )
+                raise RunError(f"{str(folder)!r} was written by {age}")
+            digest = found.pop("digest")
+            _check_types(found)
+            manifest = cls(**{**found, "options": Options.from_json(found["options"])})
+            _check(manifest)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{NAME} in {str(folder)!r} is damaged or not a run's ({error}); start the run "
+                "again in another folder"
+            ) from error
+        if manifest.digest != digest:
+            raise RunError(
+                f"{NAME} in {str(folder)!r} was edited or is damaged: it does not match its "
+                "digest; put the original back, or start the run again in another folder"
+            )
+        return manifest
+
+
+def _check_types(found: dict[str, Any]) -> None:
+    """Raise a ValueError unless the parts of a manifest have the types that a run relies on."""
+    texts = ("created", "data.name", "data.fingerprint", "model.name")
+    objects = ("options", "model", "data", "tables", "measures", "execution", "versions", "machine")
+    for kind, what, paths in ((dict, "an object", objects), (str, "a text", texts)):
+        for path in paths:
+            part, _, field = path.partition(".")
+            if not isinstance(found[part][field] if field else found[part], kind):
+                raise ValueError(f"{path!r} is not {what}")
+    sequences = found["data"]["sequences"]
+    if type(sequences) is not int or sequences < 0:
+        raise ValueError("'data.sequences' is not a number")
+    for table, described in found["tables"].items():
+        if not isinstance(described["columns"], dict) or not isinstance(described["order"], list):
+            raise ValueError(f"the table {table!r} is not described")
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse what has another shape, or names that could pass for paths or SQL."""
+    if {"name", "device", "dtype"} - manifest.model.keys() or "name" not in manifest.data:
+        raise ValueError("the model or the data has no name")
+    if not all(isinstance(name, str) for name in manifest.options.measures):
+        raise TypeError("its measures are not named")
+    for options in (manifest.options.settings, manifest.measures):
+        if not all(isinstance(given, dict) for given in options.values()):
+            raise TypeError("the options of its measures are not described")
+    for name, described in manifest.tables.items():
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} cannot name a table")
+        if {"measure", "columns", "order", "merged"} - described.keys():
+            raise ValueError(f"the table {name!r} is not described")
+        for column in (*described["columns"], *described["order"]):
+            if not isinstance(column, str):
+                raise TypeError(f"{column!r} cannot name a column of {name!r}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it was when the run began."""
+
+    what: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.what}: then {_shown(self.then)}, now {_shown(self.now)}"
+
+
+def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Difference]:
+    """Options that were given again and are not the run's own."""
+    own = manifest.options.as_json()
+    return [
+        Difference(f"--{name.replace('_', '-')}", own[name], value)
+        for name, value in given.items()
+        if value != own[name]
+    ]
+
+
+def changed_tables(manifest: Manifest, tables: dict[str, dict[str, Any]]) -> list[Difference]:
+    """Tables whose columns are not those that the measures give now."""
+    found = []
+    for name in dict.fromkeys((*manifest.tables, *tables)):
+        then, now = (
+            some.get(name, {"columns": {}})["columns"] for some in (manifest.tables, tables)
+        )
+        gone = ", ".join(column for column in then if column not in now)
+        new = ", ".join(column for column in now if column not in then)
+        if gone or new:
+            what = f"columns of the table {name} that are not in both"
+            found.append(Difference(what, gone or None, new or None))
+    return found
+
+
+def changes(manifest: Manifest, now: dict[str, Any]) -> list[Difference]:
+    """Which of `now`'s fields differ from the run's: parts of a manifest, by their names."""
+    then = asdict(manifest)
+    found: list[Difference] = []
+    for path, what in FIXED.items():
+        part, _, field = path.partition(".")
+        if part not in now or (field and field not in now[part]):
+            continue
+        old, new = (then[part].get(field), now[part][field]) if field else (then[part], now[part])
+        found += _differences(what, old, new)
+    return found
+
+
+def _differences(what: str, old: Any, new: Any) -> list[Difference]:
+    """Where two values differ; of two dicts, which of their fields do."""
+    if old == new:
+        return []
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [Difference(what, old, new)]
+    found = [
+        difference
+        for key in sorted({*old, *new})
+        for difference in _differences(f"{what}, {key}", old.get(key), new.get(key))
+    ]
+    return found or [Difference(what, old, new)]  # a field that is none, and one that is not there
+
+
+def refuse(folder: Folder, differences: list[Difference]) -> None:
+    """Raise an error that names every difference, if there is one."""
+    if differences:
+        raise RunError(
+            f"cannot resume {str(folder)!r}, it would mix two runs: "
+            f"{'; '.join(map(str, differences))}. Start a new run with another --out instead"
+        )
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else text[:19] + "…" if text.startswith("sha256:") else text

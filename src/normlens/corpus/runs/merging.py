@@ -1,0 +1,69 @@
+"""How shards become one table: SQL that comes from the measures' code, never from a run's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.manifest import Manifest
+from normlens.errors import InputError, NormLensError
+
+if TYPE_CHECKING:
+    from normlens.corpus.measures import Measure
+
+#: An option of measures that names functions; SQL does not depend on it, so it is not followed.
+NAMES_CODE = "relations"
+
+
+def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -> str | None:
+    """SQL that merges the union of all shards (`parts`); None for a table that only grows.
+
+    A built-in measure is made again from its recorded options. A user's own has to be among
+    `named`: the modules that a run's manifest names are not imported.
+    """
+    described = manifest.tables[table]
+    if not described["merged"]:
+        return None
+    for measure in named:
+        if table in measure.tables:
+            return measure.sql.get(table)
+    name = str(described["measure"])
+    if (manifest.measures.get(name) or {}).get("source") is None:
+        return _built_in(manifest, name).sql.get(table)
+    raise InputError(
+        f"the table {table!r} is merged by a measure of your own, which is imported only if you "
+        f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
+    )
+
+
+def _built_in(manifest: Manifest, name: str) -> Measure:
+    from normlens.corpus.measures.registry import BUILT_IN, get
+
+    try:
+        if name not in BUILT_IN:
+            raise InputError(f"there is no measure {name!r}")
+        return get(name, **_harmless(manifest.measures[name]["options"]))
+    except (NormLensError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
+
+
+def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
+    """The measures of their own that users name, with the options that the run gave them."""
+    from normlens.corpus.measures.registry import get
+
+    for name in names:
+        if name not in manifest.options.measures:
+            raise InputError(
+                f"the run did not take the measure {name!r}; it took: "
+                f"{', '.join(manifest.options.measures)}"
+            )
+    return [
+        get(name, **_harmless(manifest.options.settings.get(name, {})))
+        for name in names
+        if ":" in name
+    ]
+
+
+def _harmless(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != NAMES_CODE}

@@ -1,0 +1,51 @@
+"""What a run is refused for before it starts or goes on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from normlens.corpus.runs import manifest as manifests
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.lock import NAME as LOCK
+from normlens.corpus.runs.merging import NAMES_CODE
+from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.recovery import is_own
+from normlens.corpus.runs.shards import recorded
+from normlens.errors import InputError, OutputError
+
+
+def check_free(folder: Folder) -> None:
+    """A run needs a folder of its own."""
+    names = folder.names()
+    if manifests.NAME in names:
+        raise RunError(
+            f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
+            "or choose another --out"
+        )
+    # The manifest is written before the first shard, so a record without one has lost it.
+    foreign = [
+        name for name in names if name != LOCK and (recorded(name) is not None or not is_own(name))
+    ]
+    if foreign:
+        raise OutputError(
+            f"{str(folder)!r} holds other files ({foreign[0]!r}); give --out a new folder"
+        )
+
+
+def check_named(folder: Folder, options: Options, measures: bool, settings: bool) -> None:
+    """Code that a run's options name is imported only if the user names it too."""
+    own = [name for name in options.measures if ":" in name]
+    relations = any(given.get(NAMES_CODE) for given in options.settings.values())
+    if (not own or measures) and (not relations or settings):
+        return
+    again = [f"--measures {','.join(options.measures)}"] if own else []
+    for measure, given in options.settings.items() if relations else ():
+        for name, value in given.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            again.append(f"--set {shlex.quote(f'{measure}.{name}={text}')}")
+    raise InputError(
+        f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
+        f"{' '.join(again)}"
+    )

@@ -1,0 +1,88 @@
+"""What a run has given so far: its state and its tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlens.corpus.runs.check import Check, check
+from normlens.corpus.runs.folder import Folder, open_folder
+from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.merging import named_measures
+from normlens.corpus.runs.options import parse_measures
+from normlens.corpus.runs.status import Status, status_of
+from normlens.corpus.runs.tables import Tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from normlens.corpus.measures import Measure
+
+
+class Run:
+    """A run's folder: how far it is, and its tables."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        measures: Sequence[Measure] = (),
+        given: Mapping[str, Any] | None = None,
+    ):
+        self.folder, self.manifest = folder, manifest
+        #: measures of the user's own, and what `resume` is to be given again
+        self._measures, self._given = measures, dict(given or {})
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], *, measures: str | Sequence[str] | None = None
+    ) -> Run:
+        """The run in a folder, finished or not.
+
+        Nothing that the run names is imported. A measure of your own that merges shards
+        (``my_module:my_measure``) has to be named in `measures` for its tables to be read.
+        """
+        folder = open_folder(path)
+        manifest = Manifest.load(folder)
+        named = () if measures is None else parse_measures(measures)
+        return cls(folder, manifest, named_measures(manifest, named))
+
+    @property
+    def tables(self) -> list[str]:
+        return list(self.manifest.tables)
+
+    def status(self) -> Status:
+        """What is done and left, how fast, and where the time goes."""
+        return status_of(self.folder, self.manifest)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A whole table in its own order; `sql` is for those that do not fit into memory."""
+        return self.snapshot().table(name)
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """The answer to an SQL query over the run's tables (DuckDB's SQL)."""
+        return self.snapshot().sql(query)
+
+    def export(self, query: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the answer to a query to a .csv, .json or .parquet file, row by row."""
+        return self.snapshot().export(query, path, overwrite=overwrite)
+
+    def check(self) -> Check:
+        """Read every file and compare it with its checksum; find what is missing or stray."""
+        return check(self.folder, self.manifest)
+
+    def resume(self, **options: Any) -> Run:
+        """Finish the run; the options are those of `resume`."""
+        from normlens.corpus.runs.runs import resume
+
+        return resume(self.folder.url, **{**self._given, **options})
+
+    def snapshot(self) -> Tables:
+        """The tables as they are now, for several questions to one state of a run."""
+        return Tables(self.folder, self.manifest, named=self._measures)
+
+    def __repr__(self) -> str:
+        model, data = self.manifest.model["name"], self.manifest.data["name"]
+        return f"Run({self.folder.url!r}: {model} on {data})"

@@ -1,0 +1,114 @@
+"""How far a run is, from the records of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.lock import holder
+from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.progress import clock
+from normlens.corpus.runs.shards import survey
+
+#: The stages that a sequence goes through, in their order.
+STAGES = ("reading", "tokenising", "maps", "measures", "tables", "writing")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is done and left, how fast it went, and where the time went."""
+
+    model: str
+    data: str
+    sequences: int
+    done: int  # analysed or failed
+    failures: int
+    tokens: int
+    shards: int
+    shards_done: int
+    seconds: float  # during which at least one worker was busy
+    stages: dict[str, float]  # seconds, summed over workers
+    running: str | None  # who works on it now
+
+    @property
+    def left(self) -> int:
+        return self.sequences - self.done
+
+    @property
+    def complete(self) -> bool:
+        return self.shards_done == self.shards
+
+    @property
+    def rate(self) -> float:
+        """Sequences per second."""
+        return self.done / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self.left / self.rate if self.rate else None
+
+    def as_json(self) -> dict[str, Any]:
+        derived = ("left", "complete", "rate", "seconds_left")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+    def __str__(self) -> str:
+        lines = [
+            f"run        {self.model} on {self.data}",
+            f"state      {self._state()}",
+            f"done       {self.done} of {self.sequences} sequences "
+            f"({self.shards_done} of {self.shards} shards)",
+            f"left       {self.left} sequences{self._time_left()}",
+            f"rate       {self.rate:.2f} sequences/s, {self._tokens_rate():.0f} tokens/s",
+            f"failures   {self.failures}",
+        ]
+        total = sum(self.stages.values())
+        shares = [
+            f"{stage} {seconds / total:.0%}" for stage, seconds in self.stages.items() if total
+        ]
+        return "\n".join([*lines, f"time       {', '.join(shares) or 'none yet'}"])
+
+    def _state(self) -> str:
+        if self.running:
+            return f"running ({self.running})"
+        return "complete" if self.complete else "stopped; go on with normlens run --resume"
+
+    def _time_left(self) -> str:
+        if not self.left or self.seconds_left is None:
+            return ""
+        return f", about {clock(self.seconds_left)} at that rate"
+
+    def _tokens_rate(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def status_of(folder: Folder, manifest: Manifest) -> Status:
+    """The status of the run in a folder; its tables are not read."""
+    done = list(survey(folder, manifest).done.values())
+    stages = dict.fromkeys(STAGES, 0.0)
+    for shard in done:
+        for stage, seconds in shard.seconds.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    return Status(
+        model=str(manifest.model["name"]),
+        data=str(manifest.data["name"]),
+        sequences=manifest.sequences,
+        done=sum(shard.sequences + shard.failures for shard in done),
+        failures=sum(shard.failures for shard in done),
+        tokens=sum(shard.tokens for shard in done),
+        shards=manifest.shards,
+        shards_done=len(done),
+        seconds=_covered((shard.started, shard.finished) for shard in done),
+        stages=stages,
+        running=holder(folder),
+    )
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The time that spans cover together: neither overlaps nor the breaks between count."""
+    total, until = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        total += max(0.0, stop - max(start, until))
+        until = max(until, stop)
+    return total

@@ -1,0 +1,223 @@
+"""A run's tables through DuckDB: views over the shards' files, read as far as a query needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from normlens.corpus.runs.closed_duckdb import (
+    closed_connection,
+    quoted_name,
+    quoted_text,
+    tables_of,
+)
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.folder import Folder, RemoteFolder, reason_of
+from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.merging import merging_sql
+from normlens.corpus.runs.shards import survey, table_files, table_name
+from normlens.corpus.runs.verified import Verified
+from normlens.errors import InputError, NormLensError, OutputError, valid_choice
+from normlens.spreadsheet import harmless_sql
+from normlens.store import check_output
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from normlens.corpus.measures import Measure
+
+Answer = TypeVar("Answer")
+
+#: What a query may hold in memory; beyond it DuckDB goes to disk.
+MEMORY = "2GB"
+FORMATS = {
+    ".csv": "FORMAT csv, HEADER true",
+    ".json": "FORMAT json, ARRAY true",
+    ".jsonl": "FORMAT json",
+    ".parquet": "FORMAT parquet, COMPRESSION zstd",
+}
+
+
+class Tables:
+    """The tables of a run, as far as its shards were done when this was made.
+
+    A table answers only if all of its files match their checksums. DuckDB can open those files and
+    nothing else. `named` are measures of the user's own that merge tables of theirs.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        memory: str = MEMORY,
+        named: Sequence[Measure] = (),
+    ):
+        self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
+        found = survey(folder, manifest)
+        if found.damaged:
+            raise _refused(folder, {found.damaged[0]: "damaged: it does not match itself"})
+        if not found.done:
+            raise InputError(
+                f"no shard of {str(folder)!r} is done yet; see: normlens status {folder}"
+            )
+        # One list for all tables: shards that are done later are in none of them.
+        self._done = list(found.done.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard of the run is in them."""
+        return len(self._done) == self.manifest.shards
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A whole table, in its own order."""
+        valid_choice(name, tuple(self.manifest.tables), "table")
+        order = ", ".join(map(quoted_name, self.manifest.tables[name]["order"]))
+        with self._explained(), self._connected([name]) as connection:
+            if self._merging(name) is not None:
+                return connection.sql(f"SELECT * FROM {quoted_name(name)} ORDER BY {order}").df()
+            # Rows of one sequence keep the order in which its measure gave them.
+            rows = self._rows(name, "file_row_number = true")
+            return connection.sql(
+                f"SELECT * EXCLUDE (file_row_number) FROM {rows} ORDER BY {order}, file_row_number"
+            ).df()
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """A query's answer."""
+
+        def answer(connection: Any) -> pd.DataFrame:
+            found = connection.sql(query)
+            if found is None:
+                raise InputError("the query gives no table; begin it with SELECT")
+            return found.df()
+
+        return self._asked(query, answer)
+
+    def export(self, query: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """A query's answer as a file, without ever being whole in memory."""
+        target = Path(path)
+        options = FORMATS[valid_choice(target.suffix, tuple(FORMATS), "file type")]
+        check_output(target, overwrite=overwrite)
+        temporary = target.absolute().with_name(f".{target.name}.{os.getpid()}.tmp")
+
+        query = query.strip().rstrip(";")
+
+        def copy(connection: Any) -> None:
+            safe = query
+            if target.suffix == ".csv":
+                safe = harmless_sql(query, _described(connection, query))
+            connection.execute(
+                f"COPY ({safe}\n) TO {quoted_text(str(temporary))} ({options}, USE_TMP_FILE false)"
+            )
+
+        try:
+            self._asked(query, copy, str(temporary))
+            os.replace(temporary, target)
+        except OSError as error:
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+    def _asked(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
+        """Use a connection that knows the tables that a query names."""
+        import duckdb
+
+        with self._explained():
+            wanted = tables_of(query, self.manifest.tables)
+            with self._connected(wanted, *writable) as connection:
+                try:
+                    return use(connection)
+                except duckdb.CatalogException:
+                    if len(wanted) == len(self.manifest.tables):
+                        raise
+            # A table may be named in a way that only DuckDB itself understands.
+            with self._connected(list(self.manifest.tables), *writable) as connection:
+                return use(connection)
+
+    @contextmanager
+    def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
+        """DuckDB with these tables, once their files have proved sound."""
+        files = [name for table in tables for name in self._files(table)]
+        self._verify(files)
+        paths = [*map(self.folder.address, files), *writable]
+        system = self.folder.system if isinstance(self.folder, RemoteFolder) else None
+        with closed_connection(self.memory, paths, system) as connection:
+            for name in tables:
+                merging = self._merging(name)
+                view = f"SELECT * FROM {self._rows(name)}"
+                if merging is not None:
+                    view = f"WITH parts AS ({view}) SELECT * FROM ({merging})"
+                connection.execute(f"CREATE VIEW {quoted_name(name)} AS {view}")
+            yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What DuckDB, and the store that it reads from, have to say: one line."""
+        import duckdb
+
+        try:
+            yield
+        except NormLensError:
+            raise
+        except duckdb.CatalogException as error:
+            raise InputError(
+                f"{_first(error)}; the run's tables are: {', '.join(self.manifest.tables)}"
+            ) from error
+        except duckdb.OutOfMemoryException as error:
+            raise InputError(
+                f"the query needs more than {self.memory} of memory, or than the disk has room "
+                "for; ask for fewer rows or columns, or aggregate them"
+            ) from error
+        except duckdb.Error as error:
+            raise InputError(_first(error)) from error
+        except Exception as error:
+            # DuckDB passes on what a store raises, and each store has exceptions of its own.
+            if not isinstance(error, OSError) and not isinstance(self.folder, RemoteFolder):
+                raise
+            raise InputError(f"cannot read {self.folder}: {reason_of(error)}") from error
+
+    def _verify(self, files: Sequence[str]) -> None:
+        told = {name: what for done in self._done for name, what in table_files(done).items()}
+        wrong = Verified(self.folder).wrong({name: told[name] for name in files})
+        if wrong:
+            raise _refused(self.folder, wrong)
+
+    def _merging(self, table: str) -> str | None:
+        return merging_sql(self.manifest, table, self.named)
+
+    def _files(self, table: str) -> list[str]:
+        return [table_name(table, done.number) for done in self._done if table in done.tables]
+
+    def _rows(self, table: str, *options: str) -> str:
+        files = ", ".join(quoted_text(self.folder.address(name)) for name in self._files(table))
+        # Folders called a=b would otherwise become columns.
+        listed = [f"[{files}]", "hive_partitioning = false", *options]
+        return f"read_parquet({', '.join(listed)})"
+
+
+def _refused(folder: Folder, wrong: Mapping[str, str]) -> RunError:
+    name, what = next(iter(wrong.items()))
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return RunError(
+        f"{name} in {str(folder)!r} is {what}{more}; see all with normlens check {folder}, compute "
+        f"them again with normlens run --resume {folder}"
+    )
+
+
+def _first(error: BaseException) -> str:
+    """The line of DuckDB's message that says what is wrong."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if "Traceback" in "".join(lines[:1]):  # an exception of Python, as text
+        lines = [line for line in lines[1:] if not line.startswith(" ")]
+    return next(iter(lines), type(error).__name__)
+
+
+def _described(connection: Any, query: str) -> list[tuple[str, str]]:
+    """Names and types of the columns of a query's answer."""
+    rows = connection.execute(f"DESCRIBE ({query}\n)").fetchall()
+    return [(str(name), str(kind)) for name, kind, *_ in rows]

@@ -1,0 +1,97 @@
+"""Which files are known to match their checksums, so that each is read for that only once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from normlens.corpus.runs.folder import Folder
+
+#: Where another place than the user's cache folder is wanted for what is remembered.
+VARIABLE = "NORMLENS_CACHE"
+
+_remembered: dict[str, dict[str, list[str]]] = {}  # folder → file → [stamp, SHA-256]
+
+
+class Verified:
+    """Files of a run's folder against the sizes and checksums in their records.
+
+    What matched is remembered with the file's size and time, in this process and in the user's
+    cache folder; never in the run, which may be someone else's or read-only.
+    """
+
+    def __init__(self, folder: Folder):
+        self.folder = folder
+        place = folder.address("")
+        self._path = _cache() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
+        if place not in _remembered:
+            _remembered[place] = _read(self._path)
+        self._known = _remembered[place]
+
+    def wrong(
+        self, files: Mapping[str, Mapping[str, Any]], *, again: bool = False
+    ) -> dict[str, str]:
+        """The files that are missing or damaged, each with what is wrong; `again` reads them all.
+
+        `files` are names with what their records say: `bytes` and `sha256`.
+        """
+        stamps = self.folder.stamps(list(files))
+        found: dict[str, str] = {}
+        learnt = False
+        for name, told in files.items():
+            stamp = stamps.get(name)
+            if stamp is None:
+                found[name] = "missing"
+                continue
+            if stamp.size != told["bytes"]:
+                found[name] = f"damaged: {stamp.size} bytes where its record says {told['bytes']}"
+                continue
+            seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", told["sha256"]]
+            if seen is not None and self._known.get(name) == seen and not again:
+                continue
+            checksum = self.folder.sha256(name)
+            if checksum == told["sha256"]:
+                if seen is not None and self._known.get(name) != seen:
+                    self._known[name], learnt = seen, True
+                continue
+            self._known.pop(name, None)
+            found[name] = (
+                "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
+            )
+        if learnt:
+            _write(self._path, self._known)
+        return found
+
+
+def _cache() -> Path:
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "normlens" / "verified"
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    try:
+        found = json.loads(path.read_bytes())
+        return {str(name): [str(part) for part in seen] for name, seen in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}  # nothing is remembered; the files are read again
+
+
+def _write(path: Path, known: dict[str, list[str]]) -> None:
+    """Keep what is known; without a place for it, the next process reads the files again."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(known))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

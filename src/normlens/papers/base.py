@@ -1,0 +1,119 @@
+"""What an experiment is: a question, and what a run's tables answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from normlens.papers.published import Comparison
+from normlens.papers.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+    from normlens.corpus.runs.results import Run
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an experiment may look at: one data set's run, or what was computed from the weights."""
+
+    settings: Settings
+    data: str  # the data set's short name; empty where no data is needed
+    run: Run | None = None
+    folder: Path = Path()  # of what was computed from the model itself
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model as the run's manifest describes it: name, layers, scopes, causal, …"""
+        assert self.run is not None
+        return self.run.manifest.model
+
+    @property
+    def scopes(self) -> list[str]:
+        return list(self.model["scopes"])
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """A query over the run's tables."""
+        assert self.run is not None
+        return self.run.sql(query)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to print. `formats` are format specifications (".2f") of columns."""
+
+    frame: pd.DataFrame
+    caption: str
+    formats: Mapping[str, str] = field(default_factory=dict)
+    shown: int | None = None  # rows that a report shows; files hold all of them
+
+    def text(self) -> pd.DataFrame:
+        """Every cell as the text that a reader sees; missing values are a dash."""
+        return pd.DataFrame(
+            {
+                name: [self._cell(str(name), value) for value in self.frame[name]]
+                for name in self.frame
+            },
+            dtype=object,
+        )
+
+    def _cell(self, column: str, value: Any) -> str:
+        if value is None or value != value:
+            return "–"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return format(value, self.formats.get(column, "")).replace(
+            "-", "−" if _number(value) else "-"
+        )
+
+
+def _number(value: Any) -> bool:
+    return not isinstance(value, str)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture that is drawn when it is asked for."""
+
+    draw: Callable[[], Drawing]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment found on one data set.
+
+    Names of tables and figures are file names without their endings. Sentences are computed from
+    the numbers.
+    """
+
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    sentences: Sequence[str] = ()
+    comparisons: Sequence[Comparison] = ()
+    #: numbers to set beside those of other models: name → value
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of a paper.
+
+    `needs` says what it looks at: "masked" or "plain" runs, or the "model" alone. `work` gives
+    None where it does not apply (a model without that component, data without entities); `absent`
+    says why.
+    """
+
+    name: str
+    title: str
+    source: str  # paper, table, figure
+    question: str
+    method: str  # how the answer was obtained
+    needs: str
+    work: Callable[[Evidence], Result | None]
+    absent: str = ""

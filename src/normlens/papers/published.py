@@ -1,0 +1,83 @@
+"""Published figures, and a run's own beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure of a paper: what, of which model and data, and where it stands."""
+
+    key: str  # names the quantity, e.g. "table1/FF"
+    label: str
+    value: float
+    model: str
+    data: str | None  # short name of the data; None: it depends on the weights only
+    data_label: str | None
+    source: str
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published figure beside a measured one; `same` if model and data are the published ones."""
+
+    published: Published
+    measured: float | None
+    same: bool
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.measured is None else self.measured - self.published.value
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All figures in the package's data file."""
+    found = json.loads((files("normlens.papers") / "published.json").read_text("utf-8"))
+    return tuple(
+        Published(
+            key=key,
+            label=entry["label"],
+            value=entry["value"],
+            model=group["model"],
+            data=group["data"],
+            data_label=group["data_label"],
+            source=group["source"],
+            digits=group.get("digits", 2),
+        )
+        for group in found["groups"]
+        for key, entry in group["values"].items()
+    )
+
+
+def compare(
+    prefix: str, measured: Mapping[str, float], model: Mapping[str, Any], data: str
+) -> list[Comparison]:
+    """Published figures whose key begins with `prefix`, each with what was measured for its key.
+
+    Of several published models only the run's own counts, or the first, if it is none of them.
+    `model` is described as in a run's manifest; `data` is the data set's short name.
+    """
+    entries = [entry for entry in published() if entry.key.startswith(prefix)]
+    own = [entry for entry in entries if _same_model(entry.model, str(model["name"]))]
+    shown = own or [entry for entry in entries if entry.model == entries[0].model]
+    return [
+        Comparison(
+            published=entry,
+            measured=measured.get(entry.key),
+            same=bool(own) and entry.data in (None, data),
+        )
+        for entry in shown
+    ]
+
+
+def _same_model(ours: str, theirs: str) -> bool:
+    """Hub names with or without their owner: google-bert/bert-base-uncased is bert-base-uncased."""
+    return ours.lower().rpartition("/")[2] == theirs.lower().rpartition("/")[2]

@@ -1,0 +1,65 @@
+"""A report as one HTML page that needs nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from normlens.errors import MissingDependencyError
+from normlens.papers.report import words
+from normlens.papers.report.content import Report
+from normlens.papers.report.layout import FOLD, JOINED, PlacedSection
+from normlens.papers.report.pictures import inline
+
+
+def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[str, bytes]) -> str:
+    """The whole report; `pictures` are the figures' SVG files by their names."""
+    return rendered(
+        "report.html.j2",
+        title=report.title,
+        header=report.header,
+        facts=[(label, text) for label, text in words.facts(report.header) if text],
+        run_columns=words.RUN_COLUMNS,
+        runs=[words.run_row(run) for run in report.header.runs],
+        sections=sections,
+        joined=JOINED,
+        fold=FOLD,
+        pictures=pictures,
+    )
+
+
+def rendered(template: str, pictures: Mapping[str, bytes], **values: Any) -> str:
+    """A template with everything escaped but the style sheet and the pictures."""
+    from markupsafe import Markup
+
+    def picture(name: str, caption: str) -> Markup:
+        return Markup(inline(pictures[name], f"{name}--", caption))
+
+    style = Markup(_read("style.css"))
+    text = _environment().get_template(template).render(picture=picture, style=style, **values)
+    return text.rstrip() + "\n"
+
+
+def _read(name: str) -> str:
+    return (files("normlens.papers.report") / name).read_text("utf-8")
+
+
+@cache
+def _environment() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reports need jinja2; run: pip install 'normlens[reproduce]'"
+        ) from error
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["count"] = words.count
+    return environment

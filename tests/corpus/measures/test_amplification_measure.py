@@ -1,0 +1,255 @@
+"""FF-amp against loops over pairs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from measure_examples import SCOPES, final, item, real_item, shards
+
+from normlens.corpus import measures
+from normlens.corpus.measures.scope_pairs import default_pairs
+from normlens.corpus.measures.tokens import CATEGORIES, RELATIONS, categories, relations
+from normlens.errors import InputError, UnknownScopeError
+
+POST_LN = [("ATTNRESLN-N", "ATTNRESLNFF-N"), ("ATTNRES-N", "ATTNRESLNFFRESLN-N")]
+OPTIONS = [
+    {},
+    {"axis": "target"},
+    {"axis": "none", "pairs": (("ATTN-N", "LN2"), ("LN1", "FF"))},
+    {"exclude_same_type": True},
+    {"exclude_special": True, "exclude_same_type": True},
+]
+
+
+def normalised(matrix, axis, i, j):
+    if axis == "none":
+        return float(matrix[i, j])
+    line = matrix[:, j] if axis == "source" else matrix[i]
+    whole = sum(float(value) for value in line)
+    return float(matrix[i, j]) / whole if whole else 0.0
+
+
+def scores(one, scope_pairs, axis="source", exclude_same_type=False, exclude_special=False, **_):
+    """Every pair that counts, by loops: (scopes, layer, i, j) → (before, after)."""
+    ordinary = categories(one) == CATEGORIES.index("ordinary")
+    ids, maps, found = one.encoded.ids, one.maps, {}
+    for before, after in scope_pairs:
+        for place, layer in enumerate(maps.layers):
+            for i in range(len(one)):
+                for j in range(len(one)):
+                    if i == j or not maps.allowed[place, i, j]:
+                        continue
+                    if exclude_same_type and ids[i] == ids[j]:
+                        continue
+                    if exclude_special and not (ordinary[i] and ordinary[j]):
+                        continue
+                    found[before, after, layer, i, j] = tuple(
+                        normalised(maps[s][place], axis, i, j) for s in (before, after)
+                    )
+    return found
+
+
+CASES = [(kind, options) for kind in ("random", "causal") for options in OPTIONS]
+CASES += [(family, {}) for family in ("bert", "gpt2", "llama")]
+
+
+def items_of(kind):
+    if kind in ("random", "causal"):
+        return [item(k, n=6 + k, causal=kind == "causal") for k in range(3)]
+    return [real_item(kind, k) for k in (0, 1)]
+
+
+def expected_pairs(options, one):
+    if "pairs" in options:
+        return [("ATTN-N", "ATTNRESLNFFRESLN-N"), ("ATTNRESLN-N", "ATTNRESLNFF-N")]
+    return default_pairs(one.maps.scopes)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_sums_per_pair_of_subwords(kind, options, tmp_path):
+    items = items_of(kind)
+    measure = measures.get("amplification", **options)
+    parts = shards(measure, "amplification_pairs", items, [1])
+    table = final(measure, "amplification_pairs", parts, tmp_path)
+    sums = defaultdict(lambda: [0, 0.0, 0.0, 0])
+    tokens = {}
+    for one in items:
+        related = relations(one)
+        tokens |= dict(zip(one.encoded.ids, one.encoded.tokens, strict=True))
+        for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
+            *where, i, j = key
+            ids = one.encoded.ids[j], one.encoded.ids[i]
+            group = sums[(*where, RELATIONS[related[i, j]], *ids)]
+            group[0] += 1
+            group[1] += b
+            group[2] += a
+            group[3] += abs(i - j)
+    rows = table.to_pylist()
+    keys = ["before", "after", "layer", "relation", "source_id", "target_id"]
+    assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
+    for row in rows:
+        count, before, after, distance = sums[tuple(row[key] for key in keys)]
+        assert row["count"] == count
+        assert row["sum_distance"] == distance
+        assert row["sum_before"] == pytest.approx(before, abs=1e-12)
+        assert row["sum_after"] == pytest.approx(after, abs=1e-12)
+        assert row["sum"] == pytest.approx(after - before, abs=1e-12)
+        assert row["source_token"] == tokens[row["source_id"]]
+        assert row["target_token"] == tokens[row["target_id"]]
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_sums_per_sequence_and_distance(kind, options, tmp_path):
+    items = items_of(kind)
+    measure = measures.get("amplification", **options)
+    parts = shards(measure, "amplification_distance", items, [2])
+    table = final(measure, "amplification_distance", parts, tmp_path)
+    sums = defaultdict(lambda: [0, 0.0, 0.0])
+    for one in items:
+        related = relations(one)
+        for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
+            *where, i, j = key
+            group = sums[(one.index, *where, RELATIONS[related[i, j]], abs(i - j))]
+            group[0] += 1
+            group[1] += a - b
+            group[2] += (a - b) ** 2
+    rows = table.to_pylist()
+    keys = ["index", "before", "after", "layer", "relation", "distance"]
+    assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
+    for row in rows:
+        count, total, squares = sums[tuple(row[key] for key in keys)]
+        assert row["sequence"] == f"text-{row['index']}"
+        assert row["count"] == count
+        assert row["sum"] == pytest.approx(total, abs=1e-12)
+        assert row["sum_squares"] == pytest.approx(squares, abs=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_a_sample_with_room_for_all_holds_every_pair(kind, options, tmp_path):
+    items = items_of(kind)
+    measure = measures.get("amplification", **options)
+    parts = shards(measure, "amplification_sample", items, [1])
+    table = final(measure, "amplification_sample", parts, tmp_path)
+    found = {}
+    for row in table.to_pylist():
+        key = (row["index"], row["before"], row["after"], row["layer"], row["target"])
+        assert (*key, row["source"]) not in found
+        found[(*key, row["source"])] = row
+    count = 0
+    for one in items:
+        related = relations(one)
+        for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
+            *_, i, j = key
+            row = found[(one.index, *key)]
+            assert row["score"] == pytest.approx(a - b, abs=1e-14)
+            assert row["relation"] == RELATIONS[related[i, j]]
+            assert row["distance"] == abs(i - j)
+            assert row["sequence"] == one.sequence
+            count += 1
+    assert count == len(found)
+
+
+def test_maps_agree_with_the_tables():
+    one = item(0)
+    table = measures.get("amplification").rows(one)["amplification_sample"]
+    for row in table.slice(0, 200).to_pylist():
+        amp = one.maps.amplification(row["before"], row["after"])
+        expected = amp[row["layer"], row["target"], row["source"]]
+        assert row["score"] == pytest.approx(expected, abs=1e-6)  # float32 there
+
+
+@pytest.mark.parametrize(
+    ("family", "pairs"),
+    [
+        ("bert", POST_LN),
+        ("gpt2", [POST_LN[0], ("ATTNRES-N", "ATTNRESLNFFRES-N")]),
+        (
+            "gemma2",
+            [
+                ("ATTNLNRESLN-N", "ATTNLNRESLNFF-N"),
+                ("ATTNLNRES-N", "ATTNLNRESLNFFLNRES-N"),
+            ],
+        ),
+        (
+            "olmo2",
+            [("ATTNLNRES-N", "ATTNLNRESFF-N"), ("ATTNLNRES-N", "ATTNLNRESFFLNRES-N")],
+        ),
+        ("gpt_neox", []),
+    ],
+)
+def test_default_scopes_follow_from_the_architecture(family, pairs):
+    one = real_item(family)
+    assert default_pairs(one.maps.scopes) == pairs
+    table = measures.get("amplification").rows(one)["amplification_distance"]
+    seen = {(r["before"], r["after"]) for r in table.to_pylist()}
+    assert seen == set(pairs)
+
+
+def test_default_pairs_without_their_scopes():
+    assert default_pairs([]) == default_pairs(["ATTN-W", "ATTN-N"]) == []
+    assert default_pairs(["ATTN-N", "ATTNRESLNFF-N"]) == []
+    assert default_pairs(["ATTN-W", "ATTNRES-N", "ATTNRESLNFF-N"]) == [
+        ("ATTNRES-N", "ATTNRESLNFF-N")
+    ]
+
+
+def test_a_sequence_of_one_token_has_no_pair():
+    one = item(0, n=2)
+    record = replace(one.encoded, ids=[4], tokens=["a"], special=[False], words=[0], entities=[])
+    cut = {scope: a[:, :1, :1] for scope, a in one.maps.arrays.items()}
+    maps = replace(one.maps, arrays=cut, allowed=one.maps.allowed[:, :1, :1])
+    single = replace(one, maps=maps, encoded=replace(record, masked=[]))
+    for table in measures.get("amplification").rows(single).values():
+        assert len(table) == 0
+
+
+def test_options_are_checked_and_recorded():
+    with pytest.raises(InputError, match="axis 'rows'; choose one of: source, target, none"):
+        measures.get("amplification", axis="rows")
+    with pytest.raises(InputError, match="at least 1"):
+        measures.get("amplification", keep=0)
+    with pytest.raises(InputError, match="before, after"):
+        measures.get("amplification", pairs=(("FF",),))
+    with pytest.raises(InputError, match="colour"):
+        measures.get("amplification", colour="red")
+    with pytest.raises(UnknownScopeError):
+        measures.get("amplification", pairs=[["LN7", "FF"]]).rows(item(0))
+    chosen = measures.get("amplification", pairs=[["LN1", "FF"]], keep=5)
+    assert chosen.options["keep"] == 5
+    assert json.loads(json.dumps(chosen.options)) == chosen.options
+    assert measures.get("amplification", **chosen.options) == chosen
+    assert chosen.needs.scopes is None  # LN1 would be called LN among these two
+    full = measures.get("amplification", pairs=[("ATTNRESLN-N", "ATTNRESLNFF-N")])
+    assert full.needs == measures.Needs(("ATTNRESLN-N", "ATTNRESLNFF-N"))
+    assert measures.get("amplification").needs.scopes is None
+
+
+@pytest.mark.parametrize("name", ["same_entity", "same_word", "entity_across_words", "other"])
+def test_names_of_kinds_of_pairs_are_taken(name, tmp_path, monkeypatch):
+    (tmp_path / "taken_relations.py").write_text(f"def {name}(item): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "taken_relations", raising=False)
+    with pytest.raises(InputError, match=f"called '{name}' already"):
+        measures.get("amplification", relations=(f"taken_relations:{name}",))
+
+
+def test_scopes_that_are_named_twice_count_once():
+    twice = measures.get("amplification", pairs=(("LN1", "FF"), ("ATTNRESLN-N", "ATTNRESLNFF-N")))
+    once = measures.get("amplification", pairs=(("ATTNRESLN-N", "ATTNRESLNFF-N"),))
+    for table, rows in once.rows(item(0)).items():
+        assert twice.rows(item(0))[table].equals(rows)
+
+
+def test_values_that_are_not_finite_are_refused():
+    one = item(0)
+    arrays = dict(one.maps.arrays) | {SCOPES[5]: np.full_like(one.maps[SCOPES[5]], np.inf)}
+    with (
+        np.errstate(invalid="ignore"),
+        pytest.raises(InputError, match="not finite"),
+    ):
+        measures.get("amplification").rows(replace(one, maps=replace(one.maps, arrays=arrays)))

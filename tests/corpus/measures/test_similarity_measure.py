@@ -1,0 +1,78 @@
+"""Similarity against scipy, pair by pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from measure_examples import SCOPES, item, real_item
+from scipy.stats import rankdata, spearmanr
+
+from normlens.analysis.ranks import centred_ranks, spearman_matrix
+from normlens.corpus import measures
+
+similarity = measures.get("similarity")
+
+
+def rows(one: measures.Item) -> dict[tuple[int, str, str], float | None]:
+    table = similarity.rows(one)["similarity"]
+    assert table.schema == similarity.tables["similarity"]
+    return {(r["layer"], r["scope_a"], r["scope_b"]): r["rho"] for r in table.to_pylist()}
+
+
+@pytest.mark.parametrize("kind", ["random", "causal", "bert", "gpt2", "llama", "gpt_neox"])
+def test_equals_scipy_for_every_two_scopes(kind):
+    random = {"random": item(0), "causal": item(1, causal=True)}
+    one = random[kind] if kind in random else real_item(kind)
+    found = rows(one)
+    maps = one.maps
+    pairs = list(combinations(maps.scopes, 2))
+    assert len(found) == len(pairs) * len(maps.layers)
+    for place, layer in enumerate(maps.layers):
+        allowed = maps.allowed[place]
+        for a, b in pairs:
+            expected = spearmanr(maps[a][place][allowed], maps[b][place][allowed]).statistic
+            assert found[layer, a, b] == pytest.approx(expected, abs=1e-14)
+
+
+def test_layers_keep_their_numbers_and_rows_say_whose_they_are():
+    one = item(3)
+    later = replace(one, maps=replace(one.maps, layers=[4, 7]))
+    table = similarity.rows(later)["similarity"]
+    assert table["layer"].unique().to_pylist() == [4, 7]
+    assert table["index"].unique().to_pylist() == [3]
+    assert table["sequence"].unique().to_pylist() == ["text-3"]
+
+
+def test_a_constant_map_has_no_similarity():
+    one = item(0)
+    arrays = dict(one.maps.arrays) | {"ATTN-N": np.full_like(one.maps["ATTN-N"], 0.25)}
+    found = rows(replace(one, maps=replace(one.maps, arrays=arrays)))
+    for (_, a, b), rho in found.items():
+        assert (rho is None) == ("ATTN-N" in (a, b))
+
+
+def test_pairs_that_attention_does_not_allow_do_not_count():
+    one = item(2, causal=True)
+    noisy = {s: np.where(one.maps.allowed, a, 99 + len(s)) for s, a in one.maps.arrays.items()}
+    changed = replace(one, maps=replace(one.maps, arrays=noisy))
+    assert rows(changed) == rows(one)
+
+
+def test_ranks_are_average_ranks():
+    rng = np.random.default_rng(0)
+    for values in (rng.random(50), rng.integers(0, 5, 50), np.zeros(4), np.array([7.0])):
+        expected = 2 * rankdata(values) - (len(values) + 1)
+        np.testing.assert_array_equal(centred_ranks(values), expected)
+    assert np.isnan(centred_ranks(np.array([1.0, np.nan, 2.0]))).all()
+
+
+def test_the_order_of_pairs_changes_nothing():
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 300, (len(SCOPES), 2000)).astype(np.float32)
+    expected = spearman_matrix(values)
+    np.testing.assert_array_equal(expected, spearman_matrix(values[:, rng.permutation(2000)]))
+    assert np.array_equal(expected, expected.T)
+    assert (np.diagonal(expected) == 1).all()

@@ -1,0 +1,420 @@
+"""From a model and data to a report, and what the experiments' numbers are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import run_examples as examples
+from matplotlib.text import Text
+
+import normlens
+from normlens.cli import main
+from normlens.corpus import Run
+from normlens.errors import InputError, NormLensError
+from normlens.papers import words
+from normlens.papers.base import Evidence, Table
+from normlens.papers.experiments import norms, pairs, similarity
+from normlens.papers.published import compare, published
+from normlens.papers.report.layout import arrange
+from normlens.papers.reporting import build_report, describe, experiments
+from normlens.papers.reproduce import load_settings, plan, reproduce, short_names
+from normlens.papers.settings import KINDS, Settings
+
+FEW = {"resamples": 200}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, letters: Path) -> Path:
+    """Both papers' experiments with a tiny BERT."""
+    out = tmp_path_factory.mktemp("results") / "bert"
+    reproduce(KINDS, tiny_bert, letters, out, **FEW)
+    return out
+
+
+@pytest.fixture(scope="module")
+def masked(results: Path) -> Evidence:
+    settings = load_settings(results)
+    return Evidence(settings, "letters", Run.open(results / "runs" / "letters-masked"))
+
+
+@pytest.fixture(scope="module")
+def plain(results: Path) -> Evidence:
+    settings = load_settings(results)
+    return Evidence(settings, "letters", Run.open(results / "runs" / "letters-plain"))
+
+
+# The plan --------------------------------------------------------------------------------------
+
+
+def test_masked_for_similarity_and_mixing_unmasked_for_amplification() -> None:
+    both = Settings(("ff",), "m", ("a.txt", "sst2:x/dev.tsv"))
+    found = [(p.name, p.masked, p.measures) for p in plan(both, causal=False)]
+    assert found == [
+        ("a-masked", True, "similarity,mixing,norms"),
+        ("a-plain", False, "amplification"),
+        ("sst2-masked", True, "similarity,mixing,norms"),
+        ("sst2-plain", False, "amplification"),
+    ]
+    mixing = Settings(("mixing",), "m", ("a.txt",))
+    assert [p.name for p in plan(mixing, causal=False)] == ["a-masked"]
+    (only,) = plan(mixing, causal=True)
+    assert (only.name, only.masked) == ("a-plain", False)
+    assert set(only.measures.split(",")) == {"similarity", "mixing", "amplification", "norms"}
+
+
+def test_data_sets_have_short_names_of_their_own() -> None:
+    given = ["sst2:/x/dev.tsv", "/a/text.txt", "/b/text.txt", "sample", "/c/*.jsonl"]
+    assert list(short_names(given).values()) == ["sst2", "text", "text-2", "sample", "data"]
+
+
+def test_more_data_may_join_with_a_limit_of_its_own() -> None:
+    first = Settings(("ff",), "m", ("a.txt",), limits={"a.txt": 3})
+    joined = Settings(("mixing",), "m", ("b.txt",)).joined(first)
+    assert (joined.kinds, joined.data) == (("ff", "mixing"), ("a.txt", "b.txt"))
+    assert joined.limits == {"a.txt": 3}
+    assert Settings.from_json(json.loads(json.dumps(joined.as_json()))) == joined
+
+
+def test_the_runs_are_the_papers(results: Path) -> None:
+    runs = {path.name: Run.open(path) for path in (results / "runs").iterdir()}
+    assert set(runs) == {"letters-masked", "letters-plain"}
+    assert runs["letters-masked"].manifest.options.mask == 0.12
+    assert runs["letters-plain"].manifest.options.mask is None
+    assert runs["letters-masked"].sql("SELECT min(masked) AS m FROM sequences")["m"][0] >= 1
+
+
+def test_tables_of_runs_count_layers_from_0(masked: Evidence, plain: Evidence) -> None:
+    counted = set()
+    for evidence in (masked, plain):
+        assert evidence.run is not None
+        for name in evidence.run.tables:
+            table = evidence.run.table(name)
+            if "layer" in table and len(table):
+                assert sorted(table["layer"].unique()) == list(range(evidence.model["layers"]))
+                counted.add(name)
+    assert {"similarity", "mixing", "amplification_pairs", "norms"} <= counted
+
+
+def test_a_second_time_nothing_is_computed_again(
+    results: Path, tiny_bert: Path, letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {p: p.stat().st_mtime_ns for p in (results / "runs").rglob("*.parquet")}
+    assert times
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a finished run was computed again")
+
+    monkeypatch.setattr("normlens.corpus.engines.worker.Worker.analyse", fail)
+    before = (results / "report.html").read_bytes()
+    assert reproduce("mixing", tiny_bert, letters, results, **FEW) == results / "report.html"
+    assert load_settings(results).kinds == ("ff", "mixing")
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+    assert (results / "report.html").read_bytes() == before
+
+
+def test_a_report_needs_neither_model_nor_data(
+    tmp_path: Path, tiny_bert: Path, letters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    model = shutil.copytree(tiny_bert, tmp_path / "model")
+    data = Path(shutil.copy(letters, tmp_path / "some.txt"))
+    out = tmp_path / "out"
+    reproduce("mixing", model, data, out, limit=4, **FEW)
+    shutil.rmtree(model)
+    data.unlink()
+    (out / "report.html").unlink()
+    assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out / "report.html")
+    assert (out / "report.html").is_file()
+
+
+def test_ranks_are_checked_first_and_kept(tmp_path: Path, tiny_bert: Path, letters: Path) -> None:
+    ranks = tmp_path / "ranks.txt"
+    ranks.write_text("one two\n")
+    with pytest.raises(InputError, match="ranks"):
+        reproduce("mixing", tiny_bert, letters, tmp_path / "out", ranks=str(ranks), **FEW)
+    assert not (tmp_path / "out").exists()
+    ranks.write_text("".join(f"{n} {1000 - n} {n + 4}\n" for n in range(1, 53)))
+    out = tmp_path / "out"
+    reproduce("mixing", tiny_bert, letters, out, limit=6, ranks=str(ranks), **FEW)
+    before = (out / "tables" / "frequency.csv").read_bytes()
+    ranks.unlink()
+    build_report(out)
+    assert (out / "tables" / "frequency.csv").read_bytes() == before
+
+
+def test_an_unfinished_run_has_no_report(tmp_path: Path, tiny_bert: Path, letters: Path) -> None:
+    out = tmp_path / "out"
+    reproduce("mixing", tiny_bert, letters, out, limit=4, **FEW)
+    (record,) = (out / "runs" / "letters-masked" / "shards").glob("*.json")
+    record.unlink()
+    with pytest.raises(InputError, match=r"is not finished \(0 of 4 sequences\)"):
+        build_report(out)
+    reproduce("mixing", tiny_bert, letters, out, limit=4, **FEW)  # it is resumed
+
+
+def test_causal_models_have_one_run_and_their_own_components(tmp_path: Path, letters: Path) -> None:
+    checkpoint = examples.tiny_checkpoint(tmp_path / "gpt2", model_type="gpt2")
+    out = tmp_path / "out"
+    reproduce(KINDS, checkpoint, letters, out, **FEW)
+    assert [path.name for path in (out / "runs").iterdir()] == ["letters-plain"]
+    table = pd.read_csv(out / "tables" / "similarity.csv")
+    assert list(table["component"]) == ["ATTN", "RES1", "LN", "FF", "RES2"]
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2", "olmo2"])
+def test_other_architectures(tmp_path: Path, letters: Path, model_type: str) -> None:
+    checkpoint = examples.tiny_checkpoint(tmp_path / model_type, model_type=model_type)
+    report = reproduce(KINDS, checkpoint, letters, tmp_path / "out", limit=6, **FEW)
+    assert report.is_file()
+    found = {
+        section.experiment.name: [result for _, result in section.results]
+        for section in describe(tmp_path / "out").sections
+    }
+    if model_type == "gpt_neox":  # a parallel block mixes nothing
+        assert found["cancellation"] == [None]
+    else:
+        assert found["cancellation"] != [None]
+
+
+def test_what_cannot_go_into_one_folder(
+    results: Path, tmp_path: Path, tiny_bert: Path, letters: Path
+) -> None:
+    with pytest.raises(InputError, match="with seed 0, not 1"):
+        reproduce("ff", tiny_bert, letters, results, seed=1)
+    with pytest.raises(InputError, match=r"of all sequences of '.*', not of the first 5 seq"):
+        reproduce("ff", tiny_bert, letters, results, limit=5)
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(NormLensError, match="holds other files"):
+        reproduce("ff", tiny_bert, letters, tmp_path)
+    with pytest.raises(InputError, match="takes no option 'seeds'"):
+        reproduce("ff", tiny_bert, letters, tmp_path / "new", seeds=1)
+    with pytest.raises(InputError, match="choose one of: ff, mixing"):
+        reproduce("tables", tiny_bert, letters, tmp_path / "new")
+    with pytest.raises(InputError, match="--resamples must be at least 100"):
+        reproduce("ff", tiny_bert, letters, tmp_path / "new", resamples=3)
+    with pytest.raises(InputError, match="holds no results"):
+        build_report(tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_loaded_lens_and_a_users_own_relation(
+    tmp_path: Path, tiny_bert: Path, letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far_relations.py").write_text(
+        "import numpy as np\n\ndef three_apart(item):\n"
+        "    return np.abs(np.subtract.outer(range(len(item)), range(len(item)))) == 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    lens = normlens.load(tiny_bert, device="cpu")
+    out = tmp_path / "out"
+    reproduce("ff", lens, letters, out, relations=("far_relations:three_apart",), **FEW)
+    results = json.loads((out / "results.json").read_text())
+    assert "three_apart" in json.dumps(results) or any(
+        "three" in path.name for path in (out / "tables").iterdir()
+    )
+
+
+# Numbers ---------------------------------------------------------------------------------------
+
+
+def test_table_1_is_the_mean_over_sequences_and_layers(masked: Evidence) -> None:
+    result = similarity.steps(masked)
+    assert result is not None
+    rows = masked.run.table("similarity")
+    table = result.tables["similarity"].frame
+    assert list(table["component"]) == ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2"]
+    for row in table.itertuples():
+        own = rows[(rows["scope_a"] == row.before) & (rows["scope_b"] == row.after)]
+        assert len(own)
+        expected = own.groupby("index")["rho"].mean().mean()
+        assert row.rho == pytest.approx(expected, abs=1e-12)
+        assert row.low <= row.rho <= row.high
+    layers = result.tables["similarity-layers"].frame
+    own = rows[(rows["scope_a"] == "ATTNRESLN-N") & (rows["scope_b"] == "ATTNRESLNFF-N")]
+    expected = own.groupby("layer")["rho"].mean().to_numpy()
+    found = layers[layers["component"] == "FF"]
+    assert list(found["layer"]) == list(range(1, len(expected) + 1))
+    np.testing.assert_allclose(found["rho"], expected, atol=1e-12)
+    weakest = table.loc[table["rho"].idxmin(), "component"]
+    assert f"{weakest} changes the map most" in result.sentences[0]
+
+
+def test_the_matrix_of_scopes_is_symmetric(masked: Evidence) -> None:
+    result = similarity.matrix(masked)
+    assert result is not None
+    square = result.tables["similarity-matrix"].frame.set_index("scope")
+    np.testing.assert_array_equal(square, square.T)
+    rows = masked.run.table("similarity")
+    own = rows[(rows["scope_a"] == "ATTN-W") & (rows["scope_b"] == "ATTNRESLN-N")]
+    assert square.loc["ATTNRESLN-N", "ATTN-W"] == pytest.approx(own["rho"].mean(), abs=1e-12)
+
+
+def test_top_pairs_are_those_with_the_largest_mean(plain: Evidence) -> None:
+    result = pairs.top_pairs(plain)
+    assert result is not None
+    rows = plain.run.table("amplification_pairs")
+    types = ["layer", "source_id", "target_id", "source_token", "target_token"]
+    rows = rows[rows["after"] == "ATTNRESLNFF-N"]
+    assert rows.duplicated(types).any()  # pairs of subwords that occur in several relations
+    rows = rows.astype({"source_token": str, "target_token": str})
+    rows = rows.groupby(types, as_index=False)[["count", "sum"]].sum()
+    rows = rows[rows["count"] >= 2].assign(amp=lambda all: all["sum"] / all["count"])
+    table = result.tables["amplified-by-ff"].frame
+    for layer, own in table.groupby("layer"):
+        best = rows[rows["layer"] == layer - 1].nlargest(10, "amp")
+        np.testing.assert_allclose(own["amplification"], best["amp"], atol=1e-12)
+        np.testing.assert_allclose(own["after"] - own["before"], own["amplification"], atol=1e-9)
+        assert list(own["source"]) == list(best["source_token"])
+        assert list(own["rank"]) == list(range(1, len(own) + 1))
+    both = result.tables["amplified-by-layer"].frame
+    keys = [set(zip(f["layer"], f["source"], f["target"], strict=True)) for f in (table, both)]
+    assert set(map(tuple, table.loc[table["in both"], ["layer", "source", "target"]].values)) == (
+        keys[0] & keys[1]
+    )
+
+
+def test_norms_and_dimensions(masked: Evidence) -> None:
+    result = norms.norms(masked)
+    assert result is not None
+    rows = masked.run.table("norms")
+    table = result.tables["norms"].frame
+    np.testing.assert_allclose(
+        table["ff_output_norm"], rows.groupby("layer")["ff_output_norm"].mean(), atol=1e-9
+    )
+    result = norms.dimensions(masked)
+    assert result is not None
+    own = masked.run.table("norms_dimensions")
+    np.testing.assert_allclose(
+        result.tables["dimensions"].frame["output"], own["sum_output_abs"] / own["count"]
+    )
+    result = norms.special(masked)
+    assert result is not None
+    rows = masked.run.table("special_dimensions")
+    np.testing.assert_allclose(
+        result.tables["special-dimensions"].frame["rho_without"],
+        rows.groupby("layer")["rho_without"].mean(),
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_experiment_has_an_answer_and_its_pictures_can_be_drawn(
+    results: Path, kind: str
+) -> None:
+    sections = {s.experiment.name: s for s in describe(results).sections}
+    for experiment in experiments(kind):
+        assert experiment.question.endswith("?")
+        assert experiment.method
+        for _, result in sections[experiment.name].results:
+            if result is None:
+                assert experiment.absent
+                continue
+            assert result.sentences
+            for figure in result.figures.values():
+                assert figure.caption
+                assert figure.draw().axes
+            for table in result.tables.values():
+                assert table.caption
+                assert table.text().shape == table.frame.shape
+                assert not (table.text() == "nan").any(axis=None)
+
+
+# Against the papers ----------------------------------------------------------------------------
+
+
+def test_every_layer_of_the_report_says_that_it_is_counted_from_1(results: Path) -> None:
+    numbered = re.compile(r"\blayers? \d")
+    by_layer = set()
+    for placed in arrange(describe(results)):
+        sentences = [text for finding in placed.findings for text in finding.result.sentences]
+        assert bool(placed.layers_note) == any(map(numbered.search, sentences))
+        for finding in placed.findings:
+            assert not any("layer" in table.columns for table in finding.tables)
+            for item in finding.figures:
+                drawn = item.figure.draw()
+                texts = [text.get_text() for text in drawn.findobj(Text)]
+                assert "layer" not in texts
+                if words.LAYER in texts:
+                    by_layer.add(item.name)
+                for shown in (texts, [item.caption]):
+                    if any(map(numbered.search, shown)):
+                        assert any("counted from 1" in text for text in shown), item.name
+    assert by_layer == {
+        *("similarity-layers", "similarity-from-before", "relations-ff", "relations-layer"),
+        *("norms", "special-dimensions", "mixing", "expansion"),
+    }
+
+
+def test_the_layer_of_the_histograms_counts_from_1(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["reproduce", "ff", "--model", "m", "--data", "sample", "--out", "x"]
+    assert main([*given, "--layer", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "--layer must be at least 1, not 0" in said
+    assert "counts layers from 1" in said
+    assert said.count("\n") == 1
+    assert main(["reproduce", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "counted from 1 as in the papers" in shown
+
+
+def test_published_figures() -> None:
+    values = {(p.model, p.key): p.value for p in published()}
+    base = "bert-base-uncased"
+    table = ("ATTN", "RES1", "LN1", "FF", "RES2", "LN2")
+    assert [values[base, f"table1/{c}"] for c in table] == [0.48, 0.41, 0.91, 0.79, 0.96, 0.73]
+    rates = [values[base, f"expansion/layer-{layer}"] for layer in range(1, 13)]
+    assert np.mean(rates) == pytest.approx(values[base, "expansion/mean"], abs=1e-3)
+    assert values["roberta-base", "mixing/ATTNRESLN-N"] == 16.24
+    significant = [values[base, f"significance/same_word/layer-{n}"] for n in range(1, 13)]
+    assert [n for n, s in enumerate(significant, 1) if s] == [3, 4, 5, 6, 7, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "same"),
+    [
+        ("bert-base-uncased", "unlabeled_attn", True),
+        ("google-bert/bert-base-uncased", "unlabeled_attn", True),
+        ("bert-base-uncased", "sst2", False),
+        ("bert-large-uncased", "unlabeled_attn", False),
+    ],
+)
+def test_only_the_same_model_on_the_same_data_is_compared(
+    model: str, data: str, same: bool
+) -> None:
+    found = compare("table1/", {"table1/FF": 0.8}, {"name": model}, data)
+    assert {comparison.same for comparison in found} == {same}
+    (block,) = [c for c in found if c.published.key == "table1/FF"]
+    assert block.difference == pytest.approx(0.01)
+    assert next(c for c in found if c.published.key == "table1/LN2").difference is None
+
+
+def test_of_several_published_models_the_runs_own_counts() -> None:
+    found = compare("expansion/", {}, {"name": "prajjwal1/bert-tiny"}, "")
+    assert {c.published.model for c in found} == {"bert-tiny"}
+    assert all(c.same for c in found)
+    found = compare("mixing/", {}, {"name": "gpt2"}, "")
+    assert {c.published.model for c in found} == {"bert-base-uncased"}
+
+
+# Words -----------------------------------------------------------------------------------------
+
+
+def test_layers_in_words() -> None:
+    assert words.layers([4]) == "layer 4"
+    assert words.layers([3, 4, 5, 6, 7, 9, 10, 11]) == "layers 3–7 and 9–11"
+    assert words.layers([6, 1, 3]) == "layers 1, 3 and 6"
+    assert words.number(-0.456) == "−0.46"
+
+
+def test_cells_of_tables() -> None:
+    frame = pd.DataFrame({"x": [1.234, float("nan")], "t": ["a-b", None], "b": [True, False]})
+    text = Table(frame, "", {"x": ".1f"}).text()
+    assert text.to_numpy().tolist() == [["1.2", "a-b", "yes"], ["–", "–", "no"]]
