@@ -48,6 +48,7 @@ def measure_time(sequences: int, repeats: int, threads: int | None, scratch: Pat
 
     import normlens
     from normlens.corpus import encode_record, open_data, run
+    from normlens.options import AnalysisOptions
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -55,7 +56,7 @@ def measure_time(sequences: int, repeats: int, threads: int | None, scratch: Pat
     source = data_source()
     data = open_data(source, limit=sequences)
     encoded = [encode_record(record, lens.tokenizer, max_length=128) for record in data]
-    lens.analyse(encoded[:8], statistics=True)
+    lens.analyse(encoded[:8], AnalysisOptions(statistics=True))
     stages: dict[str, float] = {}
 
     def whole() -> None:
@@ -67,7 +68,7 @@ def measure_time(sequences: int, repeats: int, threads: int | None, scratch: Pat
     def alone(with_statistics: bool) -> None:
         # One at a time, as on a CPU the lens does anyway; nothing is kept.
         for sequence in sorted(encoded, key=len):
-            lens.analyse([sequence], statistics=with_statistics)
+            lens.analyse([sequence], AnalysisOptions(statistics=with_statistics))
 
     ways = {"maps": lambda: alone(False), "+stats": lambda: alone(True), "run": whole}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -62,6 +62,7 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
     import normlens
     from normlens.corpus.measures.base import Item
     from normlens.corpus.measures.similarity import Similarity
+    from normlens.options import AnalysisOptions
     from normlens.text import Encoded
 
     torch.manual_seed(0)
@@ -74,9 +75,8 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
 
     def run(wanted: list[Any], precision: str) -> tuple[float, float, int]:
         start = time.perf_counter()
-        found = lens.analyse(
-            wanted, scopes=scopes, arrays=False, correlations=True, precision=precision
-        )
+        options = AnalysisOptions(scopes=scopes, precision=precision)
+        found = lens.analyse(wanted, options, arrays=False, correlations=True)
         analysed = time.perf_counter()
         rows = [
             measure.rows(Item(str(index), index, maps, sequence))["similarity"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ import torch
 from reference import largest_error, references
 
 import normlens
-from normlens import lens as lens_module
+from normlens import analyser
 from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
 from normlens.models.tiny import tiny_model
+from normlens.options import AnalysisKeywords, AnalysisOptions
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 
@@ -379,7 +382,7 @@ def test_statistics_are_there_on_request_only(lens):
 def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[int]:
     """Batches of more than `largest` sequences do not fit; returns the sizes that were tried."""
     tried = []
-    real = lens_module.decompose_layer
+    real = analyser.decompose_layer
 
     def guarded(layer, x, *rest, **options):
         tried.append(len(x))
@@ -387,7 +390,7 @@ def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[
             raise error("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(lens_module, "decompose_layer", guarded)
+    monkeypatch.setattr(analyser, "decompose_layer", guarded)
     return tried
 
 
@@ -414,7 +417,7 @@ def test_other_errors_come_through(lens, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(lens_module, "decompose_layer", broken)
+    monkeypatch.setattr(analyser, "decompose_layer", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         lens.maps(input_ids=IDS)
 
@@ -479,3 +482,46 @@ def test_inference_mode_around_one_call_leaves_the_next_alone(tiny):
     with torch.inference_mode():
         first = lens.maps(input_ids=IDS)
     assert_close(lens.maps(input_ids=IDS), first)
+
+
+# Options and sequences of one's own ---------------------------------------------------------------
+
+
+def test_analysing_encoded_sequences_is_what_maps_does(lens):
+    options = AnalysisOptions(scopes="FF", layers=-1, statistics=True)
+    (found,) = lens.analyse(lens.encode(input_ids=IDS), options)
+    assert found == lens.maps(input_ids=IDS, scopes="FF", layers=-1, statistics=True)
+    assert len(lens.encode(input_ids=[IDS, IDS[:3]])) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"nonlinearity": "lrp"}, "ig-bias"),
+        ({"precision": "float8"}, "bfloat16"),
+        ({"samples": 2.5}, "samples must be a whole number"),
+        ({"seed": True}, "seed must be a whole number"),
+        ({"batch_size": "big"}, "a number or 'auto'"),
+        ({"memory_limit": "much"}, "not a size"),
+    ],
+)
+def test_options_are_judged_when_they_are_made(wrong, message):
+    with pytest.raises(InputError, match=message):
+        AnalysisOptions(**wrong)
+
+
+def test_options_of_a_lens_are_the_options_of_an_analysis():
+    """One option more in the one place is one more in the other."""
+    parameters = inspect.signature(normlens.Lens.maps).parameters
+    given = {
+        "self",
+        "text",
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+        "truncate",
+        "progress",
+    }
+    own = {field.name: field.default for field in fields(AnalysisOptions)}
+    assert {name: parameters[name].default for name in parameters.keys() - given} == own
+    assert set(AnalysisKeywords.__annotations__) == set(own)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.turns import alone_with
 
-Text = str | tuple[str, str]
+Text: TypeAlias = str | tuple[str, str]
+Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[str | tuple[str, str]]
+#: Token ids of one sequence or of a batch: lists, a tensor or an array.
+Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer]
+#: A Hugging Face tokenizer, or anything that is called like one.
+Tokenizer: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import normlens
-from normlens import cli
-from normlens import lens as lens_module
+from normlens import analyser, cli
 from normlens.decomposition.least import least_memory
 from normlens.decomposition.memory import parse_bytes
 from normlens.decomposition.plan import Shape, choose_plan
@@ -50,7 +49,7 @@ def test_the_model_does_not_run_before_the_refusal(monkeypatch: pytest.MonkeyPat
     def ran(*_: Any) -> None:
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(lens_module, "trace", ran)
+    monkeypatch.setattr(analyser, "trace", ran)
     needed(lens)
     needed(lens, scopes="ATTN", statistics=True)
 
@@ -59,7 +58,7 @@ def test_scopes_before_the_block_need_no_tiles() -> None:
     lens = normlens.load(tiny_model("bert"))
     lens.maps(input_ids=IDS, memory_limit=1, scopes=["ATTN", "LN1"])
     parallel = normlens.load(tiny_model("gpt_neox"))
-    assert parallel._layers[0].feed_forward is None
+    assert parallel.layers[0].feed_forward is None
     parallel.maps(input_ids=IDS, memory_limit=1)
 
 

@@ -98,7 +98,7 @@ def test_parts_and_bias_add_up_in_float64(family, tiny):
     """To rounding, so that an activation with a constant of fewer digits is told from another."""
     lens = normlens.load(tiny(family, torch.float64))
     # transformers computes RMSNorms in float32 whatever the model runs in.
-    norms = [step for layer in lens._layers for step in layer.steps if isinstance(step, Norm)]
+    norms = [step for layer in lens.layers for step in layer.steps if isinstance(step, Norm)]
     single = not all(norm.centred for norm in norms)
     assert 0 < lens.maps(input_ids=IDS).completeness <= (1e-5 if single else 1e-13)
 
@@ -189,7 +189,7 @@ def test_a_choice_of_layers_and_scopes_changes_no_number(family, tiny):
 def test_a_little_memory_changes_no_number(family, tiny):
     lens = normlens.load(tiny(family, torch.float32))
     limit = "1KB"
-    if any(layer.feed_forward is not None for layer in lens._layers):
+    if any(layer.feed_forward is not None for layer in lens.layers):
         with pytest.raises(MemoryLimitError) as raised:
             lens.maps(input_ids=IDS, memory_limit=limit)
         least = re.search(r"needs (\S+);", str(raised.value))

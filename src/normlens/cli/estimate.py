@@ -76,7 +76,7 @@ def estimate_command(
     if options["memory_limit"] is not None:
         check_limit(
             options["memory_limit"],
-            [lens._layers[index] for index in analysis.layers],
+            [lens.layers[index] for index in analysis.layers],
             [tokens],
             analysis.scopes,
             nonlinearity,

@@ -70,17 +70,14 @@ class ServedModels:
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
         """The maps that a question asks for, as the page reads them."""
+        from normlens.options import AnalysisOptions
         from normlens.viewer.payload import encode
 
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
         encoded = self._encode(lens, question)
-        (maps,) = lens.analyse(
-            [encoded],
-            nonlinearity=question.rule,
-            memory_limit=self._memory_limit,
-            progress=progress,
-        )
+        options = AnalysisOptions(nonlinearity=question.rule, memory_limit=self._memory_limit)
+        (maps,) = lens.analyse([encoded], options, progress=progress)
         return encode([maps])
 
     def _lens(self, name: str) -> Lens:

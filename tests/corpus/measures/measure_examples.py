@@ -16,6 +16,7 @@ import normlens
 from normlens.corpus.measures import Item, Measure
 from normlens.maps import Maps
 from normlens.models.tiny import tiny_model
+from normlens.options import AnalysisOptions
 from normlens.text import Encoded
 
 SCOPES = [
@@ -96,7 +97,7 @@ def real_item(family: str, index: int = 0, n: int = 8) -> Item:
     """Maps of a tiny real model."""
     lens = normlens.load(tiny_model(family))
     encoded = record(np.random.default_rng(index), n)
-    [maps] = lens.analyse([encoded], statistics=True)
+    [maps] = lens.analyse([encoded], AnalysisOptions(statistics=True))
     return Item(f"text-{index}", index, maps, encoded, 0)
 
 

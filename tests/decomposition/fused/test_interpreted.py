@@ -18,8 +18,8 @@ from normlens.decomposition import decompose_layer, engine
 from normlens.decomposition.norm_maps import Settings
 from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.tiles import ORDINARY, FeedForwardJob, feed_forward_norms
-from normlens.lens import KERNEL_TOLERANCE
 from normlens.models.tiny import tiny_model
+from normlens.verdicts import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 

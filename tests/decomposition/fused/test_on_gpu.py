@@ -192,7 +192,7 @@ def test_correlations_are_those_of_the_maps():
 
     for family in ("bert", "gpt2"):
         lens = normlens.load(tiny_model(family), device="cuda")
-        encoded, _ = lens._encode(None, BATCH, None, None, False)
+        encoded = lens.encode(input_ids=BATCH)
         for maps in lens.analyse(encoded, correlations=True):
             expected = correlate(maps)
             assert maps.correlations.scopes == expected.scopes

@@ -224,15 +224,17 @@ class Worker:
         return [maps for entry in batch for maps in self._analyse([entry])]
 
     def _maps(self, encoded: Sequence[Any]) -> list[Maps]:
+        from normlens.options import AnalysisOptions
+
         size = self.task.batch_size
-        return self.lens.analyse(
-            encoded,
+        options = AnalysisOptions(
             scopes=self.needs.scopes,
             statistics=self.needs.statistics,
-            arrays=self.arrays,
-            correlations=self.ranks_on_device,
             precision=self.task.options.precision,
             batch_size=size if size == "auto" else int(size),
+        )
+        return self.lens.analyse(
+            encoded, options, arrays=self.arrays, correlations=self.ranks_on_device
         )
 
     def _reaches_feed_forward(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from normlens.lens import Lens, versions
+from normlens.collect import versions
+from normlens.lens import Lens
 
 #: Fields of a configuration that the manifest has elsewhere, or that no number depends on.
 _ELSEWHERE = frozenset(

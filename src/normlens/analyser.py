@@ -1,0 +1,191 @@
+"""One call of a lens: batches through the model and the algebra, checked and packed up as maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from normlens.analysis import special_dimensions
+from normlens.batches import batches, launched
+from normlens.checks import Checks
+from normlens.collect import CORRELATIONS, Collected, versions
+from normlens.components import Layer
+from normlens.decomposition import decompose_layer
+from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.projections import ProductStore
+from normlens.maps import Correlations, Maps
+from normlens.options import Request
+from normlens.text import Encoded, pad
+from normlens.trace import LayerTrace, trace
+from normlens.verdicts import TOLERANCE, check_completeness, check_kernels
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+#: Called with the layers that are done and the layers asked for.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Analyser:
+    """What one call needs: the lens, the request, and memory that is this call's alone."""
+
+    lens: Lens
+    request: Request
+    products: ProductStore | None = None
+    progress: Progress | None = None
+    buffers: Buffers = field(default_factory=Buffers)
+
+    def maps(self, encoded: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
+        """The maps of every sequence, in the order given."""
+        results: list[Maps | None] = [None] * len(encoded)
+        for indices, found in self._results(encoded, batch_size):
+            for index, maps in zip(indices, found, strict=True):
+                results[index] = maps
+        return [maps for maps in results if maps is not None]
+
+    def _results(
+        self, encoded: Sequence[Encoded], batch_size: int | str
+    ) -> Iterator[tuple[list[int], list[Maps]]]:
+        """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
+        device = self.lens.device
+        waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
+        for indices in batches(self.lens, encoded, batch_size):
+            batch = [encoded[i] for i in indices]
+            waiting.append((indices, launched(batch, self._launch, self._finish, device)))
+            while len(waiting) > (0 if device.type == "cpu" else 1):
+                places, finish = waiting.pop(0)
+                yield places, finish()
+        for places, finish in waiting:
+            yield places, finish()
+
+    def _launch(self, batch: list[Encoded]) -> Collected:
+        """Run the model and the algebra; on a GPU the results are not there yet."""
+        lens, request = self.lens, self.request
+        lengths = [len(sequence) for sequence in batch]
+        checks = Checks(lens.adapter, lens.dtype, lengths)
+        collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
+
+        def consume(traced: LayerTrace) -> None:
+            dtype = lens.compute_dtype
+            layer = traced.layer.to(dtype)
+            checks.add(traced, layer)
+            result = decompose_layer(
+                layer,
+                traced.x.to(dtype),
+                traced.alpha.to(dtype),
+                lengths,
+                request.scopes,
+                request.settings_of(traced.index),
+                traced.real,
+                None if self.products is None else self.products.of(traced.block),
+                self.buffers,
+                _ordinary_dimensions(layer) if request.settings.statistics else None,
+            )
+            collected.add(result, traced.index, layer)
+            if self.progress is not None:
+                self.progress(request.layers.index(traced.index) + 1, len(request.layers))
+
+        # A caller's autocast would run the model in one precision and the algebra in another.
+        with _without_autocast(lens.device):
+            trace(lens.adapter, self._inputs(batch), request.layers, consume)
+        return collected
+
+    def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
+        adapter = self.lens.adapter
+        pad_id = getattr(adapter.config, "pad_token_id", None)
+        # Any id will do under the mask; some configurations name none, or −1.
+        usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
+        inputs = pad(batch, usable, self.lens.device)
+        # A tokenizer may give types that its model does not know.
+        types = {kind for sequence in batch for kind in sequence.type_ids or ()}
+        if types and max(types) >= adapter.token_types():
+            del inputs["token_type_ids"]
+        return inputs
+
+    def _finish(self, batch: list[Encoded], collected: Collected) -> list[Maps]:
+        """Check a batch's results and pack them up."""
+        collected.checks.judge()
+        errors = collected.errors()
+        check_completeness(errors, self.lens.dtype)
+        check_kernels(collected.kernel_errors(), collected.precision)
+        worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
+        return [
+            self._maps(sequence, found, collected, worst)
+            for sequence, found in zip(batch, collected.sequences(), strict=True)
+        ]
+
+    def _maps(
+        self,
+        sequence: Encoded,
+        found: Mapping[str, dict[str, NDArray]],
+        collected: Collected,
+        completeness: float,
+    ) -> Maps:
+        request = self.request
+        arrays = found.get("arrays", {})
+        rho = found.get(CORRELATIONS, {}).get(CORRELATIONS)
+        return Maps(
+            arrays={scope: arrays[scope] for scope in request.scopes if scope in arrays},
+            raw_tokens=sequence.tokens,
+            layers=request.layers,
+            allowed=collected.allowed(len(sequence)),
+            completeness=completeness,
+            provenance=self._provenance(completeness, collected.precision),
+            mixing=found.get("mixing", {}),
+            heads=found.get("heads", {}),
+            standard_error=found.get("standard_error", {}),
+            statistics=found.get("statistics", {}),
+            correlations=None if rho is None else Correlations(request.scopes, rho),
+            token_ids=sequence.ids,
+            special=sequence.special,
+            token_words=sequence.words,
+            word_labels=sequence.word_labels,
+            text=sequence.text,
+        )
+
+    def _provenance(self, completeness: float, precision: str | None) -> dict[str, Any]:
+        lens, settings = self.lens, self.request.settings
+        provenance = {
+            "model": lens.name,
+            "revision": lens.revision,
+            "model_type": lens.model_type,
+            "components": lens.component_sequence,
+            "causal": lens.causal,
+            "nonlinearity": settings.rule,
+            "completeness": completeness,
+            "tolerance": TOLERANCE[lens.dtype],
+            "dtype": str(lens.dtype).removeprefix("torch."),
+            "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
+            "precision": precision,
+            "device": str(lens.device),
+            "versions": versions(),
+        }
+        if (outside := lens.adapter.outside_scopes()) is not None:
+            provenance["outside_scopes"] = outside
+        if settings.rule == "shapley":
+            provenance |= {"samples": settings.samples, "seed": settings.seed}
+        return provenance
+
+
+def _ordinary_dimensions(layer: Layer) -> Tensor | None:
+    """Every dimension but the special ones of the norm behind the feed-forward block."""
+    norm = layer.norm_behind_feed_forward
+    return None if norm is None or norm.gamma is None else special_dimensions(norm.gamma)[1]
+
+
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    """Switch a caller's autocast off; a device that knows none (meta) needs nothing."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        yield
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield

@@ -1,0 +1,93 @@
+"""Which sequences are analysed together, and what happens where they do not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from normlens.decomposition.memory import device_memory, is_out_of_memory
+from normlens.errors import MemoryLimitError
+from normlens.models.readiness import padding_spoils
+from normlens.options import at_least_one
+from normlens.text import Encoded
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.maps import Maps
+
+Started = TypeVar("Started")
+
+
+def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
+    """Indices of sequences to run together, alike in length."""
+    if batch_size != "auto":
+        size = at_least_one(int(batch_size), "batch_size")
+    elif lens.device.type == "cpu":
+        size = 1  # one sequence already fills the machine, and padding would only add work
+    else:
+        size = affordable(lens, max(map(len, encoded), default=1))
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    for start in range(0, len(order), size):
+        together = order[start : start + size]
+        if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in together]):
+            yield from ([index] for index in together)
+        else:
+            yield together
+
+
+def affordable(lens: Lens, n: int) -> int:
+    """How many sequences of n tokens fit into a quarter of what the model leaves of the device.
+
+    What is free at the moment does not count: a number must not depend on what was there before
+    it. Where memory is short for other reasons, the batch is halved.
+    """
+    attention = lens.layers[0].attention
+    d = attention.output.weight.shape[1]
+    item = 8 if lens.compute_dtype == torch.float64 else 4
+    per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
+    weights = sum(parameter.nbytes for parameter in lens.model.parameters())
+    room = max(0, device_memory(lens.device) - weights)
+    return max(1, min(64, room // 4 // per_sequence))
+
+
+def launched(
+    batch: list[Encoded],
+    launch: Callable[[list[Encoded]], Started],
+    finish: Callable[[list[Encoded], Started], list[Maps]],
+    device: torch.device,
+) -> Callable[[], list[Maps]]:
+    """Launch one batch and return what gives its maps; halved where memory runs out."""
+
+    def halves() -> list[Maps]:
+        half = len(batch) // 2
+        parts = batch[:half], batch[half:]
+        return [maps for part in parts for maps in launched(part, launch, finish, device)()]
+
+    try:
+        started = launch(batch)
+    except (RuntimeError, MemoryError) as error:
+        _check_memory(error, batch, device)
+        return halves
+
+    def wait() -> list[Maps]:
+        try:
+            return finish(batch, started)
+        except (RuntimeError, MemoryError) as error:
+            _check_memory(error, batch, device)
+        return halves()
+
+    return wait
+
+
+def _check_memory(error: BaseException, batch: list[Encoded], device: torch.device) -> None:
+    """Raise unless fewer sequences at once may help."""
+    if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+        raise error
+    if len(batch) == 1:
+        raise MemoryLimitError(
+            f"{len(batch[0])} tokens do not fit into the memory of {device}; use a "
+            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+            "needs)"
+        )

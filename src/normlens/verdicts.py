@@ -1,0 +1,64 @@
+"""How exact an analysis has to be: tolerances, and the errors where they are exceeded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from normlens.errors import CompletenessError, ModelLoadError
+from normlens.scopes import components_of
+
+#: Largest relative error of parts + bias against the model's own vectors, by the model's dtype.
+TOLERANCE = {
+    torch.float64: 1e-4,  # many models compute their norms and softmax in float32 regardless
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+#: Largest error of the sum of a kernel's parts, by the precision of its products, and of sampled
+#: norms beside their recomputation.
+KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
+SAMPLE_TOLERANCE = {"float32": 1e-3, "tf32": 5e-3, "bfloat16": 3e-2}
+
+
+def check_completeness(errors: Sequence[tuple[int, str, float]], dtype: torch.dtype) -> None:
+    """Raise where parts and bias miss the model's vectors; `errors` by layer and scope."""
+    tolerance = TOLERANCE[dtype]
+    for layer, scope, error in errors:
+        if not error <= tolerance:
+            raise CompletenessError(
+                f"parts and bias miss the real hidden state in layer {layer} at its "
+                f"{components_of(scope)[-1]} (scope {scope}): relative error {error:.1e}, "
+                f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
+                "the model may differ from its family, or its values overflow"
+            )
+
+
+def check_kernels(errors: Sequence[tuple[int, str, float]], precision: str | None) -> None:
+    """Raise where a kernel's parts miss their sum or a sample; `errors` by layer and kind."""
+    for layer, kind, error in errors:
+        tolerances = KERNEL_TOLERANCE if kind == "sum" else SAMPLE_TOLERANCE
+        tolerance = tolerances[str(precision)]
+        if not error <= tolerance:
+            what = "do not add up" if kind == "sum" else "miss an exact recomputation"
+            raise CompletenessError(
+                f"the parts behind the feed-forward block of layer {layer} {what}: "
+                f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
+                'take another `precision`, or device="cpu"'
+            )
+
+
+def check_finite(model: nn.Module, name: str) -> None:
+    """Refuse weights with NaN or infinity, which give maps without meaning."""
+    for key, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.is_meta:
+            continue
+        # The sum is finite unless a value is not; it needs no copy of the weights.
+        if not torch.isfinite(parameter.detach().sum(dtype=torch.float64)):
+            raise ModelLoadError(
+                f"the weights of {name} hold values that are not finite (in {key!r}); "
+                "load another checkpoint"
+            )
