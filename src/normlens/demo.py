@@ -17,6 +17,7 @@ import numpy as np
 from normlens import analysis, export, figures, store
 from normlens.embedded import EMBEDDED
 from normlens.errors import MissingDependencyError, OutputError
+from normlens.layers import thinned
 from normlens.loading import load
 from normlens.maps import Maps
 from normlens.scopes import Step, consecutive
@@ -140,7 +141,7 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
     _make(folder)
     results = lens.maps(list(SENTENCES))
     step = _feed_forward(results[0])
-    layers = _thinned(results[0].layers)
+    layers = thinned(results[0].layers, _TABLE_LAYERS)
     echo(f"\n{name}: {EMBEDDED[name].description}")
     echo(f"Components of each layer: {lens.component_sequence}")
     for table in (
@@ -166,12 +167,6 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
 
 def _feed_forward(maps: Maps) -> Step:
     return next(step for step in consecutive(maps.scopes) if step.component == "FF")
-
-
-def _thinned(layers: Sequence[int]) -> list[int]:
-    """The first layer, the last, and some between them."""
-    count = min(len(layers), _TABLE_LAYERS)
-    return [layers[round(k)] for k in np.linspace(0, len(layers) - 1, count)]
 
 
 def _pictures(

@@ -21,7 +21,6 @@ from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
-from normlens.decomposition.engine import AUTO, PRECISIONS
 from normlens.decomposition.least import check_limit
 from normlens.decomposition.memory import (
     DEFAULT_LIMIT,
@@ -42,6 +41,7 @@ from normlens.errors import (
 from normlens.maps import Correlations, Maps
 from normlens.models import adapt
 from normlens.models.readiness import padding_spoils
+from normlens.precisions import AUTO, PRECISIONS
 from normlens.text import Encoded, Text, check_token_types, encode_ids, encode_texts, pad
 from normlens.trace import LayerTrace, trace
 from normlens.turns import alone_with_model

@@ -407,10 +407,7 @@ def test_of_several_published_models_the_runs_own_counts() -> None:
 # Words -----------------------------------------------------------------------------------------
 
 
-def test_layers_in_words() -> None:
-    assert words.layers([4]) == "layer 4"
-    assert words.layers([3, 4, 5, 6, 7, 9, 10, 11]) == "layers 3–7 and 9–11"
-    assert words.layers([6, 1, 3]) == "layers 1, 3 and 6"
+def test_numbers_in_words() -> None:
     assert words.number(-0.456) == "−0.46"
 
 

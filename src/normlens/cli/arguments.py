@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError, valid_choice
+from normlens.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -60,8 +61,6 @@ def checked_options(nonlinearity: str, samples: int, memory_limit: str | None) -
 
 
 def checked_precision(precision: str) -> str:
-    from normlens.decomposition.engine import PRECISIONS
-
     return valid_choice(precision, PRECISIONS, "--precision")
 
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.cli.options import DTYPE
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import MEASURES, parse_batch_size, parse_measures, parse_settings
 from normlens.errors import InputError, NormLensError
+from normlens.precisions import PRECISIONS
 from normlens.spreadsheet import write_csv
+from normlens.wording import listed
 
 # torch and DuckDB take time to import, so only the commands that need them do it.
 if TYPE_CHECKING:
@@ -109,14 +112,12 @@ def run_command(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="auto, float64, float32, float16 or bfloat16."),
-    ] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="Of FF products on a GPU: float32 (default), tf32 or bfloat16."
+            metavar="KIND",
+            help=f"Of FF products on a GPU: {listed(PRECISIONS, 'or')}. Default: auto.",
         ),
     ] = None,
     engine: Annotated[

@@ -112,7 +112,9 @@ def test_what_cannot_be_imported(my_module):
         measures.get("my_needy_measures:f")
     with pytest.raises(InputError, match=r"no 'own_shares'; its measures are: own_share, counted"):
         measures.get(f"{my_module}:own_shares")
-    with pytest.raises(InputError, match="is a function, not a measure; put above the function: @normlens"):
+    with pytest.raises(
+        InputError, match="is a function, not a measure; put above the function: @normlens"
+    ):
         measures.get(f"{my_module}:plain")
     with pytest.raises(InputError, match="is a int, not a measure"):
         measures.get(f"{my_module}:number")

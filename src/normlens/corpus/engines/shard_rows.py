@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.runs.errors import RunError
-from normlens.errors import InputError
+from normlens.errors import InputError, one_line, reason_of
 
 if TYPE_CHECKING:
     from normlens.corpus.measures import Measure
@@ -77,7 +77,7 @@ class Gathered:
 
     def fail(self, index: int, sequence: str, reason: str) -> None:
         """Remember why a sequence has no rows."""
-        row = {"index": index, "sequence": sequence, "reason": " ".join(reason.split())}
+        row = {"index": index, "sequence": sequence, "reason": one_line(reason)}
         self._own["failures"][index] = row
 
     def add(self, index: int, encoded: EncodedRecord, maps: Maps, seed: int) -> None:
@@ -144,7 +144,7 @@ class Gathered:
 def _machine_problem(error: OSError | MemoryError) -> str:
     if isinstance(error, MemoryError):
         return "ran out of memory"
-    return f"failed ({' '.join(str(error).split()) or type(error).__name__})"
+    return f"failed ({reason_of(error)})"
 
 
 def _checked(measure: Measure, found: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

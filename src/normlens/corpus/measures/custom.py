@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from normlens.corpus.measures.base import Item, Needs, RowMeasure
 from normlens.corpus.measures.columns import WHOSE
-from normlens.errors import InputError
+from normlens.errors import InputError, reason_of
 
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _ADDED = [field.name for field in WHOSE]
@@ -89,9 +89,9 @@ class CustomMeasure(RowMeasure):
                 f"the measure {self.name!r} returned rows without the column {error.args[0]!r}"
             ) from error
         except (pa.ArrowException, TypeError) as error:
-            reason = " ".join(str(error).split())
             raise InputError(
-                f"what the measure {self.name!r} returned does not fit its schema: {reason}"
+                f"what the measure {self.name!r} returned does not fit its schema: "
+                f"{reason_of(error)}"
             ) from error
 
 

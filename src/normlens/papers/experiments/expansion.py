@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.analysis.expansion import expansion_rates
+from normlens.layers import layers_in_words
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import COLOURS, SMALL, layer_ticks, panels, style
@@ -115,7 +116,7 @@ def _sentences(layers: pd.Series, rates: pd.Series) -> list[str]:
         if not len(shrinking)
         else "in all layers"
         if len(shrinking) == len(layers)
-        else f"in {words.layers(shrinking)}"
+        else f"in {layers_in_words(shrinking)}"
     )
     return [
         f"The mean expansion rate is {number(rates.mean())}; it is lowest in layer "
