@@ -20,10 +20,11 @@ from normlens.errors import InputError, NormLensError
 from normlens.papers import words
 from normlens.papers.base import Evidence, Table
 from normlens.papers.experiments import norms, pairs, similarity
+from normlens.papers.folder import load_settings, short_names
 from normlens.papers.published import compare, published
 from normlens.papers.report.layout import arrange
 from normlens.papers.reporting import build_report, describe, experiments
-from normlens.papers.reproduce import load_settings, plan, reproduce, short_names
+from normlens.papers.reproduce import plan, reproduce
 from normlens.papers.settings import KINDS, Settings
 
 FEW = {"resamples": 200}

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from normlens.cli.options import DTYPE
 from normlens.corpus.runs.errors import RunError
@@ -294,10 +298,6 @@ def query_command(
 
 
 def _print_table(frame: Any) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD)
     for name in frame.columns:
         numeric = frame[name].dtype.kind in "iuf"
@@ -313,6 +313,4 @@ def _print_table(frame: Any) -> None:
 
 
 def _cell(value: Any) -> str:
-    from rich.markup import escape
-
     return escape(f"{value:.4g}" if isinstance(value, float) else str(value))

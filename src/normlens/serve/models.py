@@ -11,6 +11,9 @@ from normlens.embedded import EMBEDDED
 from normlens.errors import InputError
 from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
+from normlens.viewer.payload import encode
+
+# torch takes seconds to import; a port that is taken is known before that.
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -70,8 +73,6 @@ class ServedModels:
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
         """The maps that a question asks for, as the page reads them."""
-        from normlens.viewer.payload import encode
-
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
         encoded = self._encode(lens, question)

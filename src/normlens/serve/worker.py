@@ -72,7 +72,7 @@ class Worker:
 
 def _reason(error: Exception) -> str:
     """Why an analysis failed, in one line for the visitor."""
-    from normlens.decomposition.memory import is_out_of_memory
+    from normlens.decomposition.memory import is_out_of_memory  # as in `models`
 
     if isinstance(error, NormLensError):
         return one_line(str(error))

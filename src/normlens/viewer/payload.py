@@ -13,16 +13,14 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.maps import Maps
 from normlens.plain_json import plain
-
-if TYPE_CHECKING:
-    from normlens.maps import Maps
 
 MEDIA_TYPE = "application/octet-stream"
 MAGIC = b"NLVIEW01"
@@ -54,8 +52,6 @@ def encode(
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     """One or several maps as a list that is not empty."""
-    from normlens.maps import Maps
-
     listed = [maps] if isinstance(maps, Maps) else list(maps)
     if not listed:
         raise InputError("there are no maps to show; give at least one")

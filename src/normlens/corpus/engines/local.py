@@ -18,16 +18,16 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from normlens.corpus.engines.worker import Prepared, Task, Worker
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import Execution
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError
-
-if TYPE_CHECKING:
-    from normlens.lens import Lens
+from normlens.lens import Lens
 
 
 class Engine(ABC):
@@ -204,8 +204,6 @@ def _end_with(lifeline: Any) -> None:
 
 def _device(device: str, number: int) -> str:
     """The GPUs in turn, where there are several."""
-    import torch
-
     if device in ("auto", "cuda") and torch.cuda.device_count() > 1:
         return f"cuda:{number % torch.cuda.device_count()}"
     return device

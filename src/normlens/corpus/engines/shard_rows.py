@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, one_line, reason_of
-
-if TYPE_CHECKING:
-    from normlens.corpus.measures import Measure
-    from normlens.maps import Maps
+from normlens.maps import Maps
 
 SEQUENCES = pa.schema(
     [
@@ -82,8 +80,6 @@ class Gathered:
 
     def add(self, index: int, encoded: EncodedRecord, maps: Maps, seed: int) -> None:
         """Measure a sequence and keep its rows, of all measures or of none."""
-        from normlens.corpus.measures import Item
-
         item = Item(sequence=encoded.id, index=index, maps=maps, encoded=encoded, seed=seed)
         found: dict[str, pa.Table] = {}
         for measure in self.measures:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from normlens.corpus.measures.base import Item, Needs, RowMeasure
 from normlens.corpus.measures.columns import WHOSE
+from normlens.corpus.measures.registry import get
 from normlens.errors import InputError, reason_of
 
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
@@ -44,7 +45,7 @@ class CustomMeasure(RowMeasure):
             found = getattr(found, part, None)
         if module == "__main__" or found is not self:
             return CustomMeasure, (self.function, self.name, self.columns, self.needs)
-        return _by_name, (f"{module}:{name}",)
+        return get, (f"{module}:{name}",)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """What the function returns for this sequence, with its index and id."""
@@ -153,12 +154,6 @@ def _schema(name: str, given: Mapping[str, Any] | pa.Schema) -> pa.Schema:
 
 def _column(values: Any) -> Any:
     return [values] if isinstance(values, str) or not hasattr(values, "__len__") else values
-
-
-def _by_name(name: str) -> Any:
-    from normlens.corpus.measures.registry import get
-
-    return get(name)
 
 
 def _argument(function: Callable[..., Any]) -> str:

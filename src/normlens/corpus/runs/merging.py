@@ -38,7 +38,7 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
 
 
 def _built_in(manifest: Manifest, name: str) -> Measure:
-    from normlens.corpus.measures.registry import BUILT_IN, get
+    from normlens.corpus.measures.registry import BUILT_IN, get  # slow; most tables only grow
 
     try:
         if name not in BUILT_IN:
@@ -50,7 +50,7 @@ def _built_in(manifest: Manifest, name: str) -> Measure:
 
 def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
     """The measures of their own that users name, with the options that the run gave them."""
-    from normlens.corpus.measures.registry import get
+    from normlens.corpus.measures.registry import get  # slow; most runs have none of their own
 
     for name in names:
         if name not in manifest.options.measures:
