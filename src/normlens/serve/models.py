@@ -13,8 +13,8 @@ from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
 from normlens.viewer.payload import encode
 
-# torch takes seconds to import; a port that is taken is known before that.
-
+# torch takes seconds to import, and a port that is taken should be known before that: what needs it
+# is imported by the functions that use it.
 if TYPE_CHECKING:
     from normlens.lens import Lens
 

@@ -13,14 +13,17 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.maps import Maps
+from normlens.labelled import LabelledMaps
 from normlens.plain_json import plain
+
+if TYPE_CHECKING:
+    from normlens.maps import Maps
 
 MEDIA_TYPE = "application/octet-stream"
 MAGIC = b"NLVIEW01"
@@ -52,11 +55,11 @@ def encode(
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     """One or several maps as a list that is not empty."""
-    listed = [maps] if isinstance(maps, Maps) else list(maps)
+    listed = [maps] if isinstance(maps, LabelledMaps) else list(maps)
     if not listed:
         raise InputError("there are no maps to show; give at least one")
     for one in listed:
-        if not isinstance(one, Maps):
+        if not isinstance(one, LabelledMaps):
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from normlens.corpus.engines.local import Engine
+from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import Execution

@@ -11,7 +11,8 @@ from typing import Any
 
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data
-from normlens.corpus.engines.local import Engine, open_engine
+from normlens.corpus.engines.base import Engine
+from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.measures import Measure
 from normlens.corpus.runs.choice import Choice, measure_names
