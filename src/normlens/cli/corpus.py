@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from normlens.cli.options import DTYPE
+from normlens.cli.options import DTYPE_HELP
+from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import MEASURES, parse_batch_size, parse_measures, parse_settings
 from normlens.errors import InputError, NormLensError
@@ -116,7 +117,7 @@ def run_command(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")
     ] = None,
-    dtype: Annotated[str | None, DTYPE] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help=DTYPE_HELP)] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +151,7 @@ def run_command(
 
     A sequence that cannot be analysed is a row of the table `failures`; the exit status is 3 then.
     """
-    from normlens.corpus.runs import progress, runs
+    from normlens.corpus.runs import runs
 
     given: dict[str, Any] = {
         "settings": parse_settings(settings) if settings else None,

@@ -34,8 +34,8 @@ ScopeOption = Annotated[
         "repeat it or separate names by commas. Default: all.",
     ),
 ]
-DTYPE = typer.Option(metavar="TYPE", help=f"{listed((AUTO, *DTYPES), 'or')}.")
-DtypeOption = Annotated[str, DTYPE]
+DTYPE_HELP = f"{listed((AUTO, *DTYPES), 'or')}."
+DtypeOption = Annotated[str, typer.Option(metavar="TYPE", help=DTYPE_HELP)]
 RevisionOption = Annotated[
     str | None, typer.Option(metavar="REV", help="Branch, tag or commit on the hub.")
 ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError, MissingDependencyError, system_reason
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
@@ -117,4 +117,4 @@ def _bind_problem(error: OSError, host: str, port: int) -> str:
         return f"port {port} is in use; choose another with --port (0 takes any free one)"
     if error.errno == errno.EACCES:
         return f"port {port} may not be used by this user; choose one above 1023 with --port"
-    return f"cannot listen at {host!r}: {error.strerror or error}; use --host 127.0.0.1"
+    return f"cannot listen at {host!r}: {system_reason(error)}; use --host 127.0.0.1"

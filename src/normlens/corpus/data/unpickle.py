@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from normlens.errors import InputError, reason_of
+from normlens.errors import InputError, reason_of, system_reason
 
 _DTYPE = re.compile(r"O8?|b1|[iuf][1248]|[US][1-9]\d{0,5}")
 
@@ -30,7 +30,7 @@ def load(path: Path) -> Any:
             'is not opened; save its tokens as JSONL lines {"tokens": […]} instead'
         ) from None
     except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
     except Exception as error:  # a damaged pickle may raise nearly anything
         raise InputError(
             f"{str(path)!r} is not a pickle, or is damaged "

@@ -118,7 +118,7 @@ class Tables:
         except OSError as error:
             if isinstance(error, OutputError):
                 raise
-            raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
         finally:
             temporary.unlink(missing_ok=True)
         return target
