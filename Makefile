@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+NODE   := viewer/node_modules/.package-lock.json
+BUILT  := src/normlens/viewer/static/viewer.js
 JOBS   ?= 2
 
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test browser lint bench readme viewer lock clean setup
+.PHONY: demo test browser lint bench readme front-end viewer viewer-check lock clean setup
 
 demo: $(STAMP)
 	$(BIN)/normlens demo --force
 
-test: lint browser
+test: lint front-end browser
 	$(BIN)/python -m pytest -n $(JOBS)
 
 # Some tests look at pages in Chromium; without it they are skipped and the last lines say so.
@@ -38,9 +40,25 @@ readme: $(STAMP)
 	sed -i -e '/<!-- families:/,/<!-- \/families -->/{//!d}' -e '/<!-- families:/r build/families.md' README.md
 
 # The built front end is in the package; only those who change it need Node.
-viewer:
+viewer: $(NODE)
+	cd viewer && npm run check && npm test && npm run build
+
+front-end:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory viewer-check; else \
+	  echo "npm is not here; the front end's types, tests and built file are not checked"; fi
+
+# Types, tests, and whether the file in the package is what the source builds.
+viewer-check: $(NODE)
+	cd viewer && npm run check && npm test
+	@set -e; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; \
+	(cd viewer && npm run build -- --out "$$new/viewer.js"); \
+	cmp "$$new/viewer.js" $(BUILT) || \
+	  { echo "$(BUILT) is not what viewer/src builds; run make viewer and commit it"; exit 1; }
+
+$(NODE): viewer/package.json viewer/package-lock.json
 	@command -v npm >/dev/null || { echo "npm is missing; on Debian: apt-get install npm"; exit 1; }
-	cd viewer && npm ci --no-audit --no-fund && npm run check && npm test && npm run build
+	cd viewer && npm ci --prefer-offline --no-audit --no-fund
+	@touch $@
 
 # The versions of this environment, once all tests have passed in it.
 lock: $(STAMP)

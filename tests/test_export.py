@@ -175,7 +175,7 @@ def test_one_layer_is_shown_large_and_several_as_rows(maps: normlens.Maps, tmp_p
     one = export.write(maps, tmp_path / "one.svg", layers=1, scopes="FF").read_text()
     several = export.write(maps, tmp_path / "several.svg", scopes="FF").read_text()
     assert "<!-- BertModel, layer 1 -->" in one
-    assert "<!-- BertModel, layers 0 to 1 -->" in several
+    assert "<!-- BertModel, layers 0–1 -->" in several
     assert "<!-- layer 0 -->" in several
     assert "<!-- ATTNRESLNFF-N -->" in one
     assert "<!-- ATTNRESLNFF-N -->" in several

@@ -289,7 +289,7 @@ def test_overview_has_layers_as_rows_and_scopes_as_columns(bert: normlens.Maps) 
         layer, scope = divmod(number, len(bert.scopes))
         np.testing.assert_array_equal(shown(axes), bert[bert.scopes[scope]][layer])
     assert {"layer 0", "layer 1"} <= set(words(figure).splitlines())
-    assert "layers 0 to 1" in words(figure)
+    assert "layers 0–1" in words(figure)
 
 
 def test_overview_of_chosen_layers_and_scopes(bert: normlens.Maps) -> None:

@@ -1,4 +1,4 @@
-// Bundles the front end into the Python package, or the tests into build/.
+// Bundles the front end into the Python package (or --out FILE), or the tests into build/.
 import { build } from "esbuild";
 import { readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -38,6 +38,7 @@ if (process.argv.includes("--tests")) {
     outExtension: { ".js": ".mjs" },
   });
 } else {
+  const out = process.argv.indexOf("--out") + 1;
   const built = await build({
     ...shared,
     minify: true,
@@ -45,7 +46,7 @@ if (process.argv.includes("--tests")) {
     metafile: true,
     write: false,
     entryPoints: ["src/main.ts"],
-    outfile: "../src/normlens/viewer/static/viewer.js",
+    outfile: out ? process.argv[out] : "../src/normlens/viewer/static/viewer.js",
   });
   for (const file of built.outputFiles) writeFileSync(file.path, notices(built.metafile) + file.text);
 }

@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from normlens import analysis, export, figures, store
+from normlens.corpus.runs.progress import Lines
 from normlens.embedded import EMBEDDED
 from normlens.errors import MissingDependencyError, OutputError
+from normlens.layers import thinned
 from normlens.loading import load
 from normlens.maps import Maps
+from normlens.papers.folder import SETTINGS
+from normlens.papers.reproduce import reproduce
 from normlens.scopes import Step, consecutive
 from normlens.viewer import to_html
 
@@ -107,9 +115,6 @@ def _without_pictures() -> bool:
 
 def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | None:
     """`reproduce ff` and `reproduce mixing` on the embedded sample; the report's path."""
-    from normlens.corpus.runs.progress import Lines
-    from normlens.papers.reproduce import SETTINGS, reproduce
-
     missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
     if missing or _without_pictures():
         echo("\nThe papers' tables and figures need more: pip install 'normlens[reproduce]'.")
@@ -140,7 +145,7 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
     _make(folder)
     results = lens.maps(list(SENTENCES))
     step = _feed_forward(results[0])
-    layers = _thinned(results[0].layers)
+    layers = thinned(results[0].layers, _TABLE_LAYERS)
     echo(f"\n{name}: {EMBEDDED[name].description}")
     echo(f"Components of each layer: {lens.component_sequence}")
     for table in (
@@ -166,12 +171,6 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
 
 def _feed_forward(maps: Maps) -> Step:
     return next(step for step in consecutive(maps.scopes) if step.component == "FF")
-
-
-def _thinned(layers: Sequence[int]) -> list[int]:
-    """The first layer, the last, and some between them."""
-    count = min(len(layers), _TABLE_LAYERS)
-    return [layers[round(k)] for k in np.linspace(0, len(layers) - 1, count)]
 
 
 def _pictures(
@@ -268,11 +267,6 @@ def _amplification_table(results: Sequence[Maps], step: Step, layers: Sequence[i
 
 def _rendered(content: _Table) -> str:
     """The table as text, with colour and emphasis only on a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     terminal = sys.stdout.isatty()
     console = Console(file=io.StringIO(), width=None if terminal else 100, force_terminal=terminal)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

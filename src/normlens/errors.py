@@ -48,3 +48,19 @@ def valid_choice(value: str, choices: list[str] | tuple[str, ...], what: str) ->
     if value not in choices:
         raise InputError(f"unknown {what} {value!r}; choose one of: {', '.join(choices)}")
     return value
+
+
+def one_line(text: str) -> str:
+    """The lines of a text as one; spaces inside a line, as in a file's name, stay as they are."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def reason_of(error: BaseException, longest: int = 240) -> str:
+    """What any error says, in one line that is not too long; its class if it says nothing."""
+    text = one_line(str(error)) or type(error).__name__
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def system_reason(error: BaseException) -> str:
+    """The system's own words on a file, without the number and the path that its error repeats."""
+    return getattr(error, "strerror", None) or reason_of(error)

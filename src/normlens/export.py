@@ -6,17 +6,15 @@ Layers, heads and positions of tokens count from 0 in all of them.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from normlens import figures, spreadsheet, store
 from normlens.errors import InputError
+from normlens.plain_json import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,20 +122,7 @@ def to_document(maps: Maps) -> dict[str, Any]:
         "heads": maps.heads,
         "standard_error": maps.standard_error,
     }
-    return {key: _plain(value) for key, value in document.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        listed = value.astype(object)
-        listed[~np.isfinite(value)] = None
-        return listed.tolist()
-    plain = store.jsonable(value)
-    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+    return {key: plain(value) for key, value in document.items()}
 
 
 def _write_csv(maps: Maps, path: str) -> None:

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 from itertools import groupby
 
+from normlens.errors import reason_of
 from normlens.estimate import skeleton
-from normlens.hub import one_line
 from normlens.models import supported_families
 from normlens.models.tiny import tiny_config, tiny_families
 
@@ -53,7 +53,7 @@ def _family(model_type: str) -> Family:
             "normlens: the tiny configuration of %r gives no model (%s); mend the settings that "
             "it was registered with",
             model_type,
-            one_line(error),
+            reason_of(error),
         )
         return Family(model_type)
     return Family(model_type, lens.causal, lens.component_sequence, tuple(lens.scopes))

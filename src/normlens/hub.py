@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from normlens.embedded import DEFAULT
-from normlens.errors import ModelLoadError, NormLensError
+from normlens.errors import ModelLoadError, NormLensError, reason_of
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _YES = ("1", "TRUE", "YES", "ON")
@@ -105,7 +105,7 @@ def explained(origin: Origin) -> Iterator[None]:
         known = known_cause(origin, error)
         if known is not None:
             raise known from error
-        line = one_line(error)
+        line = reason_of(error)
         if origin.local:
             raise ModelLoadError(
                 f"cannot load the model in {origin.name!r}: {line} (a file there may be damaged; "
@@ -136,7 +136,7 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
     if "does not recognize this architecture" in text:
         return ModelLoadError(
             f"the transformers that is installed does not know the architecture of {name!r} "
-            f"({one_line(error).split(' but ')[0]}); upgrade it, or check "
+            f"({reason_of(error).split(' but ')[0]}); upgrade it, or check "
             '"model_type" in the config.json'
         )
     chain = list(_chain(error))
@@ -184,11 +184,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 240 else text[:237] + "…"
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
-from normlens.decomposition.engine import AUTO
 from normlens.decomposition.least import check_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
 from normlens.decomposition.projections import ProductStore
@@ -19,6 +18,7 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.maps import Maps
 from normlens.models import adapt
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
+from normlens.precisions import AUTO
 from normlens.text import (
     Encoded,
     Ids,

@@ -13,25 +13,19 @@ import torch
 from torch import nn
 
 from normlens.embedded import DEFAULT, EMBEDDED, EmbeddedModel
-from normlens.errors import InputError, ModelLoadError, valid_choice
+from normlens.errors import InputError, ModelLoadError, reason_of, valid_choice
 from normlens.hub import (
     Origin,
     explained,
     is_local,
     known_cause,
-    one_line,
     quiet_transformers,
 )
 from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
+from normlens.precisions import DTYPES
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 #: Files of which every tokenizer has at least one.
 _TOKENIZER_FILES = (
     "tokenizer_config.json",
@@ -237,7 +231,7 @@ def _read_tokenizer(origin: Origin) -> Any:
         if (known := known_cause(origin, error)) is not None:
             raise known from error
         raise _UnusableTokenizerError(
-            f"{origin.name!r} has no usable tokenizer ({one_line(error)}); {advice}"
+            f"{origin.name!r} has no usable tokenizer ({reason_of(error)}); {advice}"
         ) from error
     # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
     if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 2:
@@ -319,7 +313,8 @@ def pick_device(device: str | torch.device) -> torch.device:
         torch.zeros(1, device=place).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
-            f"device {str(device)!r} is not available here ({one_line(error)}); use 'auto' or 'cpu'"
+            f"device {str(device)!r} is not available here ({reason_of(error)}); "
+            "use 'auto' or 'cpu'"
         ) from error
     return place
 
@@ -329,4 +324,4 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> Any:
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    return DTYPES[valid_choice(dtype, tuple(DTYPES), "dtype")]
+    return getattr(torch, valid_choice(dtype, DTYPES, "dtype"))

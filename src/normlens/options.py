@@ -9,9 +9,9 @@ from typing import TypedDict
 
 from normlens import scopes as scope_names
 from normlens.decomposition import RULES, Settings
-from normlens.decomposition.engine import AUTO, PRECISIONS
 from normlens.decomposition.memory import DEFAULT_LIMIT, parse_bytes
 from normlens.errors import InputError, valid_choice
+from normlens.precisions import AUTO, PRECISIONS
 
 
 @dataclass(frozen=True)

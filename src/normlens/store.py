@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from normlens.errors import MapsFileError, OutputError
+from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
 from normlens.maps_header import ALLOWED, FIELDS, GROUPS, check_arrays, check_fields
 
@@ -106,11 +106,7 @@ def open(path: str | Path) -> Maps:
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing"
-    return _one_line(error) or type(error).__name__
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return reason_of(error)
 
 
 def check_output(path: str | Path, *, overwrite: bool) -> None:
@@ -119,7 +115,7 @@ def check_output(path: str | Path, *, overwrite: bool) -> None:
     try:
         exists = path.exists()
     except OSError as error:  # a name that is too long, for example
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
     if exists and not overwrite:
         raise OutputError(
             f"{str(path)!r} exists already; choose another name, or overwrite it with "
@@ -146,7 +142,7 @@ def writing(path: str | Path, *, overwrite: bool) -> Iterator[str]:
         )
         os.close(handle)
     except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
     try:
         yield temporary
         umask = os.umask(0)
@@ -154,17 +150,7 @@ def writing(path: str | Path, *, overwrite: bool) -> Iterator[str]:
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or _one_line(error)
-        raise OutputError(f"cannot write {str(path)!r}: {reason}") from error
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
-
-
-def jsonable(value: Any) -> Any:
-    """NumPy values as plain Python ones, for JSON."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    return value

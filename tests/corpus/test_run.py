@@ -15,10 +15,8 @@ import torch
 import normlens
 from normlens.corpus import Run, open_data, resume, run
 from normlens.corpus.measures import measure
-from normlens.corpus.runs import options
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import parse_settings
-from normlens.decomposition import engine
 from normlens.errors import InputError, NormLensError
 
 N = 23
@@ -320,7 +318,6 @@ def test_a_folder_without_a_model_does_not_hide_an_embedded_one(
 
 
 def test_the_precision_belongs_to_the_run(tmp_path: Path, lens: Any, corpus: Path) -> None:
-    assert options.PRECISIONS == engine.PRECISIONS
     done = run(lens, corpus, tmp_path / "run", measures="mixing", precision="tf32", limit=2)
     assert done.manifest.options.precision == "tf32"
     with pytest.raises(NormLensError, match="--precision"):

@@ -13,7 +13,8 @@ from normlens.lens import Lens
 from normlens.models.tiny import tiny_families
 from normlens.papers import published
 from normlens.papers.base import Evidence
-from normlens.papers.experiments.expansion import EXPERIMENTS, FILE, write_expansion
+from normlens.papers.experiments.expansion import EXPERIMENTS, FILE
+from normlens.papers.from_model import write_expansion
 from normlens.papers.published import Published
 from normlens.papers.settings import Settings
 from normlens.papers.words import LAYER

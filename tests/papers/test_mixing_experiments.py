@@ -375,14 +375,6 @@ def test_deep_models_are_thinned(tmp_path: Path, tiny: Any) -> None:
     assert len(result.sentences) == 1  # there are no special tokens
 
 
-@pytest.mark.parametrize("layers", [1, 6, 12, 13, 96])
-def test_thinning_keeps_first_and_last(layers: int) -> None:
-    kept = sentence.thinned(list(range(layers)))
-    assert kept[0] == 0
-    assert kept[-1] == layers - 1
-    assert len(kept) == len(set(kept)) == min(layers, 12)
-
-
 def test_default_is_a_pair_only_where_pairs_are_parted(minilm: Any, lens: Lens) -> None:
     assert sentence.chosen_text(minilm, None) == sentence.PAIR
     assert sentence.chosen_text(lens, None) == sentence.SINGLE  # its tokenizer knows no pairs

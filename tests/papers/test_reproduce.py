@@ -20,10 +20,11 @@ from normlens.errors import InputError, NormLensError
 from normlens.papers import words
 from normlens.papers.base import Evidence, Table
 from normlens.papers.experiments import norms, pairs, similarity
+from normlens.papers.folder import load_settings, short_names
 from normlens.papers.published import compare, published
 from normlens.papers.report.layout import arrange
 from normlens.papers.reporting import build_report, describe, experiments
-from normlens.papers.reproduce import load_settings, plan, reproduce, short_names
+from normlens.papers.reproduce import plan, reproduce
 from normlens.papers.settings import KINDS, Settings
 
 FEW = {"resamples": 200}
@@ -407,10 +408,7 @@ def test_of_several_published_models_the_runs_own_counts() -> None:
 # Words -----------------------------------------------------------------------------------------
 
 
-def test_layers_in_words() -> None:
-    assert words.layers([4]) == "layer 4"
-    assert words.layers([3, 4, 5, 6, 7, 9, 10, 11]) == "layers 3–7 and 9–11"
-    assert words.layers([6, 1, 3]) == "layers 1, 3 and 6"
+def test_numbers_in_words() -> None:
     assert words.number(-0.456) == "−0.46"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-Array = TypeVar("Array", NDArray[np.floating], Tensor)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = TypeVar("Array", NDArray[np.floating], "Tensor")
 
 
 def mixing_ratio(others: Array, own: Array) -> Array:

@@ -23,7 +23,7 @@ from normlens.cli.models import models_command
 from normlens.cli.papers import app as experiments_app
 from normlens.cli.serve import serve_command
 from normlens.cli.view import view_command
-from normlens.errors import NormLensError
+from normlens.errors import NormLensError, one_line
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print("error:", " ".join(message.splitlines()), file=sys.stderr)
+    print("error:", one_line(message), file=sys.stderr)
     return 2
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError, system_reason, valid_choice
+from normlens.precisions import PRECISIONS
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -39,7 +40,7 @@ def _read_file(name: str) -> str:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return data.decode("utf-8-sig").strip()
     except OSError as error:
-        raise InputError(f"cannot read {name!r}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {name!r}: {system_reason(error)}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{name!r} is not UTF-8 text (byte {error.start}); convert it") from error
 
@@ -60,8 +61,6 @@ def checked_options(nonlinearity: str, samples: int, memory_limit: str | None) -
 
 
 def checked_precision(precision: str) -> str:
-    from normlens.decomposition.engine import PRECISIONS
-
     return valid_choice(precision, PRECISIONS, "--precision")
 
 

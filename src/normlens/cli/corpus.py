@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from normlens.cli.options import DTYPE_HELP
+from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import MEASURES, parse_batch_size, parse_measures, parse_settings
 from normlens.errors import InputError, NormLensError
+from normlens.precisions import PRECISIONS
 from normlens.spreadsheet import write_csv
+from normlens.wording import listed
 
 # torch and DuckDB take time to import, so only the commands that need them do it.
 if TYPE_CHECKING:
@@ -109,14 +117,12 @@ def run_command(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="auto, float64, float32, float16 or bfloat16."),
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help=DTYPE_HELP)] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="Of FF products on a GPU: float32 (default), tf32 or bfloat16."
+            metavar="KIND",
+            help=f"Of FF products on a GPU: {listed(PRECISIONS, 'or')}. Default: auto.",
         ),
     ] = None,
     engine: Annotated[
@@ -145,7 +151,7 @@ def run_command(
 
     A sequence that cannot be analysed is a row of the table `failures`; the exit status is 3 then.
     """
-    from normlens.corpus.runs import progress, runs
+    from normlens.corpus.runs import runs
 
     given: dict[str, Any] = {
         "settings": parse_settings(settings) if settings else None,
@@ -293,10 +299,6 @@ def query_command(
 
 
 def _print_table(frame: Any) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD)
     for name in frame.columns:
         numeric = frame[name].dtype.kind in "iuf"
@@ -312,6 +314,4 @@ def _print_table(frame: Any) -> None:
 
 
 def _cell(value: Any) -> str:
-    from rich.markup import escape
-
     return escape(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from normlens import embedded
 from normlens.cli.options import QuietOption
 from normlens.cli.printing import add_row, console_for, new_table, print_table, status
 from normlens.errors import valid_choice
@@ -37,8 +38,6 @@ def models_command(
 
 
 def _install(name: str, quiet: bool) -> None:
-    from normlens import embedded
-
     valid_choice(name, tuple(embedded.EMBEDDED), "embedded model")
     with status(f"installing {name}", quiet):
         embedded.install(name)
@@ -47,7 +46,6 @@ def _install(name: str, quiet: bool) -> None:
 
 
 def _models_as_json() -> dict[str, Any]:
-    from normlens.embedded import EMBEDDED
     from normlens.families import family_table
 
     return {
@@ -67,13 +65,12 @@ def _models_as_json() -> dict[str, Any]:
                 "installed": model.installed,
                 "install": model.install_hint,
             }
-            for model in EMBEDDED.values()
+            for model in embedded.EMBEDDED.values()
         ],
     }
 
 
 def _show_models() -> None:
-    from normlens.embedded import EMBEDDED
     from normlens.families import by_components, family_table
 
     console = console_for()
@@ -84,7 +81,7 @@ def _show_models() -> None:
         add_row(table, types, first.attention, first.components, ", ".join(first.scopes))
     print_table(console, "Families", table)
     table = new_table("name", "what it is", "state", left=3)
-    for model in EMBEDDED.values():
+    for model in embedded.EMBEDDED.values():
         state = "installed" if model.installed else f"run: {model.install_hint}"
         add_row(table, model.name, model.description, state)
     print_table(console, "Embedded models", table)

@@ -8,6 +8,8 @@ import typer
 
 from normlens.cli.arguments import FROM_ZERO
 from normlens.embedded import DEFAULT
+from normlens.precisions import AUTO, DTYPES
+from normlens.wording import listed
 
 ModelOption = Annotated[
     str | None,
@@ -32,10 +34,8 @@ ScopeOption = Annotated[
         "repeat it or separate names by commas. Default: all.",
     ),
 ]
-DtypeOption = Annotated[
-    str,
-    typer.Option(metavar="TYPE", help="auto, float64, float32, float16 or bfloat16."),
-]
+DTYPE_HELP = f"{listed((AUTO, *DTYPES), 'or')}."
+DtypeOption = Annotated[str, typer.Option(metavar="TYPE", help=DTYPE_HELP)]
 RevisionOption = Annotated[
     str | None, typer.Option(metavar="REV", help="Branch, tag or commit on the hub.")
 ]

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from normlens.cli.options import DTYPE_HELP
+from normlens.corpus.runs import progress
 from normlens.papers.settings import KINDS, MASK
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -118,7 +120,7 @@ def reproduce_command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="auto, float64, float32, …", rich_help_panel=_RUNS),
+        typer.Option(metavar="TYPE", help=DTYPE_HELP, rich_help_panel=_RUNS),
     ] = None,
     engine: Annotated[
         str | None,
@@ -148,7 +150,6 @@ def reproduce_command(
 
     Runs that are there already are resumed; a folder may be used again for the other experiments.
     """
-    from normlens.corpus.runs import progress
     from normlens.papers.reproduce import reproduce
 
     execution: dict[str, Any] = {

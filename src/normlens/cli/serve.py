@@ -14,6 +14,8 @@ from normlens.cli.arguments import checked_options
 from normlens.cli.options import DtypeOption, LimitOption, QuietOption, TrustOption
 from normlens.cli.printing import status
 from normlens.errors import InputError
+from normlens.serve.limits import Limits
+from normlens.serve.security import is_loopback
 
 
 def serve_command(
@@ -50,9 +52,7 @@ def serve_command(
         raise InputError(f"--tokens must be at least 1, not {tokens}")
     checked_options("ig", 1, memory_limit)
 
-    from normlens.serve.limits import Limits
     from normlens.serve.models import ServedModels, installed_models
-    from normlens.serve.security import is_loopback
     from normlens.serve.server import PageServer
 
     limits = Limits(tokens=tokens)

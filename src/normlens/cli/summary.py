@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from normlens import layers
 from normlens.cli.printing import add_row, console_for, new_table, print_table
 from normlens.scopes import consecutive, feed_forward_pair
 
@@ -41,13 +42,8 @@ def show_maps(maps: Maps) -> None:
 
 
 def layers_in_words(maps: Maps) -> str:
-    """``layers 0–2`` or ``layers 0, 2``."""
-    numbers = maps.layers
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]}–{numbers[-1]}"
-    return f"layers {', '.join(map(str, numbers))}"
+    """``layers 0–2``; see `normlens.layers`."""
+    return layers.layers_in_words(maps.layers)
 
 
 def completeness(maps: Maps) -> str:

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.tiles import FeedForwardJob, TileNorms, feed_forward_norms
+from normlens.precisions import AUTO
 
-AUTO = "auto"
-#: What may be asked for. It binds the fused kernel; tiles are never less exact than their weights.
-PRECISIONS = (AUTO, "float32", "tf32", "bfloat16")
 #: The fastest one whose error cannot change a Spearman's ρ at three decimals (docs/performance.md).
 DEFAULT_PRECISION = "float32"
 OLDEST_CAPABILITY = (8, 0)  # of GPUs that multiply bfloat16

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normlens.scopes import components_of
+from normlens.wording import quoted
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -47,21 +48,9 @@ def model_name(maps: Maps) -> str:
     return str(maps.provenance.get("model", "model"))
 
 
-def layer_words(layers: Sequence[int]) -> str:
-    """``layer 3``, ``layers 0 to 2`` or ``layers 0, 2``."""
-    if len(layers) == 1:
-        return f"layer {layers[0]}"
-    if list(layers) == list(range(layers[0], layers[-1] + 1)):
-        return f"layers {layers[0]} to {layers[-1]}"
-    return "layers " + ", ".join(map(str, layers))
-
-
 def text_lines(maps: Maps) -> list[str]:
     """The text in quotation marks, as one line, or none."""
-    if maps.text is None:
-        return []
-    parts = [maps.text] if isinstance(maps.text, str) else list(maps.text)
-    return [" ".join(f"“{' '.join(part.split())}”" for part in parts)]
+    return [" ".join(quoted(maps.text))] if maps.text is not None else []
 
 
 def provenance(maps: Maps) -> str:

@@ -12,6 +12,8 @@ from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
 from typing import Any
 
+from normlens.errors import reason_of
+
 GROUP = "normlens.families"
 
 _log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ def _load(entry: EntryPoint, adapters: dict[str, Any], tiny: dict[str, Any]) -> 
         for registry, state in ((adapters, before), (tiny, tiny_before)):
             registry.clear()
             registry.update(state)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"{type(error).__name__}: {reason_of(error)}"
         _log.warning(
             "normlens: the families of the installed package %r are left out, because importing "
             "%s failed (%s); update or uninstall the package",

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from normlens.components import Linear
 from normlens.errors import UnsupportedModelError
+from normlens.precisions import DTYPES
 
 #: What a model may run in.
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 _UNPACKED = "load the model without quantisation"
 
@@ -61,7 +62,7 @@ def read_tensor(module: Any, name: str) -> Tensor | None:
     if type(tensor) not in (Tensor, nn.Parameter):
         kind = "packed weights" if callable(tensor) else f"weights of {type(tensor).__name__}"
         raise UnreadableModule(module, f"holds {kind} that cannot be read as a matrix", _UNPACKED)
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in _DTYPES:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UnreadableModule(module, f"holds weights in {kind}", _UNPACKED)
     return tensor

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from normlens.corpus.runs.manifest import NAME
+from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.papers.base import Evidence, Experiment
-from normlens.papers.reproduce import MODEL, RUNS, load_settings, short_names
-
-if TYPE_CHECKING:
-    from normlens.corpus.runs.results import Run
-    from normlens.papers.report.content import Header, Measured, Report
-    from normlens.papers.settings import Settings
+from normlens.papers.experiments import (
+    expansion,
+    frequency,
+    mixing,
+    norms,
+    pairs,
+    relations,
+    sentence,
+    similarity,
+)
+from normlens.papers.folder import MODEL, RUNS, load_settings, short_names
+from normlens.papers.report.content import Header, Measured, Model, Report, Section
+from normlens.papers.report.files import write
+from normlens.papers.settings import Settings
 
 #: Modules of experiments, in the order of the papers.
 MODULES = {
-    "ff": ("similarity", "pairs", "relations", "norms"),
-    "mixing": ("mixing", "frequency", "expansion", "sentence"),
+    "ff": (similarity, pairs, relations, norms),
+    "mixing": (mixing, frequency, expansion, sentence),
 }
 PARTS = {
     "ff": "Feed-forward blocks (Kobayashi et al. 2024)",
@@ -29,17 +37,11 @@ PARTS = {
 
 def experiments(kind: str) -> list[Experiment]:
     """The experiments of a paper."""
-    return [
-        experiment
-        for name in MODULES[kind]
-        for experiment in import_module(f"normlens.papers.experiments.{name}").EXPERIMENTS
-    ]
+    return [experiment for module in MODULES[kind] for experiment in module.EXPERIMENTS]
 
 
 def build_report(folder: str | os.PathLike[str]) -> Path:
     """Write tables, figures and report of a folder that `reproduce` has made; gives its path."""
-    from normlens.papers.report.files import write
-
     folder = Path(folder)
     write(describe(folder), folder)
     return folder / "report.html"
@@ -47,8 +49,6 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
 
 def describe(folder: Path) -> Report:
     """The report of a folder: every experiment on every data set."""
-    from normlens.papers.report.content import Report, Section
-
     settings = load_settings(folder)
     runs = _runs(folder, settings)
     sections = [
@@ -70,9 +70,6 @@ def describe(folder: Path) -> Report:
 
 def _runs(folder: Path, settings: Settings) -> dict[str, dict[str, Run]]:
     """The runs of each data set: masked, plain."""
-    from normlens.corpus.runs.manifest import NAME
-    from normlens.corpus.runs.results import Run
-
     found: dict[str, dict[str, Run]] = {}
     for short in short_names(settings.data).values():
         for kind in ("masked", "plain"):
@@ -119,8 +116,6 @@ def _folders(experiment: Experiment, runs: dict[str, dict[str, Run]]) -> list[st
 
 
 def _header(settings: Settings, runs: dict[str, dict[str, Run]]) -> Header:
-    from normlens.papers.report.content import Header, Model
-
     every = [(short, run) for short, own in runs.items() for run in own.values()]
     manifest = every[0][1].manifest
     shown = {
@@ -138,8 +133,6 @@ def _header(settings: Settings, runs: dict[str, dict[str, Run]]) -> Header:
 
 
 def _measured(short: str, run: Run) -> Measured:
-    from normlens.papers.report.content import Measured
-
     manifest, status = run.manifest, run.status()
     worst = run.sql("SELECT max(completeness) AS worst FROM sequences")["worst"].iloc[0]
     return Measured(

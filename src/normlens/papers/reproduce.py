@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from normlens.corpus.runs.folder import TEMPORARY
+from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import fixed_path
 from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.runs import model_name, resume, run
 from normlens.errors import InputError, OutputError
-from normlens.json_text import parse_json
-from normlens.papers.settings import KINDS, Settings
+from normlens.lens import Lens
+from normlens.loading import load
+from normlens.papers.folder import (
+    MODEL,
+    RUNS,
+    SETTINGS,
+    load_settings,
+    save_settings,
+    short_names,
+)
+from normlens.papers.from_model import read_ranks_file, write_from_model
+from normlens.papers.reporting import build_report
+from normlens.papers.settings import Settings
 
-if TYPE_CHECKING:
-    from normlens.corpus.runs.results import Run
-    from normlens.lens import Lens
-
-SETTINGS = "settings.json"
-RUNS, MODEL = "runs", "model"
 #: The papers mask in the experiments on similarity and mixing, and not in those on FF-amp.
 MEASURES = {"masked": "similarity,mixing,norms", "plain": "amplification"}
 ALL_MEASURES = "similarity,mixing,amplification,norms"
@@ -54,20 +60,6 @@ def plan(settings: Settings, causal: bool) -> list[Planned]:
     return planned
 
 
-def short_names(data: Sequence[str]) -> dict[str, str]:
-    """What reports and folders call each data set: its name, or its file's."""
-    found: dict[str, str] = {}
-    for spec in data:
-        name, _, _ = spec.partition(":")
-        short = name if name.isalnum() else Path(spec).stem
-        short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-") or "data"
-        taken, number = short, 2
-        while taken in found.values():
-            taken, number = f"{short}-{number}", number + 1
-        found[spec] = taken
-    return found
-
-
 def reproduce(
     kinds: str | Sequence[str],
     model: Any,
@@ -87,8 +79,6 @@ def reproduce(
     engine, workers, …). A folder may be used again for other experiments, for more data, or with
     other options of the report.
     """
-    from normlens.papers.reporting import build_report
-
     progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
@@ -99,7 +89,7 @@ def reproduce(
     data_names = tuple(fixed_path(spec) for spec in listed)
     settings = Settings(
         kinds=(kinds,) if isinstance(kinds, str) else tuple(kinds),
-        model=_model_name(os.fspath(named)),
+        model=model_name(os.fspath(named)),
         data=data_names,
         limits={} if limit is None else dict.fromkeys(data_names, limit),
         **options,
@@ -108,50 +98,18 @@ def reproduce(
         settings = settings.joined(load_settings(folder))
     elif folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
-    ranks = _ranks(settings)
+    ranks = read_ranks_file(settings)
     lens = _lens(model, settings, execution or {})
-    _save(folder, settings)
+    save_settings(folder, settings)
     for planned in plan(settings, lens.causal):
         _do(planned, folder / RUNS / planned.name, settings, lens, model, execution or {}, progress)
     if "mixing" in settings.kinds:
-        _from_model(lens, settings, ranks, folder / MODEL)
+        write_from_model(lens, settings, ranks, folder / MODEL)
     progress.say("building the report")
     return build_report(folder)
 
 
-def load_settings(folder: str | os.PathLike[str]) -> Settings:
-    """What a folder of results was asked for."""
-    path = Path(folder) / SETTINGS
-    if not path.is_file():
-        raise InputError(
-            f"{str(folder)!r} holds no results; make some with: normlens reproduce "
-            f"{'|'.join(KINDS)} --model … --data … --out {folder}"
-        )
-    try:
-        return Settings.from_json(parse_json(path.read_text("utf-8")))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{str(path)!r} is damaged: {error}") from error
-
-
-def _save(folder: Path, settings: Settings) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{SETTINGS}{TEMPORARY}"
-        temporary.write_text(json.dumps(settings.as_json(), indent=1, ensure_ascii=False) + "\n")
-        temporary.replace(folder / SETTINGS)
-    except OSError as error:
-        raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
-
-
-def _model_name(name: str) -> str:
-    from normlens.corpus.runs.runs import model_name
-
-    return model_name(name)
-
-
 def _lens(model: Any, settings: Settings, execution: dict[str, Any]) -> Lens:
-    from normlens.loading import load
-
     if not isinstance(model, (str, os.PathLike)):
         return model
     return load(
@@ -173,9 +131,6 @@ def _do(
     progress: Progress,
 ) -> Run:
     """The run, done or finished."""
-    from normlens.corpus.runs.manifest import NAME
-    from normlens.corpus.runs.runs import resume, run
-
     here = (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
     own = ("device", "dtype", "trust_remote_code")
     how = {k: v for k, v in execution.items() if not (here and k in own)}
@@ -202,28 +157,3 @@ def _do(
         progress=progress,
         **how,
     )
-
-
-def _ranks(settings: Settings) -> bytes | None:
-    """The file of frequency ranks, checked before hours are spent on runs."""
-    from normlens.papers.experiments.frequency import read_ranks
-
-    if settings.ranks is None or "mixing" not in settings.kinds:
-        return None
-    read_ranks(settings.ranks)
-    return Path(settings.ranks).read_bytes()
-
-
-def _from_model(lens: Lens, settings: Settings, ranks: bytes | None, folder: Path) -> None:
-    """What the weights alone show, the maps of one sentence pair, and a copy of the ranks."""
-    from normlens.papers.experiments.expansion import write_expansion
-    from normlens.papers.experiments.frequency import RANKS
-    from normlens.papers.experiments.sentence import write_sentence
-
-    folder.mkdir(parents=True, exist_ok=True)
-    if ranks is None:
-        (folder / RANKS).unlink(missing_ok=True)
-    else:
-        (folder / RANKS).write_bytes(ranks)
-    write_expansion(lens, folder)
-    write_sentence(lens, settings, folder)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from normlens._version import __version__
 from normlens.decomposition import RULES
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError, one_line, valid_choice
 from normlens.serve.jobs import CANCELLED, DONE, Job, Jobs, Question, QueueFullError
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
@@ -215,7 +215,7 @@ def _say_one_line(app: FastAPI) -> None:
             detail = f"{where}: the text is empty; give at least one word"
         else:
             detail = f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-        return JSONResponse({"detail": " ".join(detail.splitlines())}, 422)
+        return JSONResponse({"detail": one_line(detail)}, 422)
 
     @app.exception_handler(405)
     async def not_allowed(request: Request, _: Exception) -> JSONResponse:

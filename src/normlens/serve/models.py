@@ -11,7 +11,10 @@ from normlens.embedded import EMBEDDED
 from normlens.errors import InputError
 from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
+from normlens.viewer.payload import encode
 
+# torch takes seconds to import, and a port that is taken should be known before that: what needs it
+# is imported by the functions that use it.
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
@@ -71,7 +74,6 @@ class ServedModels:
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
         """The maps that a question asks for, as the page reads them."""
         from normlens.options import AnalysisOptions
-        from normlens.viewer.payload import encode
 
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled

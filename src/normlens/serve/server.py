@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError, MissingDependencyError, system_reason
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
+from normlens.serve.security import Hosts, is_everywhere
 from normlens.serve.worker import Worker
 
 #: Seconds that an analysis has to come to its next layer when the server ends.
@@ -59,8 +60,6 @@ class PageServer:
     @property
     def url(self) -> str:
         """Where a browser on this machine finds the page."""
-        from normlens.serve.security import is_everywhere
-
         shown = "127.0.0.1" if is_everywhere(self._host) else self._host
         port = self._listener.getsockname()[1]
         return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
@@ -71,7 +70,6 @@ class PageServer:
 
         from normlens.serve.app import create_app
         from normlens.serve.connections import QuietServer, protocol_class
-        from normlens.serve.security import Hosts
 
         self._worker.start()
         hosts = Hosts.of(self._host, self._allow_hosts)
@@ -119,4 +117,4 @@ def _bind_problem(error: OSError, host: str, port: int) -> str:
         return f"port {port} is in use; choose another with --port (0 takes any free one)"
     if error.errno == errno.EACCES:
         return f"port {port} may not be used by this user; choose one above 1023 with --port"
-    return f"cannot listen at {host!r}: {error.strerror or error}; use --host 127.0.0.1"
+    return f"cannot listen at {host!r}: {system_reason(error)}; use --host 127.0.0.1"

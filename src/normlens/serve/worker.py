@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from normlens.errors import NormLensError
+from normlens.errors import NormLensError, one_line
 from normlens.serve.jobs import Job, Jobs, Question, Stopped
 
 _log = logging.getLogger("normlens.serve")
@@ -72,10 +72,10 @@ class Worker:
 
 def _reason(error: Exception) -> str:
     """Why an analysis failed, in one line for the visitor."""
-    from normlens.decomposition.memory import is_out_of_memory
+    from normlens.decomposition.memory import is_out_of_memory  # as in `models`
 
     if isinstance(error, NormLensError):
-        return " ".join(str(error).splitlines())
+        return one_line(str(error))
     if is_out_of_memory(error):
         return "there is not enough memory for this analysis; use a shorter text or a smaller model"
     _log.error("an analysis failed", exc_info=error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from normlens import store
 from normlens.errors import InputError
+from normlens.layers import thinned
 from normlens.viewer import page, payload
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
                 "maps.choose(scopes=…), precision=8, or largest=None"
             )
         count = min(count - 1, max(1, int(layers * budget / len(data)) if count == layers else 1))
-        chosen = [_thinned(maps, count) for maps in listed]
+        chosen = [maps.choose(layers=thinned(maps.layers, count)) for maps in listed]
         note = (
             f"Only {count} of {layers} layers are in this file, which would otherwise be larger "
             f"than {largest:g} MB; averages over layers are over these."
@@ -80,12 +81,3 @@ def title_of(listed: Sequence[Maps]) -> str:
 
 def _float_bytes(listed: Sequence[Maps]) -> int:
     return sum(4 * int(maps.allowed.sum()) * len(maps.scopes) for maps in listed)
-
-
-def _thinned(maps: Maps, count: int) -> Maps:
-    """The first layer, the last, and some between them, as far as they fit."""
-    last = len(maps.layers) - 1
-    if count > last:
-        return maps
-    places = [round(k * last / max(1, count - 1)) for k in range(count)]
-    return maps.choose(layers=[maps.layers[place] for place in places])

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import store
 from normlens.errors import InputError
+from normlens.labelled import LabelledMaps
+from normlens.plain_json import plain
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -28,7 +29,7 @@ MEDIA_TYPE = "application/octet-stream"
 MAGIC = b"NLVIEW01"
 FORMAT = "normlens-viewer"
 FORMAT_VERSION = 1
-PRECISIONS = (32, 16, 8)
+BITS = (32, 16, 8)
 _LEVEL = 6
 
 
@@ -36,8 +37,8 @@ def encode(
     maps: Maps | Sequence[Maps], *, precision: int = 16, left_out: Iterable[str] = ()
 ) -> bytes:
     """One or several maps as a payload; `left_out` are sentences about what is missing."""
-    if precision not in PRECISIONS:
-        listed = ", ".join(map(str, PRECISIONS))
+    if precision not in BITS:
+        listed = ", ".join(map(str, BITS))
         raise InputError(f"precision is a number of bits, one of {listed}, not {precision!r}")
     listed_maps = as_list(maps)
     blobs = _Blobs()
@@ -54,13 +55,11 @@ def encode(
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     """One or several maps as a list that is not empty."""
-    from normlens.maps import Maps
-
-    listed = [maps] if isinstance(maps, Maps) else list(maps)
+    listed = [maps] if isinstance(maps, LabelledMaps) else list(maps)
     if not listed:
         raise InputError("there are no maps to show; give at least one")
     for one in listed:
-        if not isinstance(one, Maps):
+        if not isinstance(one, LabelledMaps):
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
@@ -115,7 +114,7 @@ def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dic
         "layers": [int(layer) for layer in maps.layers],
         "scopes": maps.scopes,
         "completeness": completeness if math.isfinite(completeness) else None,
-        "provenance": _plain(maps.provenance),
+        "provenance": plain(maps.provenance),
         "masks": masks,
         "allowed": allowed,
         "maps": encoded,
@@ -184,15 +183,3 @@ def _encode_map(
 def _relative_error(blob: Mapping[str, Any]) -> float:
     """Rounding to the nearest code is wrong by half a step of the logarithm at most."""
     return math.expm1(blob["step"] / 2) if "step" in blob else float(np.finfo(np.float32).eps) / 2
-
-
-def _plain(value: Any) -> Any:
-    """Plain values for strict JSON; what JSON does not know becomes text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    plain = store.jsonable(value)
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return None
-    return plain if isinstance(plain, (str, int, float, bool, list, type(None))) else str(plain)

@@ -12,6 +12,7 @@ import pytest
 from measure_examples import item
 
 from normlens.corpus import measures
+from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError
 
 MODULE = """
@@ -42,6 +43,10 @@ def my_module(tmp_path, monkeypatch):
     yield "my_own_measures"
     for name in ("my_own_measures", "my_broken_measures", "my_needy_measures"):
         sys.modules.pop(name, None)
+
+
+def test_runs_know_the_built_in_measures_without_importing_them() -> None:
+    assert tuple(measures.names()) == MEASURES
 
 
 def test_built_in_measures_by_name():

@@ -12,11 +12,12 @@ import normlens
 from normlens.decomposition import engine
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_model
+from normlens.precisions import PRECISIONS
 
 IDS = [3, 9, 27, 14]
 
 
-@pytest.mark.parametrize("precision", engine.PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_on_a_cpu_tiles_run_in_the_precision_of_the_weights(dtype, precision):
     lens = normlens.load(tiny_model("bert").to(dtype), device="cpu")

@@ -11,7 +11,7 @@ from typing import Any
 from normlens.corpus.data import conll, unpickle
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.records import Entity, located
-from normlens.errors import InputError
+from normlens.errors import InputError, reason_of
 from normlens.json_text import parse_json
 
 #: Columns that hold the text when the user names none.
@@ -181,7 +181,7 @@ def read_parquet(path: Path, options: Options) -> Iterator[Found]:
                         yield from _found(path, where, row, options)
     except pa.ArrowException as error:
         raise InputError(
-            f"{str(path)!r} is not a Parquet file, or is damaged ({' '.join(str(error).split())})"
+            f"{str(path)!r} is not a Parquet file, or is damaged ({reason_of(error)})"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from normlens.corpus.data import conll
 from normlens.corpus.data.formats import paragraph_pairs
 from normlens.corpus.data.records import Data, Record
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError, MissingDependencyError, reason_of
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,8 @@ def open_named(name: str, limit: int | None = None) -> HubData:
             source.hub, source.config, split=source.split, streaming=False, **options
         )
     except Exception as error:  # the hub, the network and the cache fail in many ways
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise InputError(
-            f"cannot load {name!r} ({source.hub}) from the Hugging Face hub: {reason}; "
+            f"cannot load {name!r} ({source.hub}) from the Hugging Face hub: {reason_of(error)}; "
             f"give a local file instead: {local}"
         ) from error
     return HubData(name, rows, limit)

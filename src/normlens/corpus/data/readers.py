@@ -12,7 +12,7 @@ from pathlib import Path
 from normlens.corpus.data import formats, named, sample
 from normlens.corpus.data.formats import Options
 from normlens.corpus.data.records import Data, Record, located
-from normlens.errors import InputError
+from normlens.errors import InputError, system_reason
 
 #: Raised whenever the same file gives other records than before, so that no old result is reused.
 _VERSION = 1
@@ -195,5 +195,5 @@ def _digest(path: Path) -> str:
 
 def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(
-        f"cannot read {str(path)!r}: {error.strerror or error}; check the path and its permissions"
+        f"cannot read {str(path)!r}: {system_reason(error)}; check the path and its permissions"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from normlens.errors import InputError
+from normlens.errors import InputError, reason_of, system_reason
 
 _DTYPE = re.compile(r"O8?|b1|[iuf][1248]|[US][1-9]\d{0,5}")
 
@@ -26,15 +26,15 @@ def load(path: Path) -> Any:
             return _Unpickler(file, encoding="latin1").load()
     except Refused as error:
         raise InputError(
-            f"{str(path)!r} is a pickle that holds {_one_line(error)}, which might run code, so it "
+            f"{str(path)!r} is a pickle that holds {reason_of(error)}, which might run code, so it "
             'is not opened; save its tokens as JSONL lines {"tokens": […]} instead'
         ) from None
     except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {str(path)!r}: {system_reason(error)}") from error
     except Exception as error:  # a damaged pickle may raise nearly anything
         raise InputError(
             f"{str(path)!r} is not a pickle, or is damaged "
-            f"({_one_line(error) or type(error).__name__}); give a list of "
+            f"({reason_of(error)}); give a list of "
             '{"tokens": […]} records'
         ) from error
 
@@ -44,10 +44,6 @@ def as_list(value: Any) -> list[Any] | None:
     if isinstance(value, Array):
         return value.to_list()
     return list(value) if isinstance(value, (list, tuple)) else None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]
 
 
 # What a pickle gets in place of NumPy's classes. Those trust the state that a pickle gives them,

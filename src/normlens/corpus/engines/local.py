@@ -1,4 +1,4 @@
-"""Who computes the shards: this process, several processes of this machine, or a Ray cluster."""
+"""Shards computed on this machine: by this process, or by several."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -18,58 +17,15 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.worker import Prepared, Task, Worker
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.options import Execution
 from normlens.corpus.runs.shards import Finished, Shard
-from normlens.errors import InputError
-
-if TYPE_CHECKING:
-    from normlens.lens import Lens
-
-
-class Engine(ABC):
-    """Turns shards into their results, in whatever order they come."""
-
-    identity: dict[str, Any]  # of the model that the workers hold
-    by: dict[str, Any]  # where it runs
-
-    @abstractmethod
-    def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        """The results of shards, which are asked for only as fast as they are worked off."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of workers and models."""
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abandon()
-        self.close()
-
-    def abandon(self) -> None:
-        """Drop the work that is going on: nobody will take its results."""
-        return  # within one process nothing goes on that could not be waited for
-
-
-def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> Engine:
-    """The engine that was asked for, its model loaded."""
-    if lens is not None and (execution.engine, execution.workers) != ("local", 1):
-        raise InputError(
-            "a loaded lens cannot be sent to other processes; pass the model's name or folder"
-        )
-    if execution.engine == "ray":
-        from normlens.corpus.engines.ray_engine import RayEngine
-
-        return RayEngine(task, execution)
-    if execution.workers > 1:
-        return ProcessEngine(task, execution.workers)
-    return ThreadEngine(task, lens)
+from normlens.lens import Lens
 
 
 class ThreadEngine(Engine):
@@ -204,8 +160,6 @@ def _end_with(lifeline: Any) -> None:
 
 def _device(device: str, number: int) -> str:
     """The GPUs in turn, where there are several."""
-    import torch
-
     if device in ("auto", "cuda") and torch.cuda.device_count() > 1:
         return f"cuda:{number % torch.cuda.device_count()}"
     return device

@@ -10,12 +10,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from normlens.corpus.engines.local import Engine
+from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import Execution
 from normlens.corpus.runs.shards import Finished, Shard
-from normlens.errors import MissingDependencyError, NormLensError
+from normlens.errors import MissingDependencyError, NormLensError, reason_of
 
 #: Shards per worker: it tokenises one while its model works on the other.
 EACH = 2
@@ -165,10 +165,9 @@ def _connect(ray: Any, address: str | None) -> None:
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise RunError(
-            f"cannot reach the Ray cluster at {address or 'this machine'!r}: {reason}; start one "
-            "with `ray start --head`, or leave --address out to use this machine"
+            f"cannot reach the Ray cluster at {address or 'this machine'!r}: {reason_of(error)}; "
+            "start one with `ray start --head`, or leave --address out to use this machine"
         ) from error
 
 
@@ -186,8 +185,7 @@ class _unwrapped:
             cause = error.cause
             if isinstance(cause, NormLensError):
                 raise cause from None
-            reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
+            reason = f"{type(cause).__name__}: {reason_of(cause)}"
             raise RunError(f"a worker failed ({reason}); what is done is kept") from error
         if isinstance(error, self.ray.exceptions.RayError):
-            reason = " ".join(str(error).split())[:200]
-            raise RunError(f"Ray gave up: {reason}; what is done is kept") from error
+            raise RunError(f"Ray gave up: {reason_of(error)}; what is done is kept") from error

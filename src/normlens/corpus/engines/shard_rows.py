@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
-from normlens.errors import InputError
-
-if TYPE_CHECKING:
-    from normlens.corpus.measures import Measure
-    from normlens.maps import Maps
+from normlens.errors import InputError, one_line, reason_of
+from normlens.maps import Maps
 
 SEQUENCES = pa.schema(
     [
@@ -77,13 +75,11 @@ class Gathered:
 
     def fail(self, index: int, sequence: str, reason: str) -> None:
         """Remember why a sequence has no rows."""
-        row = {"index": index, "sequence": sequence, "reason": " ".join(reason.split())}
+        row = {"index": index, "sequence": sequence, "reason": one_line(reason)}
         self._own["failures"][index] = row
 
     def add(self, index: int, encoded: EncodedRecord, maps: Maps, seed: int) -> None:
         """Measure a sequence and keep its rows, of all measures or of none."""
-        from normlens.corpus.measures import Item
-
         item = Item(sequence=encoded.id, index=index, maps=maps, encoded=encoded, seed=seed)
         found: dict[str, pa.Table] = {}
         for measure in self.measures:
@@ -144,7 +140,7 @@ class Gathered:
 def _machine_problem(error: OSError | MemoryError) -> str:
     if isinstance(error, MemoryError):
         return "ran out of memory"
-    return f"failed ({' '.join(str(error).split()) or type(error).__name__})"
+    return f"failed ({reason_of(error)})"
 
 
 def _checked(measure: Measure, found: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

@@ -9,24 +9,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from normlens.corpus.data.masking import mask_tokens
 from normlens.corpus.data.spans import EncodedRecord, encode_record
 from normlens.corpus.engines.shard_rows import Gathered
+from normlens.corpus.measures import Measure, Needs
+from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.options import Options
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError, NormLensError
+from normlens.lens import Lens
+from normlens.loading import load
+from normlens.maps import Maps
 from normlens.scopes import components_of, resolve_all
-
-if TYPE_CHECKING:
-    from normlens.corpus.measures import Measure
-    from normlens.lens import Lens
-    from normlens.maps import Maps
 
 #: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
 HELD = 256 << 20
@@ -90,11 +91,6 @@ class Worker:
     """
 
     def __init__(self, task: Task, lens: Lens | None = None):
-        import torch
-
-        from normlens.corpus.measures import Needs
-        from normlens.corpus.runs import identity
-
         if task.threads is not None:
             torch.set_num_threads(task.threads)
         self.task = task
@@ -244,8 +240,6 @@ class Worker:
 
 
 def _load(task: Task) -> Lens:
-    from normlens.loading import load
-
     return load(
         task.options.model,
         device=task.device,

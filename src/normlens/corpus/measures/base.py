@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens.maps import Maps
-from normlens.text import Encoded
+
+if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
+    from normlens.text import Encoded
 
 AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure takes
 

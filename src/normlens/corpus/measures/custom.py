@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from normlens.corpus.measures.base import Item, Needs, RowMeasure
 from normlens.corpus.measures.columns import WHOSE
-from normlens.errors import InputError
+from normlens.corpus.measures.registry import get
+from normlens.errors import InputError, reason_of
 
 _TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _ADDED = [field.name for field in WHOSE]
@@ -44,7 +45,7 @@ class CustomMeasure(RowMeasure):
             found = getattr(found, part, None)
         if module == "__main__" or found is not self:
             return CustomMeasure, (self.function, self.name, self.columns, self.needs)
-        return _by_name, (f"{module}:{name}",)
+        return get, (f"{module}:{name}",)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """What the function returns for this sequence, with its index and id."""
@@ -89,9 +90,9 @@ class CustomMeasure(RowMeasure):
                 f"the measure {self.name!r} returned rows without the column {error.args[0]!r}"
             ) from error
         except (pa.ArrowException, TypeError) as error:
-            reason = " ".join(str(error).split())
             raise InputError(
-                f"what the measure {self.name!r} returned does not fit its schema: {reason}"
+                f"what the measure {self.name!r} returned does not fit its schema: "
+                f"{reason_of(error)}"
             ) from error
 
 
@@ -153,12 +154,6 @@ def _schema(name: str, given: Mapping[str, Any] | pa.Schema) -> pa.Schema:
 
 def _column(values: Any) -> Any:
     return [values] if isinstance(values, str) or not hasattr(values, "__len__") else values
-
-
-def _by_name(name: str) -> Any:
-    from normlens.corpus.measures.registry import get
-
-    return get(name)
 
 
 def _argument(function: Callable[..., Any]) -> str:

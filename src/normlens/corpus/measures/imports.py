@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from normlens.errors import InputError
+from normlens.errors import InputError, reason_of
 
 
 def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> Any:
@@ -31,9 +31,8 @@ def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> An
             ) from error
         raise InputError(f"cannot import {module_name!r}: {error}") from error
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"cannot import {module_name!r}: {type(error).__name__}: {reason}"
+            f"cannot import {module_name!r}: {type(error).__name__}: {reason_of(error)}"
         ) from error
     found: Any = module
     for part in attribute.split("."):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from normlens.corpus import measures
+from normlens.corpus.engines.shard_rows import schemas
+from normlens.corpus.measures import Measure
+from normlens.corpus.measures.sources import module_sources, sources_of
 from normlens.corpus.runs.options import parse_measures
 from normlens.errors import InputError
-
-if TYPE_CHECKING:
-    from normlens.corpus.measures import Measure
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,6 @@ class Choice:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Choice:
         """Measures by name, with their `settings`, or ready ones."""
-        from normlens.corpus import measures
-
         listed = parse_measures(wanted) if wanted is None or isinstance(wanted, str) else wanted
         names = measure_names(listed)
         left = dict(settings or {})
@@ -57,8 +56,6 @@ class Choice:
         `source` is None for a built-in measure, and for a user's own the checksum of each of the
         files that its code comes from.
         """
-        from normlens.corpus.measures.sources import module_sources, sources_of
-
         found: dict[str, dict[str, Any]] = {
             name: {"options": measure.options, "source": sources_of(name, measure)}
             for name, measure in zip(self.names, self.measures, strict=True)
@@ -73,8 +70,6 @@ class Choice:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Every table as a manifest describes it."""
-        from normlens.corpus.engines.shard_rows import schemas
-
         owners = {
             table: (name, measure)
             for name, measure in zip(self.names, self.measures, strict=True)
@@ -99,6 +94,4 @@ def measure_names(wanted: Sequence[str | Measure]) -> list[str]:
 
 def made(listed: Sequence[str | Measure]) -> tuple[Measure, ...]:
     """The measures behind names."""
-    from normlens.corpus import measures
-
     return tuple(measures.get(m) if isinstance(m, str) else m for m in listed)

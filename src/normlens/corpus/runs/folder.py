@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import IO
 
 from normlens.corpus.runs.stamps import Stamp, local_stamp, store_stamp
-from normlens.errors import InputError, MissingDependencyError, NormLensError, OutputError
+from normlens.errors import (
+    InputError,
+    MissingDependencyError,
+    NormLensError,
+    OutputError,
+    system_reason,
+)
 
 #: What a name ends with until its file is complete.
 TEMPORARY = ".tmp"
@@ -59,7 +65,7 @@ class Folder(ABC):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise InputError(f"cannot read {self.url}/{name}: {reason_of(error)}") from error
+            raise InputError(f"cannot read {self.url}/{name}: {system_reason(error)}") from error
         return digest.hexdigest()
 
     @abstractmethod
@@ -88,7 +94,7 @@ class LocalFolder(Folder):
             return None
         except OSError as error:
             raise InputError(
-                f"cannot read {str(self.path / name)!r}: {reason_of(error)}"
+                f"cannot read {str(self.path / name)!r}: {system_reason(error)}"
             ) from error
 
     def write(self, name: str, data: bytes) -> None:
@@ -105,7 +111,7 @@ class LocalFolder(Folder):
                     temporary.unlink()
                 raise
         except OSError as error:
-            raise OutputError(f"cannot write {str(path)!r}: {reason_of(error)}") from error
+            raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
@@ -126,7 +132,7 @@ class LocalFolder(Folder):
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             raise OutputError(
-                f"cannot remove {str(self.path / name)!r}: {reason_of(error)}"
+                f"cannot remove {str(self.path / name)!r}: {system_reason(error)}"
             ) from error
 
     def names(self) -> list[str]:
@@ -149,7 +155,9 @@ class LocalFolder(Folder):
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise InputError(f"cannot read {self.url}/{name}: {reason_of(error)}") from error
+                raise InputError(
+                    f"cannot read {self.url}/{name}: {system_reason(error)}"
+                ) from error
             if stat.S_ISREG(seen.st_mode):
                 found[name] = local_stamp(seen)
         return found
@@ -261,7 +269,7 @@ class RemoteFolder(Folder):
         except NormLensError:
             raise
         except Exception as error:
-            reason = reason_of(error)
+            reason = system_reason(error)
             raise kind(
                 f"cannot {action} {self.url}: {reason}; is the store up, and may you use it?"
             ) from error
@@ -296,9 +304,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def reason_of(error: BaseException) -> str:
-    """What an error says, in one line."""
-    text = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return text[:300] or type(error).__name__

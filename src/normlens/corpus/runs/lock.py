@@ -14,7 +14,7 @@ from pathlib import Path
 
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, LocalFolder
-from normlens.errors import OutputError
+from normlens.errors import OutputError, system_reason
 from normlens.json_text import parse_json
 
 NAME = "lock"
@@ -58,7 +58,7 @@ def locked(folder: Folder) -> Iterator[Lock]:
         # A lock that is a link could have another file emptied.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
     try:
         if not _take(descriptor, path):
             raise RunError(
@@ -85,7 +85,7 @@ def _take(descriptor: int, path: Path) -> bool:
             if attempt + 1 < _ATTEMPTS:
                 time.sleep(0.05)
         except OSError as error:
-            raise OutputError(f"cannot lock {str(path)!r}: {error.strerror or error}") from error
+            raise OutputError(f"cannot lock {str(path)!r}: {system_reason(error)}") from error
     return False
 
 

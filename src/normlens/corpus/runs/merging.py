@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError, NormLensError
 
 if TYPE_CHECKING:
@@ -38,20 +39,16 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
 
 
 def _built_in(manifest: Manifest, name: str) -> Measure:
-    from normlens.corpus.measures.registry import BUILT_IN, get
-
     try:
-        if name not in BUILT_IN:
+        if name not in MEASURES:
             raise InputError(f"there is no measure {name!r}")
-        return get(name, **_harmless(manifest.measures[name]["options"]))
+        return _get(name, **_harmless(manifest.measures[name]["options"]))
     except (NormLensError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
 
 
 def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
     """The measures of their own that users name, with the options that the run gave them."""
-    from normlens.corpus.measures.registry import get
-
     for name in names:
         if name not in manifest.options.measures:
             raise InputError(
@@ -59,10 +56,17 @@ def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
                 f"{', '.join(manifest.options.measures)}"
             )
     return [
-        get(name, **_harmless(manifest.options.settings.get(name, {})))
+        _get(name, **_harmless(manifest.options.settings.get(name, {})))
         for name in names
         if ":" in name
     ]
+
+
+def _get(name: str, **options: Any) -> Measure:
+    # Measures are slow to import, and a run is mostly asked for its state or for plain tables.
+    from normlens.corpus.measures.registry import get
+
+    return get(name, **options)
 
 
 def _harmless(options: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from normlens.errors import InputError, valid_choice
 from normlens.json_text import parse_json
+from normlens.precisions import PRECISIONS
 
 ENGINES = ("local", "ray")
-PRECISIONS = ("auto", "float32", "tf32", "bfloat16")  # as in decomposition, which needs torch
 MEASURES = ("similarity", "mixing", "amplification", "norms")
 
 

@@ -75,6 +75,7 @@ class Run:
 
     def resume(self, **options: Any) -> Run:
         """Finish the run; the options are those of `resume`."""
+        # Computing needs torch, which is slow to import; reading tables does not.
         from normlens.corpus.runs.runs import resume
 
         return resume(self.folder.url, **{**self._given, **options})

@@ -7,12 +7,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data
+from normlens.corpus.engines.base import Engine
+from normlens.corpus.engines.choice import open_engine
+from normlens.corpus.engines.worker import Task
+from normlens.corpus.measures import Measure
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, open_folder
+from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.lock import Lock, locked
 from normlens.corpus.runs.manifest import (
     Manifest,
@@ -29,11 +35,7 @@ from normlens.corpus.runs.refusals import check_free, check_named
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.shards import Done, Finished, commit
 from normlens.errors import InputError, NormLensError, OutputError
-
-if TYPE_CHECKING:
-    from normlens.corpus.engines.local import Engine
-    from normlens.corpus.measures import Measure
-    from normlens.lens import Lens
+from normlens.lens import Lens
 
 _EXECUTION = tuple(field.name for field in fields(Execution))
 
@@ -181,8 +183,6 @@ def _work(
     done: dict[int, Done],
     progress: Progress,
 ) -> None:
-    from normlens.corpus.runs.identity import digest
-
     counts = [shard.sequences + shard.failures for shard in done.values()]
     progress.start(manifest.sequences, sum(counts))
     expected = digest(manifest.model)
@@ -244,8 +244,6 @@ def _described(data: Data) -> dict[str, Any]:
 
 
 def _open_data(options: Options) -> Data:
-    from normlens.corpus.data.readers import open_data
-
     return open_data(
         options.data,
         column=options.column,
@@ -263,9 +261,6 @@ def _execution(given: Mapping[str, Any]) -> Execution:
 
 
 def _engine(options: Options, chosen: Choice, execution: Execution, model: Any) -> Engine:
-    from normlens.corpus.engines.local import open_engine
-    from normlens.corpus.engines.worker import Task
-
     task = Task(
         options=options,
         measures=chosen.portable,

@@ -15,12 +15,12 @@ from normlens.corpus.runs.closed_duckdb import (
     tables_of,
 )
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder, RemoteFolder, reason_of
+from normlens.corpus.runs.folder import Folder, RemoteFolder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import merging_sql
 from normlens.corpus.runs.shards import survey, table_files, table_name
 from normlens.corpus.runs.verified import Verified
-from normlens.errors import InputError, NormLensError, OutputError, valid_choice
+from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
 from normlens.spreadsheet import harmless_sql
 from normlens.store import check_output
 
@@ -118,7 +118,7 @@ class Tables:
         except OSError as error:
             if isinstance(error, OutputError):
                 raise
-            raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+            raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
         finally:
             temporary.unlink(missing_ok=True)
         return target
@@ -179,7 +179,7 @@ class Tables:
             # DuckDB passes on what a store raises, and each store has exceptions of its own.
             if not isinstance(error, OSError) and not isinstance(self.folder, RemoteFolder):
                 raise
-            raise InputError(f"cannot read {self.folder}: {reason_of(error)}") from error
+            raise InputError(f"cannot read {self.folder}: {system_reason(error)}") from error
 
     def _verify(self, files: Sequence[str]) -> None:
         told = {name: what for done in self._done for name, what in table_files(done).items()}

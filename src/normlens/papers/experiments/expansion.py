@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.expansion import expansion_rates
+from normlens.layers import layers_in_words
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import COLOURS, SMALL, layer_ticks, panels, style
 from normlens.papers.published import compare
-from normlens.spreadsheet import write_csv
-from normlens.store import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from normlens.lens import Lens
-
 FILE = "expansion.csv"
 _AS_PUBLISHED = "as published"
 _DIGITS = 3  # of the published rates
-
-
-def write_expansion(lens: Lens, folder: Path) -> Path:
-    """Write the expansion rate of every layer, by definition and as published."""
-    rates = expansion_rates(lens)
-    frame = pd.DataFrame(
-        {
-            words.LAYER: range(1, len(rates) + 1),
-            "rate": rates,
-            "as_published": expansion_rates(lens, published=True),
-        }
-    )
-    with writing(folder / FILE, overwrite=True) as temporary:
-        write_csv(frame, temporary)
-    return folder / FILE
 
 
 def expansion(evidence: Evidence) -> Result | None:
@@ -115,7 +95,7 @@ def _sentences(layers: pd.Series, rates: pd.Series) -> list[str]:
         if not len(shrinking)
         else "in all layers"
         if len(shrinking) == len(layers)
-        else f"in {words.layers(shrinking)}"
+        else f"in {layers_in_words(shrinking)}"
     )
     return [
         f"The mean expansion rate is {number(rates.mean())}; it is lowest in layer "

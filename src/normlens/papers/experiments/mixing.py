@@ -14,6 +14,7 @@ from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import INK, SMALL, TEXT, panels, style
 from normlens.papers.published import compare
 from normlens.scopes import components_of
+from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -263,7 +264,7 @@ def _sentences(
     shown = [scope for scope in dict.fromkeys(("ATTN-W", "ATTN-N", last)) if scope in scopes]
     found = [
         "On average over tokens and layers, other tokens have a share of "
-        + words.listed([f"{words.number(mean[s], 1)} % ({s})" for s in shown])
+        + listed([f"{words.number(mean[s], 1)} % ({s})" for s in shown])
         + "."
     ]
     if scopes[-1] not in shown:

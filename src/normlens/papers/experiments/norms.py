@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.analysis.bootstrap import mean_intervals
+from normlens.layers import layers_in_words, thinned
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import COLOURS, layer_ticks, legend, line, panels, style
@@ -35,7 +36,7 @@ def norms(evidence: Evidence) -> Result | None:
             if not len(larger)
             else "in every layer"
             if len(larger) == count
-            else f"in {words.layers(larger)} of {count}"
+            else f"in {layers_in_words(larger)} of {count}"
         )
         sentences = [
             f"The block's output is longer than the vector that bypasses it {which}; their ratio "
@@ -130,7 +131,7 @@ def dimensions(evidence: Evidence) -> Result | None:
             f"{alike} of {len(layers)} layers."
         )
     columns = ["layer", "dimension", "input", "output", "gamma", "special"]
-    shown = _thinned(layers)
+    shown = thinned(layers, _SHOWN)
     return Result(
         tables={
             "dimensions": Table(
@@ -146,16 +147,11 @@ def dimensions(evidence: Evidence) -> Result | None:
                 lambda: _draw_dimensions(found[found["layer"].isin(shown)], has_gamma),
                 "Mean |value| per dimension of FF's input and output"
                 + (", γ of LN behind FF, and the special dimensions" if has_gamma else "")
-                + f", in {words.layers(shown)}, counted from 1 (Figure 11).",
+                + f", in {layers_in_words(shown)}, counted from 1 (Figure 11).",
             )
         },
         sentences=sentences,
     )
-
-
-def _thinned(layers: list[int]) -> list[int]:
-    places = np.linspace(0, len(layers) - 1, min(_SHOWN, len(layers))).round().astype(int)
-    return [int(layers[place]) for place in places]
 
 
 def _concentration(rows: pd.DataFrame) -> pd.Series:
@@ -209,7 +205,7 @@ def special(evidence: Evidence) -> Result | None:
         if not len(higher)
         else "in every layer"
         if len(higher) == count
-        else f"in {words.layers(higher)} of {count}"
+        else f"in {layers_in_words(higher)} of {count}"
     )
     top = gain.idxmax()
     sentences = [

@@ -14,6 +14,7 @@ from normlens.papers import words
 from normlens.papers.base import Figure
 from normlens.papers.drawing import COLOURS, FAINT, SMALL, TEXT, layer_ticks, panels, style
 from normlens.papers.experiments.differences import ALPHA, Finding, strongest
+from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -28,7 +29,7 @@ _SIDES = ("as in the paper", "all occurrences")
 
 def lines_figure(rows: Sequence[Finding], pair: ScopePair, amp: str) -> Figure:
     """Means per layer of each kind of pairs and of others, in the paper's way and over all."""
-    names = words.listed([relation.label for relation in rows])
+    names = listed([relation.label for relation in rows])
     near = any(relation.near for relation in rows)
     return Figure(
         lambda: _draw_lines(rows, amp),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from normlens.layers import layers_in_words
 from normlens.papers import words
 from normlens.papers.experiments.differences import Finding, strongest, verdicts
+from normlens.wording import listed
 
 _DIRECTIONS = {1: "higher", -1: "lower", 0: "no difference"}
 _ROBUST = "all occurrences, bootstrap over sequences"
@@ -68,7 +70,7 @@ def short_sentence(findings: Sequence[Finding], amp: str) -> str:
 def _where(tested: dict[int, int]) -> str:
     """``higher in layers 2–3 and lower in layer 4``; nothing where no layer is either."""
     parts = [
-        f"{_DIRECTIONS[sign]} in {words.layers(layers)}"
+        f"{_DIRECTIONS[sign]} in {layers_in_words(layers)}"
         for sign in (1, -1)
         if (layers := [layer for layer, own in tested.items() if own == sign])
     ]
@@ -95,11 +97,11 @@ def _differing(finding: Finding) -> str:
         return ""
     robust, paper = verdicts(finding.robust), verdicts(finding.paper)
     parts = [
-        f"{word} in {words.layers(layers)}"
+        f"{word} in {layers_in_words(layers)}"
         for sign, word in _DIRECTIONS.items()
         if (layers := [n for n, own in paper.items() if own == sign and robust.get(n) != sign])
     ]
     unanswered = sorted(set(robust) - set(paper))
     if unanswered:
-        parts.append(f"no answer in {words.layers(unanswered)}")
-    return words.listed(parts) if parts else ""
+        parts.append(f"no answer in {layers_in_words(unanswered)}")
+    return listed(parts) if parts else ""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from normlens.corpus.measures.reservoir import EDGES
 from normlens.corpus.measures.scope_pairs import ScopePair, feed_forward_pair, whole_block_pair
-from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Result, Table
 from normlens.papers.experiments.differences import (
     ALL,
@@ -24,6 +23,7 @@ from normlens.papers.experiments.relation_figures import histograms_figure, line
 from normlens.papers.experiments.relation_sentences import capital, sentence, short_sentence
 from normlens.papers.published import compare
 from normlens.scopes import consecutive
+from normlens.wording import listed
 
 _FORMATS = {
     **dict.fromkeys(COLUMNS[3:], ".5f"),
@@ -117,7 +117,7 @@ def _amp(evidence: Evidence, pair: ScopePair) -> str:
     passed = [step.component for step in steps[before.index(pair[0]) : after.index(pair[1]) + 1]]
     if len(passed) == 1:
         return f"{passed[0]}-amp"
-    return f"amplification by {words.listed(passed)} together"
+    return f"amplification by {listed(passed)} together"
 
 
 def _slug(evidence: Evidence, pair: ScopePair) -> str:
@@ -158,7 +158,7 @@ def _table(relation: Finding, pair: ScopePair, amp: str, min_count: int, own: li
         "procedure."
     )
     if own and relation.name not in own:
-        caption += f" Pairs that are {words.listed(own)} as well are counted there alone."
+        caption += f" Pairs that are {listed(own)} as well are counted there alone."
     return Table(relation.frame, caption, _FORMATS)
 
 

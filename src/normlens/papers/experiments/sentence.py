@@ -13,11 +13,13 @@ from normlens import store
 from normlens.analysis import normalise
 from normlens.figures.canvas import FRAME, MARGIN, Sheet, require_matplotlib
 from normlens.figures.fonts import Fonts, fonts_for
+from normlens.layers import layers_in_words, thinned
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import INK, SMALL, TEXT
 from normlens.papers.experiments.mixing import attention_block
 from normlens.papers.settings import Settings
+from normlens.wording import listed, quoted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -69,10 +71,10 @@ def sentence(evidence: Evidence) -> Result | None:
     if not (evidence.folder / FILE).is_file():
         return None
     maps = store.open(evidence.folder / FILE)
-    shown = thinned(maps.layers)
+    shown = thinned(maps.layers, _LAYERS)
     table = shares(maps)
     some = len(shown) < len(maps.layers)
-    which = f"{words.layers(layer + 1 for layer in shown)} of {len(maps.layers)}, counted from 1"
+    which = f"{layers_in_words(layer + 1 for layer in shown)} of {len(maps.layers)}, counted from 1"
     return Result(
         tables={
             "sentence": Table(
@@ -90,7 +92,7 @@ def sentence(evidence: Evidence) -> Result | None:
         figures={
             "sentence": Figure(
                 lambda: _draw(maps, shown),
-                f"Maps of {_quoted(maps)} under {words.listed(maps.scopes)}, "
+                f"Maps of {_quoted(maps)} under {listed(maps.scopes)}, "
                 + (which if some else "all layers")
                 + ". Every row sums to 1; the colours (on a square-root scale) mean the same in "
                 "all maps." + _blank(maps),
@@ -98,14 +100,6 @@ def sentence(evidence: Evidence) -> Result | None:
         },
         sentences=_sentences(maps, table),
     )
-
-
-def thinned(layers: list[int], most: int = _LAYERS) -> list[int]:
-    """At most so many layers, evenly spread, with the first and the last."""
-    if len(layers) <= most:
-        return layers
-    places = np.linspace(0, len(layers) - 1, most).round().astype(int)
-    return [layers[place] for place in places]
 
 
 def shares(maps: Maps) -> pd.DataFrame:
@@ -124,8 +118,7 @@ def shares(maps: Maps) -> pd.DataFrame:
 
 
 def _quoted(maps: Maps) -> str:
-    parts = [maps.text] if isinstance(maps.text, str) else list(maps.text or ())
-    return words.listed([f"“{' '.join(part.split())}”" for part in parts]) if parts else "a text"
+    return listed(quoted(maps.text)) or "a text"
 
 
 def _blank(maps: Maps) -> str:
@@ -216,13 +209,13 @@ def _sentences(maps: Maps, table: pd.DataFrame) -> list[str]:
     over = f"On average over {len(table)} layers, " if len(table) > 1 else "In the only layer, "
     found = [
         over
-        + words.listed([f"{number(mean[f'{s} diagonal'], 0)} % of {s}" for s in maps.scopes])
+        + listed([f"{number(mean[f'{s} diagonal'], 0)} % of {s}" for s in maps.scopes])
         + " lie on the diagonal."
     ]
     if any(maps.special):
         found.append(
             "Special tokens have a share in the other tokens of "
-            + words.listed([f"{number(mean[f'{s} special'], 0)} % by {s}" for s in maps.scopes])
+            + listed([f"{number(mean[f'{s} special'], 0)} % by {s}" for s in maps.scopes])
             + "."
         )
     return found

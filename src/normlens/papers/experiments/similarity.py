@@ -9,11 +9,13 @@ import pandas as pd
 
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.corpus.measures.scope_pairs import feed_forward_pair, whole_block_pair
+from normlens.layers import layers_in_words
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import COLOURS, SMALL, layer_ticks, legend, line, panels, style
 from normlens.papers.published import compare
 from normlens.scopes import Step, consecutive, shortest
+from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -116,7 +118,7 @@ def steps(evidence: Evidence) -> Result | None:
             ),
             "similarity-layers": Figure(
                 lambda: _draw_layers(layers, late),
-                f"Similarity before and after {words.listed(late)}, per layer, with 95 % "
+                f"Similarity before and after {listed(late)}, per layer, with 95 % "
                 "intervals (Figure 5).",
             ),
         },
@@ -200,7 +202,7 @@ def _step_sentences(table: pd.DataFrame, layers: pd.DataFrame, late: list[str]) 
         found.append(
             f"In the last {third} layer{'s' * (third > 1)}, compared with the first "
             f"{third if third > 1 else ''}".rstrip()
-            + f": {words.listed(trends)}."
+            + f": {listed(trends)}."
         )
     return found
 
@@ -265,7 +267,7 @@ def _cancellation_sentences(
     first, last = later[0], later[-1]
     found = [
         "Beside the map before the feed-forward block, the map has a mean similarity of "
-        + words.listed([f"{words.number(means[s])} behind {names[s]}" for s in later])
+        + listed([f"{words.number(means[s])} behind {names[s]}" for s in later])
         + "."
     ]
     if len(later) > 1:
@@ -273,7 +275,7 @@ def _cancellation_sentences(
         back = rows.index[rows[last] > rows[first]]
         if len(back):
             found.append(
-                f"What follows the block undoes part of its change in {words.layers(back)} of "
+                f"What follows the block undoes part of its change in {layers_in_words(back)} of "
                 f"{len(rows)}: the map at the end of the layer is nearer to the one before the "
                 "block than the block's own output is."
             )

@@ -16,8 +16,9 @@ from normlens.papers.report import overlays, pictures
 from normlens.papers.report.files import FORMAT, RESULTS, VERSION
 from normlens.papers.report.html import rendered
 from normlens.papers.report.markdown import escaped, grid
-from normlens.papers.report.words import listed, number, shortened, unique
+from normlens.papers.report.words import number, shortened, unique
 from normlens.spreadsheet import harmless
+from normlens.wording import listed
 
 _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "data")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,8 @@ from normlens.papers.report import html, markdown, pictures
 from normlens.papers.report.content import Report
 from normlens.papers.report.latex import latex
 from normlens.papers.report.layout import Finding, PlacedSection, arrange
+from normlens.plain_json import plain
 from normlens.spreadsheet import write_csv
-from normlens.store import jsonable
 
 FORMAT, VERSION = "normlens-report", 1
 RESULTS = "results.json"
@@ -86,7 +85,7 @@ def results(
         ],
         "files": list(names),
     }
-    return _plain(found)
+    return plain(found)
 
 
 def _result(finding: Finding) -> dict[str, Any]:
@@ -120,16 +119,6 @@ def _result(finding: Finding) -> dict[str, Any]:
 def _comparison(item: Comparison) -> dict[str, Any]:
     found = asdict(item.published)
     return found | {"measured": item.measured, "difference": item.difference, "same": item.same}
-
-
-def _plain(value: Any) -> Any:
-    """Values that JSON knows; what is not finite is null."""
-    if isinstance(value, dict):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    value = jsonable(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _earlier(place: LocalFolder) -> set[str]:

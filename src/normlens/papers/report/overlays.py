@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pandas as pd
 
-from normlens.errors import InputError
+from normlens.errors import InputError, reason_of
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.papers.base import Figure
 from normlens.papers.drawing import COLOURS, MARKERS, panels, style
@@ -126,8 +126,7 @@ def _table(path: Path) -> pd.DataFrame:
     try:
         found = pd.read_csv(path, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"cannot read {str(path)!r} of a report: {reason}") from error
+        raise InputError(f"cannot read {str(path)!r} of a report: {reason_of(error)}") from error
     return found.rename(columns={LAYER: "layer"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from normlens.papers.report.content import Header, Measured, Model
@@ -53,11 +53,6 @@ def power(value: float | None) -> str:
 def count(number: int, one: str, many: str | None = None) -> str:
     """3 layers, 1 layer."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def slug(name: str) -> str:

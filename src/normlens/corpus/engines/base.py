@@ -1,0 +1,36 @@
+"""What every engine can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from normlens.corpus.runs.shards import Finished, Shard
+
+
+class Engine(ABC):
+    """Turns shards into their results, in whatever order they come."""
+
+    identity: dict[str, Any]  # of the model that the workers hold
+    by: dict[str, Any]  # where it runs
+
+    @abstractmethod
+    def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
+        """The results of shards, which are asked for only as fast as they are worked off."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of workers and models."""
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+        self.close()
+
+    def abandon(self) -> None:
+        """Drop the work that is going on: nobody will take its results."""
+        return  # within one process nothing goes on that could not be waited for

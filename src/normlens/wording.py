@@ -1,0 +1,16 @@
+"""Small pieces of English sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def listed(items: Sequence[str], word: str = "and") -> str:
+    """``a``, ``a and b``, ``a, b and c``; nothing of nothing."""
+    return f" {word} ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+
+
+def quoted(text: str | Sequence[str] | None) -> list[str]:
+    """A text, or each text of a pair, on one line in quotation marks; none where there is none."""
+    parts = [text] if isinstance(text, str) else list(text or ())
+    return [f"“{' '.join(part.split())}”" for part in parts]
