@@ -22,12 +22,11 @@ from normlens.estimate import (
     Analysis,
     Estimate,
     ModelSizes,
-    allowed_pairs,
-    covered,
     estimate,
     sizes_of,
     skeleton,
 )
+from normlens.estimate.plans import covered
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 
 #: How far an estimate may be off, as a factor. Operations are counted, memory is bounded by what
@@ -157,7 +156,7 @@ REACHES = [Reach(), Reach(None, 0), Reach(2, 0), Reach(3, 3), Reach(0, 0)]
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("n", [1, 2, 7, 20])
 def test_allowed_pairs(reach: Reach, n: int) -> None:
-    assert allowed_pairs(reach, n) == int(reach.mask(n).sum())
+    assert reach.pairs(n) == int(reach.mask(n).sum())
 
 
 @pytest.mark.parametrize("reach", REACHES)
@@ -165,7 +164,7 @@ def test_allowed_pairs(reach: Reach, n: int) -> None:
 def test_tiles_cover_every_pair(reach: Reach, plan: Plan) -> None:
     n = 20
     tiles, pairs = covered(reach, n, plan)
-    assert allowed_pairs(reach, n) <= pairs <= n * n
+    assert reach.pairs(n) <= pairs <= n * n
     assert 0 < tiles <= -(-n // plan.sources) * -(-n // plan.targets)
     if reach == Reach():
         assert pairs == n * n

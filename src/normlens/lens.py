@@ -21,12 +21,12 @@ from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import RULES, Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
 from normlens.decomposition.engine import AUTO, PRECISIONS
 from normlens.decomposition.least import check_limit
 from normlens.decomposition.memory import (
     DEFAULT_LIMIT,
     DEFAULT_PREPARED,
-    device_memory,
     is_out_of_memory,
     parse_bytes,
 )
@@ -332,12 +332,7 @@ class Lens:
     def _batches(self, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
         """Indices of sequences to run together, alike in length."""
         if batch_size == "auto":
-            # On a CPU one sequence already fills the machine, and padding would only add work.
-            size = (
-                1
-                if self.device.type == "cpu"
-                else self._affordable(max(map(len, encoded), default=1))
-            )
+            size = self._affordable(max(map(len, encoded), default=1))
         elif isinstance(batch_size, (int, np.integer)):
             size = _at_least_one(batch_size, "batch_size")
         else:
@@ -351,18 +346,15 @@ class Lens:
                 yield together
 
     def _affordable(self, n: int) -> int:
-        """How many sequences of n tokens fit into a quarter of what the model leaves of the device.
+        """How many sequences of n tokens are run together on the model's device.
 
-        What is free at the moment does not count: a number must not depend on what was there before
-        it. Where memory is short for other reasons, the batch is halved.
+        Where memory is short for other reasons, the batch is halved.
         """
         attention = self._layers[0].attention
         d = attention.output.weight.shape[1]
-        item = 8 if self.compute_dtype == torch.float64 else 4
-        per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
+        each = sequence_memory(n, attention.heads, d, self.compute_dtype.itemsize)
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
-        room = max(0, device_memory(self.device) - weights)
-        return max(1, min(64, room // 4 // per_sequence))
+        return affordable_sequences(self.device, weights, each)
 
     def _analyse(self, batch: list[Encoded], request: Request) -> Callable[[], list[Maps]]:
         """Launch one batch and return what gives its maps; halved where memory runs out."""
