@@ -172,7 +172,7 @@ def _described(result: Estimate, analysis: Analysis) -> str:
         )
     words = f"GPU kernels, {plan.method}, in {analysis.kernel_precision.name}"
     if plan.may_gather:
-        words += "; less where the text leaves enough neurons silent to gather the others"
+        words += "; only the active neurons where the text leaves enough neurons silent"
     return words
 
 
@@ -188,8 +188,8 @@ def _show_device(place: torch.device, sizes: ModelSizes, tokens: int) -> None:
         console.print(f"{place} is not here: a GPU that runs the kernels is assumed")
         return
     console.print(
-        f"free memory here: {_bytes(free_memory(place))} ({place}); a lens takes "
-        f"{automatic_batch(sizes, tokens, place)} such texts at a time there"
+        f"free memory here: {_bytes(free_memory(place))} ({place}); "
+        f"automatic batch size: {automatic_batch(sizes, tokens, place)}"
     )
 
 

@@ -117,7 +117,7 @@ class KernelMemory:
         tiling = Tiling.choose(shape.n, shape.d, self._m, self.precision, k > 1, stored)
         row = source_row_bytes(heads, self._m, k, item)
         sources = min(self.batch * shape.n, at_once(limit, row))
-        total = self.sums(tiling.dims) + self._operands(self.paths) + sources * row
+        total = self.sums(tiling.dims) + self.operands(self.paths) + sources * row
         if stored:
             hidden = hidden_row_bytes(shape.n, self._m, item)
             total += min(sources, at_once(limit, hidden)) * hidden
@@ -140,10 +140,10 @@ class KernelMemory:
         made = targets * (scaled + shape.d * self._width * (4 + item))
         parts = tiles * tiling.tile * sources * size
         down = self.precision.products * self._m * self._width * 2
-        whole = self.sums(tiling.dims) + self._operands(paths=False) + down
+        whole = self.sums(tiling.dims) + self.operands(paths=False) + down
         return whole + tiles * matrix + max(parts, made)
 
-    def _operands(self, paths: bool) -> int:
+    def operands(self, paths: bool) -> int:
         """Slopes (b, i, k, M), W_down (M, W) and what the rows are multiplied by."""
         shape, item = self.shape, self.precision.itemsize
         k = shape.projections
