@@ -325,11 +325,13 @@ def device_anywhere(device: str) -> torch.device:
     if device == "auto":
         return pick_device(device)
     place = _named_device(device)
-    absent = {
-        "cuda": not torch.cuda.is_available(),
-        "mps": not torch.backends.mps.is_available(),
-    }
-    return place if absent.get(place.type) else pick_device(place)
+    return place if is_elsewhere(place) else pick_device(place)
+
+
+def is_elsewhere(device: torch.device) -> bool:
+    """Whether a device is of a kind that other machines have and this one has not."""
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return not here.get(device.type, True)
 
 
 def _named_device(device: str | torch.device) -> torch.device:

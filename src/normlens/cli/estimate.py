@@ -178,14 +178,14 @@ def _described(result: Estimate, analysis: Analysis) -> str:
 
 def _show_device(place: torch.device, sizes: ModelSizes, tokens: int) -> None:
     """What the device has room for, if it is here."""
-    import torch
-
     from normlens.decomposition.memory import free_memory
     from normlens.estimate.whole import automatic_batch
+    from normlens.loading import is_elsewhere
 
     console = console_for()
-    if place.type == "cuda" and not torch.cuda.is_available():
-        console.print(f"{place} is not here: a GPU that runs the kernels is assumed")
+    if is_elsewhere(place):
+        assumed = ": a GPU that runs the kernels is assumed" if place.type == "cuda" else ""
+        console.print(f"{place} is not here{assumed}")
         return
     console.print(
         f"free memory here: {_bytes(free_memory(place))} ({place}); "

@@ -42,8 +42,8 @@ def cheaper_method(shape: Shape) -> str:
 def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
     """Bytes of the largest intermediate tensors of one tile.
 
-    Tiles: the rows Q (j, h, m) of each projection and U (j, h, d) that they come from; per pair k
-    hidden rows of m numbers, and the part, its copy in a norm and the bypassed part. Matrices: one
+    Tiles: for each projection the rows Q (j, h, m) and the U (j, h, d) that they come from; per
+    pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part. Matrices: one
     of d×d per target, the scaled projection and its product on the way there; per pair four
     vectors, the part before and behind the block among them.
     """
@@ -59,9 +59,9 @@ def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
 def player_memory(shape: Shape, scopes: int) -> int:
     """Bytes that the sampling of one target takes, n + 1 players with m neurons each.
 
-    The players and their running sums (2k), their means, one order's values, their copy,
-    contributions and those in the order of the players (5), and a gradient for each scope behind
-    the block.
+    The players and one order's running sums, for each input projection (2k); the means, and one
+    order's values and contributions, each with a temporary copy (5); and a gradient for each scope
+    behind the block.
     """
     return (shape.n + 1) * shape.m * (2 * shape.projections + 5 + scopes) * shape.itemsize
 
