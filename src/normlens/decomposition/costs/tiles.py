@@ -43,9 +43,9 @@ def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
     """Bytes of the largest intermediate tensors of one tile.
 
     Tiles: for each projection the rows Q (j, h, m) and the U (j, h, d) that they come from; per
-    pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part. Matrices: one
-    of d×d per target, the scaled projection and its product on the way there; per pair four
-    vectors, the part before and behind the block among them.
+    pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part.
+    Matrices: one of d×d per target, the scaled projection and one more of its size on the way
+    there; per pair four vectors, the part before and behind the block among them.
     """
     rows, k = sources * targets, shape.projections
     if method == MATRICES:
