@@ -17,7 +17,7 @@ import torch
 from gpu_stage import OWN
 
 from normlens.decomposition.engine import DEFAULT_PRECISION
-from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.fused.precision import PRECISIONS
 
 
 def spearman_errors(model: str) -> list[str]:

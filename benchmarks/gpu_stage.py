@@ -27,7 +27,7 @@ import torch
 from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
 from normlens.decomposition import decompose_layer, plan
 from normlens.decomposition.engine import run_feed_forward
-from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.projections import ProductStore
 from normlens.decomposition.tiles import FeedForwardJob, feed_forward_norms
 

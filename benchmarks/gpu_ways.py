@@ -17,11 +17,12 @@ from gpu_stage import Shape, job_of, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.sources import BySource
-from normlens.decomposition.fused.stage import Stage, tail_of
+from normlens.decomposition.fused.stage import Stage
+from normlens.decomposition.fused.tail import tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
-from normlens.decomposition.fused.ways import Costs
+from normlens.decomposition.fused.ways import costs_of
 from normlens.decomposition.tiles import FeedForwardJob
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -100,7 +101,7 @@ def silent_neurons(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[s
                 job = job_of(replace(shape, active=share))
                 some = busy(partial(run, job, precision, "gather"))
                 stage = stage_of(job, precision)
-                costs = Costs.of(stage)
+                costs = costs_of(stage)
                 measured.append(whole / some)
                 expected.append(costs.by_source / costs.gather(Activity.of(stage).share))
             cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
@@ -127,7 +128,7 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
         for shape in shapes:
             job = job_of(shape)
             ways = [busy(partial(run, job, precision, way)) for way in ("by source", "matrices")]
-            costs = Costs.of(stage_of(job, precision))
+            costs = costs_of(stage_of(job, precision))
             measured.append(ways[0] / ways[1])
             expected.append(costs.by_source / costs.matrices)
         cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]

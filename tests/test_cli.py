@@ -495,6 +495,7 @@ def test_estimate(model: Path, shell: Shell) -> None:
         "model weights",
         "feed-forward pairs",
         "n×n×H×d",
+        "automatic batch size: ",
     ):
         assert words in out
 
@@ -511,9 +512,47 @@ def test_estimate_reads_no_weights(model: Path, tmp_path: Path, shell: Shell) ->
     assert twice["operations"]["forward pass"] == 2 * result["operations"]["forward pass"]
 
 
+def test_estimate_for_a_gpu_that_is_not_here(
+    model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ("estimate", "--model", model, "--tokens", 40)
+    out = shell(*words, "--device", "cuda", "--precision", "tf32")
+    assert "GPU kernels, by source, in tf32" in out
+    assert "kernel buffers" in out
+    assert "cuda is not here" in out
+    assert "tile buffers" in shell(*words, "--device", "cpu")
+    result = json.loads(shell(*words, "--device", "cuda", "--json"))
+    assert (result["device"], result["method"], result["kernels"]) == ("cuda", "by source", True)
+    assert result["tile"] is None
+    exact = json.loads(shell(*words, "--device", "cuda", "--dtype", "float64", "--json"))
+    assert exact["tile"] is not None
+    assert not exact["kernels"]
+
+
+def test_estimate_says_that_gathering_depends_on_the_text(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from normlens.models.tiny import tiny_config
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wide = {"hidden_size": 768, "ffn_dim": 3072, "max_position_embeddings": 600}
+    tiny_config("opt", **wide, word_embed_proj_dim=768).save_pretrained(tmp_path)
+    words = ("estimate", "--model", tmp_path, "--tokens", 512, "--device", "cuda")
+    assert "where the text leaves enough neurons silent" in shell(*words)
+    assert json.loads(shell(*words, "--json"))["may_gather"]
+
+
 @pytest.mark.parametrize(
     ("words", "fragments"),
     [
+        (("--tokens", "8", "--device", "meta"), ["device 'meta' is not available"]),
+        (("--tokens", "8", "--device", "gpu"), ["there is no device 'gpu'"]),
+        (("--tokens", "8", "--precision", "half"), ["--precision", "'half'"]),
         (("--tokens", "0"), ["--tokens must be at least 1"]),
         (("--tokens", "49"), ["at most 48 tokens, not 49"]),
         (("--tokens", "8", "--batch-size", "-1"), ["--batch-size must be at least 1"]),

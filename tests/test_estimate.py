@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,19 +16,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.components import Reach
-from normlens.decomposition import tiles
-from normlens.decomposition.plan import Plan
+from normlens.decomposition import projections, shapley, tiles
+from normlens.decomposition.costs.tiles import player_memory
+from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
 from normlens.errors import InputError
 from normlens.estimate import (
     Analysis,
     Estimate,
     ModelSizes,
-    allowed_pairs,
-    covered,
     estimate,
     sizes_of,
     skeleton,
 )
+from normlens.estimate.plans import covered, forms_paths, sequence_shape
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 
 #: How far an estimate may be off, as a factor. Operations are counted, memory is bounded by what
@@ -149,6 +150,133 @@ def test_a_batch_costs_as_much_as_its_texts() -> None:
     assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
 
 
+def many_requests() -> list[tuple[str, int, int, str]]:
+    """Families, lengths, memory limits and rules."""
+    return [
+        (family, n, limit, rule)
+        for family in ("bert", "llama", "gpt2", "gemma2")
+        for n in (1, 9, 60, 200)
+        for limit in (LIMIT, 200_000)
+        for rule in ("ig", "shapley")
+    ]
+
+
+@pytest.mark.parametrize(("family", "n", "limit", "rule"), many_requests())
+def test_the_plan_is_that_of_the_lens(
+    family: str, n: int, limit: int, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method, the tiles, the paths, and the targets that are sampled at once."""
+    made: dict[str, list[Any]] = {"choose_plan": [], "sampled_targets": [], "pay_for": []}
+
+    def watch(place: Any, name: str, end: bool = False) -> None:
+        original = getattr(place, name)
+
+        def watched(*args: Any) -> Any:
+            made[name].append(original(*args))
+            if end:
+                raise StopWatching
+            return made[name][-1]
+
+        monkeypatch.setattr(place, name, watched)
+
+    watch(tiles, "choose_plan")
+    watch(shapley, "sampled_targets", end=True)
+    watch(projections.Paths, "pay_for")
+    monkeypatch.setattr(tiles, "_run_sequence", stop_watching)
+    monkeypatch.setattr("normlens.lens.check_limit", lambda *_: None)
+    lens = normlens.load(tiny_model(family, **WIDE[family]))
+    options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
+    with pytest.raises(StopWatching):
+        lens.maps(input_ids=[5] * n, scopes=lens.scopes[-1:], **options)
+
+    analysis = replace(analysis_of(lens, n, lens.scopes[-1:], rule=rule), memory_limit=limit)
+    sizes = sizes_of(lens)
+    layer = sizes.layers[0]
+    assert forms_paths(layer, sizes, analysis) == any(made["pay_for"])
+    if rule == "ig":
+        assert [estimate(sizes, analysis).plan] == made["choose_plan"]
+    else:
+        shape = sequence_shape(layer, sizes, analysis)
+        targets = sampled_targets(shape, analysis.scopes_behind(layer), limit)
+        assert [targets] == made["sampled_targets"]
+        players = player_memory(shape, analysis.scopes_behind(layer))
+        assert targets * players <= limit or targets == 1
+        buffers = estimate(sizes, analysis).memory["tile buffers"]
+        assert targets * players <= buffers <= 2 * targets * players
+
+
+class StopWatching(Exception):
+    pass
+
+
+def stop_watching(*_: Any) -> None:
+    raise StopWatching
+
+
+# On a GPU ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU that is asked for is not the one of this machine, whatever that has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: ModelSizes) -> None:
+    here, there = (ask(bert_base, 512, FF, device=device) for device in ("cpu", "cuda"))
+    assert isinstance(here.plan, Plan)
+    assert there.plan == KernelPlan("by source", may_gather=False)
+    assert "tile buffers" in here.memory
+    assert "kernel buffers" in there.memory
+    assert "tile buffers" not in there.memory
+    # Three products for one in float32; one of short numbers in bfloat16.
+    short = ask(bert_base, 512, FF, device="cuda", precision="bfloat16")
+    pairs = [result.operations["feed-forward pairs"] for result in (there, short)]
+    assert pairs[0] == 3 * pairs[1]
+    assert short.memory["kernel buffers"] < there.memory["kernel buffers"]
+
+
+def test_long_texts_take_matrices_on_a_gpu_later_than_on_a_cpu(bert_base: ModelSizes) -> None:
+    methods = {
+        device: [ask(bert_base, n, FF, device=device).plan.method for n in (512, 1280, 8192)]  # type: ignore[union-attr]
+        for device in ("cpu", "cuda")
+    }
+    assert methods["cpu"] == ["tiles", "matrices", "matrices"]
+    assert methods["cuda"] == ["by source", "by source", "matrices"]
+
+
+def test_what_kernels_cannot_do_is_done_by_tiles(bert_base: ModelSizes) -> None:
+    exact = replace(bert_base, itemsize=8, compute_itemsize=8)
+    assert isinstance(ask(exact, 64, FF, device="cuda").plan, Plan)
+    assert isinstance(ask(bert_base, 64, FF, device="cuda", rule="shapley").plan, Plan)
+    assert isinstance(ask(bert_base, 64, FF, device="mps").plan, Plan)
+    longer = [
+        replace(layer, symbols=("ATTN", "FF", "RES", "LN", "RES")) for layer in bert_base.layers
+    ]
+    unknown, known = (
+        ask(replace(bert_base, layers=tuple(longer)), 64, (scope,), device="cuda").plan
+        for scope in ("ATTNFFRESLNRES-N", "ATTNFFRESLN-N")
+    )
+    assert isinstance(unknown, Plan)
+    assert isinstance(known, KernelPlan)
+    twice = [replace(layer, attentions=2) for layer in bert_base.layers]
+    assert isinstance(
+        ask(replace(bert_base, layers=tuple(twice)), 64, FF, device="cuda").plan, Plan
+    )
+
+
+def test_only_layers_with_silent_neurons_may_gather(bert_base: ModelSizes) -> None:
+    relu = replace(
+        bert_base, layers=tuple(replace(layer, silent=True) for layer in bert_base.layers)
+    )
+    gathers = [
+        ask(sizes, n, FF, device="cuda").plan.may_gather  # type: ignore[union-attr]
+        for sizes in (bert_base, relu)
+        for n in (8, 512)
+    ]
+    assert gathers == [False, False, False, True]
+
+
 # Pieces ------------------------------------------------------------------------------------------
 
 REACHES = [Reach(), Reach(None, 0), Reach(2, 0), Reach(3, 3), Reach(0, 0)]
@@ -157,7 +285,7 @@ REACHES = [Reach(), Reach(None, 0), Reach(2, 0), Reach(3, 3), Reach(0, 0)]
 @pytest.mark.parametrize("reach", REACHES)
 @pytest.mark.parametrize("n", [1, 2, 7, 20])
 def test_allowed_pairs(reach: Reach, n: int) -> None:
-    assert allowed_pairs(reach, n) == int(reach.mask(n).sum())
+    assert reach.pairs(n) == int(reach.mask(n).sum())
 
 
 @pytest.mark.parametrize("reach", REACHES)
@@ -165,7 +293,7 @@ def test_allowed_pairs(reach: Reach, n: int) -> None:
 def test_tiles_cover_every_pair(reach: Reach, plan: Plan) -> None:
     n = 20
     tiles, pairs = covered(reach, n, plan)
-    assert allowed_pairs(reach, n) <= pairs <= n * n
+    assert reach.pairs(n) <= pairs <= n * n
     assert 0 < tiles <= -(-n // plan.sources) * -(-n // plan.targets)
     if reach == Reach():
         assert pairs == n * n
@@ -224,8 +352,8 @@ def test_weights_alone_need_the_forward_pass_and_its_checks(bert_base: ModelSize
 
 def test_a_tight_limit_makes_smaller_tiles(bert_base: ModelSizes) -> None:
     roomy, tight = (ask(bert_base, 256, FF, memory_limit=limit) for limit in (1 << 30, 1 << 22))
-    assert roomy.plan is not None
-    assert tight.plan is not None
+    assert isinstance(roomy.plan, Plan)
+    assert isinstance(tight.plan, Plan)
     assert tight.plan.targets * tight.plan.sources < roomy.plan.targets * roomy.plan.sources
     assert tight.tiles > roomy.tiles
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from normlens.decomposition.memory import device_memory, is_out_of_memory
+from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
+from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.models.readiness import padding_spoils
 from normlens.options import at_least_one
@@ -22,12 +23,10 @@ Started = TypeVar("Started")
 
 def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
     """Indices of sequences to run together, alike in length."""
-    if batch_size != "auto":
-        size = at_least_one(int(batch_size), "batch_size")
-    elif lens.device.type == "cpu":
-        size = 1  # one sequence already fills the machine, and padding would only add work
-    else:
+    if batch_size == "auto":
         size = affordable(lens, max(map(len, encoded), default=1))
+    else:
+        size = at_least_one(int(batch_size), "batch_size")
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     for start in range(0, len(order), size):
         together = order[start : start + size]
@@ -38,18 +37,15 @@ def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> It
 
 
 def affordable(lens: Lens, n: int) -> int:
-    """How many sequences of n tokens fit into a quarter of what the model leaves of the device.
+    """How many sequences of n tokens are run together on the model's device.
 
-    What is free at the moment does not count: a number must not depend on what was there before
-    it. Where memory is short for other reasons, the batch is halved.
+    Where memory is short for other reasons, the batch is halved.
     """
     attention = lens.layers[0].attention
     d = attention.output.weight.shape[1]
-    item = 8 if lens.compute_dtype == torch.float64 else 4
-    per_sequence = item * n * (4 * attention.heads * n + 3 * attention.heads * d + 12 * d)
+    each = sequence_memory(n, attention.heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
-    room = max(0, device_memory(lens.device) - weights)
-    return max(1, min(64, room // 4 // per_sequence))
+    return affordable_sequences(lens.device, weights, each)
 
 
 def launched(

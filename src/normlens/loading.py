@@ -296,18 +296,14 @@ def _check_complete(name: str, report: Any) -> None:
 
 
 def pick_device(device: str | torch.device) -> torch.device:
+    """The device of this name, which must be here; "auto" is the fastest that is."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         if torch.backends.mps.is_available():
             return torch.device("mps")
         return torch.device("cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(
-            f"there is no device {str(device)!r}; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'"
-        ) from error
+    place = _named_device(device)
     try:
         # A device without memory, such as "meta", is no place for a model either.
         torch.zeros(1, device=place).item()
@@ -317,6 +313,29 @@ def pick_device(device: str | torch.device) -> torch.device:
             "use 'auto' or 'cpu'"
         ) from error
     return place
+
+
+def device_anywhere(device: str) -> torch.device:
+    """The same, or a GPU that another machine has, where this one has none."""
+    if device == "auto":
+        return pick_device(device)
+    place = _named_device(device)
+    return place if is_elsewhere(place) else pick_device(place)
+
+
+def is_elsewhere(device: torch.device) -> bool:
+    """Whether a device is of a kind that other machines have and this one has not."""
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return not here.get(device.type, True)
+
+
+def _named_device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise InputError(
+            f"there is no device {str(device)!r}; use 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'"
+        ) from error
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> Any:

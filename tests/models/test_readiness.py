@@ -120,7 +120,7 @@ def test_padding_that_no_window_reaches_over(family, dtype, both_ways):
 def test_batches_that_padding_does_not_spoil_stay_whole():
     windowed, whole = (normlens.load(tiny_model(family)) for family in ("mistral", "llama"))
     double, single = torch.float64, torch.float32
-    assert padding_spoils(windowed._layers, double, [9, 3])  # a window of 3 sees 2 back
-    assert not padding_spoils(windowed._layers, double, [9, 7])
-    assert not padding_spoils(windowed._layers, single, [9, 3])
+    assert padding_spoils(windowed.layers, double, [9, 3])  # a window of 3 sees 2 back
+    assert not padding_spoils(windowed.layers, double, [9, 7])
+    assert not padding_spoils(windowed.layers, single, [9, 3])
     assert not padding_spoils(whole._layers, double, [9, 3])

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.arguments import checked_options, layer_indices, parse_layers, parse_scopes
+from normlens.cli.arguments import (
+    checked_options,
+    checked_precision,
+    layer_indices,
+    parse_layers,
+    parse_scopes,
+)
 from normlens.cli.options import (
     DtypeOption,
     LayersOption,
@@ -26,7 +32,7 @@ from normlens.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from normlens.estimate import Analysis, Estimate
+    from normlens.estimate import Analysis, Estimate, ModelSizes
     from normlens.lens import Lens
 
 
@@ -38,7 +44,15 @@ def estimate_command(
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
     nonlinearity: NonlinearityOption = "ig",
     samples: SamplesOption = 64,
+    device: Annotated[
+        str,
+        typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …; cuda need not be here."),
+    ] = "auto",
     dtype: DtypeOption = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(metavar="KIND", help="Of FF products on a GPU: float32, tf32 or bfloat16."),
+    ] = "auto",
     revision: RevisionOption = None,
     trust_remote_code: TrustOption = False,
     memory_limit: LimitOption = None,
@@ -50,15 +64,16 @@ def estimate_command(
         if value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
     options = checked_options(nonlinearity, samples, memory_limit)
+    checked_precision(precision)
 
     from normlens import estimate as cost
     from normlens import scopes as scope_names
     from normlens.decomposition.least import check_limit
     from normlens.decomposition.memory import DEFAULT_LIMIT
-    from normlens.loading import load_config, pick_device, pick_dtype
+    from normlens.loading import device_anywhere, load_config, pick_dtype
 
-    place = pick_device("auto")
-    precision = pick_dtype(dtype, place)
+    place = device_anywhere(device)
+    stored = pick_dtype(dtype, place)
     config = load_config(model, revision=revision, trust_remote_code=trust_remote_code)
     lens = cost.skeleton(config, name=model or DEFAULT)
     if lens.max_tokens is not None and tokens > lens.max_tokens:
@@ -71,8 +86,10 @@ def estimate_command(
         rule=nonlinearity,
         samples=samples,
         memory_limit=options["memory_limit"] or DEFAULT_LIMIT,
+        device=str(place),
+        precision=precision,
     )
-    kind = _checkpoint_dtype(config) if precision == "auto" else precision
+    kind = _checkpoint_dtype(config) if stored == "auto" else stored
     if options["memory_limit"] is not None:
         check_limit(
             options["memory_limit"],
@@ -82,12 +99,13 @@ def estimate_command(
             nonlinearity,
             max(4, kind.itemsize),
         )
-    result = cost.estimate(cost.sizes_of(lens, kind), analysis)
+    sizes = cost.sizes_of(lens, kind)
+    result = cost.estimate(sizes, analysis)
     if as_json:
-        print(json.dumps(_estimate_as_json(result), indent=2))
-    else:
-        name = str(kind).removeprefix("torch.")
-        _show_estimate(lens, analysis, result, name, place)
+        print(json.dumps(_estimate_as_json(result, analysis), indent=2))
+        return
+    _show_estimate(lens, analysis, result, str(kind).removeprefix("torch."))
+    _show_device(place, sizes, tokens)
 
 
 def _checkpoint_dtype(config: Any) -> torch.dtype:
@@ -97,27 +115,29 @@ def _checkpoint_dtype(config: Any) -> torch.dtype:
     return own if isinstance(own, torch.dtype) else torch.float32
 
 
-def _estimate_as_json(result: Estimate) -> dict[str, Any]:
+def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
+    from normlens.decomposition.plan import KernelPlan, Plan
+
     plan = result.plan
+    tile = {"sources": plan.sources, "targets": plan.targets} if isinstance(plan, Plan) else None
     return {
+        "device": analysis.device,
         "operations": {**result.operations, "total": result.total_operations},
         "memory": {**result.memory, "total": result.peak_memory},
         "method": None if plan is None else plan.method,
-        "tile": None if plan is None else {"sources": plan.sources, "targets": plan.targets},
+        "kernels": isinstance(plan, KernelPlan),
+        "may_gather": isinstance(plan, KernelPlan) and plan.may_gather,
+        "tile": tile,
         "tiles_per_layer": result.tiles,
         "published_way": result.published,
     }
 
 
-def _show_estimate(
-    lens: Lens, analysis: Analysis, result: Estimate, dtype: str, place: torch.device
-) -> None:
-    from normlens.decomposition.memory import free_memory
-
+def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str) -> None:
     console = console_for()
     console.print(
         f"{lens.name} ({lens.model_type}): {len(analysis.layers)} of {lens.n_layers} layers of "
-        f"{lens.component_sequence}, {dtype}"
+        f"{lens.component_sequence}, {dtype} on {analysis.device}"
     )
     console.print(
         f"{analysis.batch} × {analysis.tokens} tokens, {len(analysis.scopes)} scopes, "
@@ -132,15 +152,44 @@ def _show_estimate(
         add_row(work, item, _flop(count))
     console.print(work)
     if result.plan is not None:
-        plan = result.plan
-        console.print(
-            f"feed-forward stage: {plan.method}, {result.tiles} of at most {plan.targets} targets "
-            f"× {plan.sources} sources per layer and text"
-        )
-    console.print(f"free memory here: {_bytes(free_memory(place))} ({place})")
+        console.print(f"feed-forward stage: {_described(result, analysis)}")
     console.print(
         f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
         f"(here: {_bytes(result.working_memory)} beside the model's weights)"
+    )
+
+
+def _described(result: Estimate, analysis: Analysis) -> str:
+    """The way through the feed-forward stage, in words."""
+    from normlens.decomposition.plan import KernelPlan
+
+    plan = result.plan
+    assert plan is not None
+    if not isinstance(plan, KernelPlan):
+        return (
+            f"{plan.method}, {result.tiles} of at most {plan.targets} targets "
+            f"× {plan.sources} sources per layer and text"
+        )
+    words = f"GPU kernels, {plan.method}, in {analysis.kernel_precision.name}"
+    if plan.may_gather:
+        words += "; only the active neurons where the text leaves enough neurons silent"
+    return words
+
+
+def _show_device(place: torch.device, sizes: ModelSizes, tokens: int) -> None:
+    """What the device has room for, if it is here."""
+    from normlens.decomposition.memory import free_memory
+    from normlens.estimate.whole import automatic_batch
+    from normlens.loading import is_elsewhere
+
+    console = console_for()
+    if is_elsewhere(place):
+        assumed = ": a GPU that runs the kernels is assumed" if place.type == "cuda" else ""
+        console.print(f"{place} is not here{assumed}")
+        return
+    console.print(
+        f"free memory here: {_bytes(free_memory(place))} ({place}); "
+        f"automatic batch size: {automatic_batch(sizes, tokens, place)}"
     )
 
 

@@ -14,6 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIONS
+from normlens.decomposition.fused.precision import Precision
+from normlens.decomposition.fused.tail import tail_of
 from normlens.decomposition.parts import Factors
 from normlens.decomposition.tiles import FeedForwardJob, TileNorms, feed_forward_norms
 from normlens.precisions import AUTO
@@ -32,8 +35,13 @@ def run_feed_forward(
         return found, str(job.ff.down.weight.dtype).removeprefix("torch.")
     from normlens.decomposition.fused.ways import fused_norms
 
-    chosen = DEFAULT_PRECISION if precision == AUTO else precision
+    chosen = kernel_precision(precision).name
     return fused_norms(job, lengths, chosen, memory_limit), chosen
+
+
+def kernel_precision(name: str) -> Precision:
+    """How the kernels form their products under a precision that was asked for."""
+    return KERNEL_PRECISIONS[DEFAULT_PRECISION if name == AUTO else name]
 
 
 def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
@@ -47,18 +55,24 @@ def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
 
 def is_fused(job: FeedForwardJob) -> bool:
     """Whether the fused kernels can do this job on the device where it lies."""
-    if not has_kernels(job.ff.down.weight):
-        return False
-    from normlens.decomposition.fused.stage import tail_of
-
-    return tail_of(job) is not None
+    return has_kernels(job.ff.down.weight) and tail_of(job) is not None
 
 
 def has_kernels(weight: Tensor) -> bool:
     """Whether kernels can work on what lies where `weight` does."""
-    if weight.device.type != "cuda" or weight.dtype != torch.float32:
+    return kernels_run_on(weight.device, weight.dtype)
+
+
+def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels can work on numbers of this type on `device`.
+
+    Where no GPU is here to be asked, one that is young enough, with Triton beside it, is assumed.
+    """
+    if device.type != "cuda" or dtype != torch.float32:
         return False
-    return torch.cuda.get_device_capability(weight.device) >= OLDEST_CAPABILITY and has_triton()
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and has_triton()
 
 
 @cache

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from normlens.components import Linear, Reach
-
-NORM_CHUNK_ELEMENTS = 1 << 22
-NORM_CHUNK_ELEMENTS_ON_GPU = 1 << 24  # fewer launches
+from normlens.decomposition.costs.gram import exact_itemsize, gram_sources
 
 #: A linear map of vectors (…, d).
 Stretch = Callable[[Tensor], Tensor]
@@ -110,13 +108,12 @@ class Factors:
         beside its heads' contributions would otherwise lose half of its digits.
         """
         b, n, n_targets, h = self.weights.shape
-        exact = torch.float32 if self.weights.device.type == "mps" else torch.float64
+        device = self.weights.device.type
+        exact = torch.float64 if exact_itemsize(device) == 8 else torch.float32
         weights = self.weights.reshape(b * n, n_targets, h)
         values = self.values.reshape(b * n, h, -1)
         squares = weights.new_empty(b * n, n_targets)
-        on_cpu = weights.device.type == "cpu"
-        chunk = NORM_CHUNK_ELEMENTS if on_cpu else NORM_CHUNK_ELEMENTS_ON_GPU
-        step = max(1, chunk // (h * max(n_targets, values.shape[-1])))
+        step = gram_sources(h, n_targets, values.shape[-1], device)
         for start in range(0, b * n, step):
             rows = slice(start, start + step)
             u, a = values[rows].to(exact), weights[rows].to(exact)

@@ -1,16 +1,22 @@
-"""How to cut the feed-forward stage: which method, and tiles that fit the memory limit.
+"""Which way through the feed-forward stage: the cheapest by `costs`, in pieces that fit.
 
-Operations for one sequence and layer, with `pairs` allowed (target, source) pairs:
-
-    tiles      pairs · 2m(d + kH)            mix H rows, scale, multiply by W_down
-    matrices   n · 2d²m + pairs · 2d(d + H)  M_i = Σ_k W_k diag(r^k_i) W_down once per target
-
-where k counts the input projections (2 in a gated block). Matrices win for long inputs.
+PyTorch takes tiles or one matrix per target, sequence by sequence (`choose_plan`); the kernels of
+a GPU take one of their ways for a whole batch (`choose_way`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from normlens.decomposition.costs.kernels import KernelCosts
+from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.costs.tiles import (
+    MATRICES,
+    TILES,
+    cheaper_method,
+    player_memory,
+    tile_memory,
+)
 
 # Rows of one tile: enough for the matrix product to run at full speed, small enough that the
 # mixed rows are still in the cache when it reads them.
@@ -18,49 +24,20 @@ SOURCES = 128
 TARGETS = 16
 MATRIX_TARGETS = 4
 
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes that decide the cost of one feed-forward stage."""
-
-    n: int  # targets
-    pairs: int
-    d: int
-    m: int
-    heads: int
-    projections: int
-    itemsize: int = 4
-    sources: int | None = None  # None: as many as targets
-
-    @property
-    def tile_operations(self) -> int:
-        return self.pairs * 2 * self.m * (self.d + self.projections * self.heads)
-
-    @property
-    def matrix_operations(self) -> int:
-        per_target = 2 * self.d * self.d * self.m
-        return self.n * per_target + self.pairs * 2 * self.d * (self.d + self.heads)
+BY_SOURCE = "by source"
 
 
 @dataclass(frozen=True)
 class Plan:
     """Sizes of one tile and the method that fills it."""
 
-    method: str  # "tiles" or "matrices"
+    method: str  # `TILES` or `MATRICES`
     sources: int
     targets: int
 
     def memory(self, shape: Shape) -> int:
         """Bytes of the largest intermediate tensors of one tile."""
-        rows = self.sources * self.targets
-        k = shape.projections
-        if self.method == "matrices":
-            matrices = self.targets * shape.d * shape.d + 2 * shape.d * shape.m
-            elements = matrices + 4 * rows * shape.d
-        else:
-            rows_of_sources = self.sources * shape.heads * k * (shape.m + shape.d)
-            elements = rows_of_sources + rows * (k * shape.m + 3 * shape.d)
-        return elements * shape.itemsize
+        return tile_memory(shape, self.method, self.sources, self.targets)
 
     def halved(self) -> Plan | None:
         """The next smaller plan, or None if this is the smallest."""
@@ -71,15 +48,6 @@ class Plan:
         return None
 
 
-def player_memory(shape: Shape, scopes: int) -> int:
-    """Bytes that the sampling of one target takes.
-
-    The players, their means, one order's sums, values and contributions, and a gradient for each
-    scope behind the block.
-    """
-    return (shape.n + 1) * shape.m * (2 * shape.projections + 5 + scopes) * shape.itemsize
-
-
 def choose_plan(shape: Shape, limit: int | None) -> Plan:
     """The cheaper method, in the largest standard tile that fits `limit` bytes.
 
@@ -87,14 +55,49 @@ def choose_plan(shape: Shape, limit: int | None) -> Plan:
     however short the sequence is.
     """
     half = max(1, shape.n // 2)
-    sources = shape.n if shape.sources is None else shape.sources
-    if shape.matrix_operations < shape.tile_operations:
-        plan = Plan("matrices", sources, min(MATRIX_TARGETS, half))
+    if cheaper_method(shape) == MATRICES:
+        plan = Plan(MATRICES, shape.source_count, min(MATRIX_TARGETS, half))
     else:
-        plan = Plan("tiles", min(SOURCES, sources), min(TARGETS, half))
+        plan = Plan(TILES, min(SOURCES, shape.source_count), min(TARGETS, half))
     while limit is not None and plan.memory(shape) > limit:
         smaller = plan.halved()
         if smaller is None:
             break
         plan = smaller
     return plan
+
+
+def sampled_targets(shape: Shape, scopes: int, limit: int | None) -> int:
+    """Targets whose players are sampled at once.
+
+    As many as the plan's tiles have, fewer where all their players do not fit; `scopes` counts
+    those from the feed-forward block on.
+    """
+    targets = choose_plan(shape, limit).targets
+    if limit is None:
+        return targets
+    return max(1, min(targets, limit // player_memory(shape, scopes)))
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """The way that the kernels take through a batch."""
+
+    method: str  # `BY_SOURCE` or `MATRICES`
+    #: whether leaving out silent neurons costs less if there are enough, which the input decides
+    may_gather: bool = False
+
+
+def choose_way(costs: KernelCosts, *, silent: bool, paths: bool) -> KernelPlan:
+    """The cheapest way that needs no look at the input, and whether one is worth it.
+
+    Neurons are gathered where the activation has `silent` ones and each head has `paths` to them.
+    """
+    least = min(costs.by_source, costs.matrices)
+    method = MATRICES if costs.matrices < costs.by_source else BY_SOURCE
+    return KernelPlan(method, silent and paths and costs.gather(0) < least)
+
+
+def gathers(costs: KernelCosts, share: float) -> bool:
+    """Whether gathering this share of the neurons is the cheapest way."""
+    return costs.gather(share) < min(costs.by_source, costs.matrices)

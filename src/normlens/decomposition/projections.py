@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normlens.components import FeedForward, Layer, Norm
 from normlens.decomposition.attention import output_basis
+from normlens.decomposition.costs.paths import path_elements, paths_pay
 from normlens.decomposition.fingerprint import Fingerprint, description, fingerprints
 from normlens.decomposition.norm import stretch
 from normlens.decomposition.rules import projections
@@ -32,19 +33,18 @@ class Paths:
         self._always = kept is not None
         self._basis, self._weights = basis, weights
 
+    def pay_for(self, n: int) -> bool:
+        """Whether n tokens that are worked on together take the paths; U W_k may cost less."""
+        _, d_head, d = self._basis.shape
+        return self._always or paths_pay(d_head, d, n)
+
     def for_tokens(self, n: int) -> Projections | None:
-        """The paths for n tokens that are worked on together; None where U W_k costs less."""
-        if not self._always and not pays(self._basis, n):
+        """The paths for n tokens, or None where they do not pay."""
+        if not self.pay_for(n):
             return None
         if self._formed is None:
             self._formed = form(self._basis, self._weights)
         return self._formed
-
-
-def pays(basis: Tensor, tokens: int) -> bool:
-    """Whether H·d_head·d·m + n·H·d_head·m operations are fewer than n·H·d·m."""
-    _, d_head, d = basis.shape
-    return d_head * (d + tokens) < tokens * d
 
 
 def form(basis: Tensor, weights: Sequence[Tensor]) -> Projections:
@@ -163,5 +163,8 @@ def _bytes(layer: Layer, dtype: torch.dtype) -> int:
     """Size of a layer's products; 0 if no feed-forward block stands behind its attention."""
     if layer.feed_forward is None:
         return 0
-    rows = layer.attention.output.weight.shape[0]  # heads · d_head
-    return sum(rows * w.shape[1] * dtype.itemsize for w in projections(layer.feed_forward))
+    heads = layer.attention.heads
+    d_head = layer.attention.output.weight.shape[0] // heads
+    ff = layer.feed_forward
+    elements = path_elements(heads, d_head, ff.up.weight.shape[1], len(projections(ff)))
+    return elements * dtype.itemsize

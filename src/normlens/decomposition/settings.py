@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normlens.decomposition.engine import AUTO
+from normlens.precisions import AUTO
 
 
 @dataclass(frozen=True)

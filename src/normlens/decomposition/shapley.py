@@ -17,7 +17,7 @@ from torch import Tensor
 from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
 from normlens.decomposition.parts import Parts
-from normlens.decomposition.plan import Shape, choose_plan, player_memory
+from normlens.decomposition.plan import sampled_targets
 from normlens.decomposition.rules import projections
 from normlens.decomposition.shapley_error import NormSpread
 from normlens.decomposition.tiles import FeedForwardJob, TileNorms, scope_norms
@@ -55,19 +55,11 @@ def shapley_norms(
     for index, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(seed)
         orders = [torch.randperm(length + 1, generator=generator) for _ in range(samples)]
-        step = _targets_at_once(job.shape(length), len(job.scopes), memory_limit)
+        step = sampled_targets(job.shape(length), len(job.scopes), memory_limit)
         for i in range(0, length, step):
             targets = slice(i, min(i + step, length))
             _run_targets(job, parts, index, targets, length, orders, result)
     return result
-
-
-def _targets_at_once(shape: Shape, scopes: int, limit: int | None) -> int:
-    """As many targets as the plan's tiles have, fewer where all their players do not fit."""
-    targets = choose_plan(shape, limit).targets
-    if limit is None:
-        return targets
-    return max(1, min(targets, limit // player_memory(shape, scopes)))
 
 
 def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: int) -> list[Tensor]:

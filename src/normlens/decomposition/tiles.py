@@ -16,10 +16,12 @@ from torch import Tensor
 
 from normlens.components import FeedForward, Reach
 from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.costs.tiles import TILES
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Factors
-from normlens.decomposition.plan import Plan, Shape, choose_plan
+from normlens.decomposition.plan import Plan, choose_plan
 from normlens.decomposition.projections import KeptProducts, Paths, Projections
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
@@ -80,17 +82,14 @@ class FeedForwardJob:
         return targets if self.factors.lengths is None else self.factors.lengths[index]
 
     def shape(self, targets: int, sources: int | None = None) -> Shape:
-        w = self.ff.up.weight
-        square = sources is None or self.factors.source is None
-        return Shape(
-            n=targets,
-            sources=targets if sources is None else sources,
-            pairs=self.reach.pairs(targets) if square else targets * (sources or 0),
-            d=w.shape[0],
-            m=w.shape[1],
-            heads=self.factors.weights.shape[-1],
-            projections=len(projections(self.ff)),
-            itemsize=w.element_size(),
+        """The sizes of a sequence with so many targets, and sources where these are others."""
+        return Shape.of_block(
+            self.ff,
+            self.factors.weights.shape[-1],
+            self.reach,
+            targets,
+            self.ff.up.weight.element_size(),
+            None if self.factors.source is None else sources,
         )
 
 
@@ -119,7 +118,7 @@ def feed_forward_norms(
     for index, (length, count) in enumerate(zip(lengths, sources, strict=True)):
         first = choose_plan(job.shape(length, count), memory_limit)
         # Decided for each sequence alone, so that it does not depend on the company in its batch.
-        chosen = paths.for_tokens(count) if first.method == "tiles" else None
+        chosen = paths.for_tokens(count) if first.method == TILES else None
         plan: Plan | None = first
         while plan is not None:
             try:
@@ -171,7 +170,7 @@ def _run_sequence(
     rows: list[Tensor] | None = None
     for j in range(0, n_sources, plan.sources):
         block = slice(j, min(j + plan.sources, n_sources))
-        if plan.method == "tiles":
+        if plan.method == TILES:
             rows = _source_rows(job, paths, index, block)
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))

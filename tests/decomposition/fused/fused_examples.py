@@ -65,5 +65,5 @@ def force_way(name: str, monkeypatch: Any) -> None:
         "gather": lambda stage: Gather(stage, Activity.of(stage)),
         "matrices": Matrices,
     }
-    monkeypatch.setattr(projections, "pays", lambda basis, tokens: True)
+    monkeypatch.setattr(projections, "paths_pay", lambda *sizes: True)
     monkeypatch.setattr(ways, "cheapest_way", known[name])

@@ -56,6 +56,33 @@ def test_a_missing_triton_is_mentioned_once(no_triton):
         assert not engine.has_triton()
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cuda", torch.float32, True),
+        ("cuda:1", torch.float32, True),
+        ("cuda", torch.float64, False),
+        ("cpu", torch.float32, False),
+        ("mps", torch.float32, False),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_taken_for_one_that_runs_kernels(
+    device, dtype, expected, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert engine.kernels_run_on(torch.device(device), dtype) == expected
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
+def test_a_gpu_that_is_here_is_asked(capability, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(engine, "has_triton", lambda: True)
+    assert engine.kernels_run_on(torch.device("cuda"), torch.float32) == expected
+    monkeypatch.setattr(engine, "has_triton", lambda: False)
+    assert not engine.kernels_run_on(torch.device("cuda"), torch.float32)
+
+
 @pytest.mark.gpu
 def test_without_triton_a_gpu_runs_tiles(no_triton):
     lens = normlens.load(tiny_model("bert"), device="cuda")

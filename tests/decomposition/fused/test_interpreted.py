@@ -23,10 +23,9 @@ from normlens.verdicts import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.fused import operands, sources
-from normlens.decomposition.fused.sources import Tiling
-from normlens.decomposition.fused.stage import Slots, tail_of
-from normlens.decomposition.fused.targets import TargetTiling
+from normlens.decomposition.fused import operands, sources, tiling
+from normlens.decomposition.fused.tail import Slots, tail_of
+from normlens.decomposition.fused.tiling import TargetTiling, Tiling
 from normlens.decomposition.fused.ways import fused_norms
 
 pytestmark = [
@@ -109,8 +108,8 @@ def test_many_tiles_of_a_ragged_batch(way, problem, forced):
 def test_stored_hidden_rows_give_the_same_numbers(precision, problem, fused, monkeypatch):
     given = problem("post", n=3, d=20, m=40, dtype=torch.float32)
     mixed_anew = given.solve(precision=precision)
-    monkeypatch.setattr(sources, "STORED_FROM", 1)
-    monkeypatch.setattr(sources, "STORED_BEYOND", 0)
+    monkeypatch.setattr(tiling, "STORED_FROM", 1)
+    monkeypatch.setattr(tiling, "STORED_BEYOND", 0)
     monkeypatch.setattr(sources, "HIDDEN_RUN", 16)
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():

@@ -143,7 +143,7 @@ def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
     monkeypatch.setattr(
         targets.Gather, "fill", lambda way, limit: (gathered.append(way), run(way, limit))[1]
     )
-    monkeypatch.setattr(ways.Costs, "matrices", float("inf"))
+    monkeypatch.setattr(ways.KernelCosts, "matrices", float("inf"))
     sizes = {"n": 512, "d": 512, "m": 4096, "heads": 8, "scale": 0.05, "causal": True}
     for name, expected in (("relu", 1), ("gelu", 1)):
         given = problem("pre", activation=name, dtype=torch.float32, **sizes)

@@ -13,13 +13,16 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 
 from normlens.components import Reach
 from normlens.decomposition import projections
-from normlens.decomposition.fused import ways
-from normlens.decomposition.fused.operands import PRECISIONS
+from normlens.decomposition.costs import kernels
+from normlens.decomposition.costs.kernels import KernelCosts
+from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.sources import BySource
-from normlens.decomposition.fused.stage import Stage, tail_of
+from normlens.decomposition.fused.stage import Stage
+from normlens.decomposition.fused.tail import tail_of
 from normlens.decomposition.fused.targets import Activity, Gather, Matrices
 from normlens.decomposition.fused.way import Way
-from normlens.decomposition.fused.ways import Costs, cheapest_way
+from normlens.decomposition.fused.ways import cheapest_way
 from normlens.errors import MemoryLimitError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "performance.md"
@@ -28,12 +31,13 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def bert_base(n: int, precision: str = "bfloat16") -> Costs:
-    return Costs(n, Reach().pairs(n), 768, 3072, 16, 1, PRECISIONS[precision])
+def bert_base(n: int, precision: str = "bfloat16") -> KernelCosts:
+    return KernelCosts(Shape(n, Reach().pairs(n), 768, 3072, 12, 1), PRECISIONS[precision])
 
 
-def opt(n: int, d: int, m: int, heads: int, precision: str) -> Costs:
-    return Costs(n, Reach(None, 0).pairs(n), d, m, heads, 1, PRECISIONS[precision])
+def opt(n: int, d: int, m: int, heads: int, precision: str) -> KernelCosts:
+    shape = Shape(n, Reach(None, 0).pairs(n), d, m, heads, 1)
+    return KernelCosts(shape, PRECISIONS[precision])
 
 
 def test_long_inputs_are_cheaper_with_matrices_and_short_ones_by_source():
@@ -92,7 +96,7 @@ def stage_of(monkeypatch):
             raise Caught
 
         caught: list[Stage] = []
-        monkeypatch.setattr(projections, "pays", lambda basis, tokens: True)
+        monkeypatch.setattr(projections, "paths_pay", lambda *sizes: True)
         with monkeypatch.context() as patched:
             patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
             with pytest.raises(Caught):
@@ -106,8 +110,8 @@ def stage_of(monkeypatch):
 def no_overhead(monkeypatch):
     """Operations alone, as if nothing had to be launched or moved."""
     for name in ("STORED_BYTE", "CACHED_BYTE", "LAUNCHES"):
-        monkeypatch.setattr(ways, name, 0.0)
-    monkeypatch.setattr(ways, "GATHERED", 1.0)
+        monkeypatch.setattr(kernels, name, 0.0)
+    monkeypatch.setattr(kernels, "GATHERED", 1.0)
 
 
 def with_few_active(given):

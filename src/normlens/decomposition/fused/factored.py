@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normlens.decomposition.fused.kernels.factored import norms_of_factors
 from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
-from normlens.decomposition.fused.operands import power_of_two
+from normlens.decomposition.fused.tiling import block_of_heads, power_of_two
 from normlens.decomposition.parts import Factors
 
 TARGETS, DIMS, STAGES = 128, 64, 2
@@ -34,7 +34,7 @@ def fused_factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
         operand=torch.float16,
         D=factors.basis.shape[-1],
         H=heads,
-        H_BLOCK=max(16, power_of_two(heads)),
+        H_BLOCK=block_of_heads(heads),
         TARGETS=targets,
         DIMS=DIMS,
         STAGES=STAGES,

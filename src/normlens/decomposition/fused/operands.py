@@ -20,45 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from normlens.decomposition.costs.kernel_memory import source_row_bytes
 from normlens.decomposition.fused.kernels import preparation
 from normlens.decomposition.fused.launching import described, launch, strided
+from normlens.decomposition.fused.precision import Precision
+from normlens.decomposition.fused.tiling import aligned, power_of_two
 
 #: Whether torch multiplies short operands into float32 numbers.
 WIDE = torch.__version__ >= "2.8"
-ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
 ROWS, COLUMNS, INNER = 128, 128, 64  # of a block of projected rows
 LONGEST_ROW_SUM = 1024
-
-
-@dataclass(frozen=True)
-class Precision:
-    """How the kernels' products are formed. They are summed in float32 in every case."""
-
-    name: str
-    operand: torch.dtype  # of the second product; rows are mixed in float16 before it
-    split: bool = False  # an operand is the sum of two, a product of three
-
-    @property
-    def products(self) -> int:
-        return 3 if self.split else 1
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an operand's element."""
-        return 4 if self.split else 2
-
-
-#: "tf32" has the significand of that type, 11 bits. Scaled float16 operands have the same one and
-#: are multiplied twice as fast. Two of them have the 22 bits that "float32" needs, where two
-#: bfloat16 numbers have 16.
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("float32", torch.float16, split=True),
-        Precision("tf32", torch.float16),
-        Precision("bfloat16", torch.bfloat16),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -117,18 +88,9 @@ def padded(x: Tensor, *sizes: int) -> Tensor:
     return F.pad(x, [place for more in reversed(missing) for place in (0, more)]).contiguous()
 
 
-def aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def nonzero(size: Tensor) -> Tensor:
     """A size to divide by; 1 where there is nothing to divide."""
     return torch.where(size > 0, size, torch.ones_like(size))
-
-
-def power_of_two(size: int) -> int:
-    """The smallest power of two that is not below `size`."""
-    return 1 << max(0, size - 1).bit_length()
 
 
 def slopes(given: Sequence[Tensor], precision: Precision) -> tuple[list[Tensor], Tensor]:
@@ -222,7 +184,8 @@ class SourceRows:
     @property
     def bytes_per_source(self) -> int:
         """Memory of one source's rows."""
-        return len(self.weights) * self.heads * self.neurons * (4 if self.split else 2)
+        item = 4 if self.split else 2
+        return source_row_bytes(self.heads, self.neurons, len(self.weights), item)
 
     def take(self, first: int, last: int) -> list[Operand]:
         """Each projection's rows (j, h, m) of the tokens in [first, last)."""

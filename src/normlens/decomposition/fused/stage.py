@@ -3,110 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from normlens.components import Norm
+from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import preparation
 from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
-from normlens.decomposition.fused.operands import (
-    Operand,
-    Precision,
-    ScaledWeights,
-    SourceRows,
-    power_of_two,
-)
-from normlens.decomposition.parts import Factors
+from normlens.decomposition.fused.operands import Operand, ScaledWeights, SourceRows
+from normlens.decomposition.fused.precision import Precision
+from normlens.decomposition.fused.tail import Slots, Tail
+from normlens.decomposition.fused.tiling import block_of_heads, power_of_two
 from normlens.decomposition.projections import Paths, Projections
 from normlens.decomposition.rules import projections
-from normlens.decomposition.tiles import (
-    ORDINARY,
-    AddBypass,
-    FeedForwardJob,
-    Normalise,
-)
+from normlens.decomposition.tiles import ORDINARY, FeedForwardJob
 
 T = TypeVar("T")
 
 NORM_BLOCK = 32  # sources and targets of a program that makes norms from sums
-
-
-@dataclass(frozen=True)
-class Tail:
-    """What follows the block, in the orders that the kernels know: RES LN, RES, LN RES, LN."""
-
-    bypass: AddBypass | None
-    normalise: Normalise | None
-    norm_first: bool
-
-    @property
-    def norm(self) -> Norm | None:
-        return None if self.normalise is None else self.normalise.step.norm
-
-    @property
-    def factors(self) -> Factors | None:
-        """The bypassed parts; None where they belong to the diagonal alone."""
-        return None if self.bypass is None else self.bypass.factors
-
-
-def tail_of(job: FeedForwardJob) -> Tail | None:
-    """The job's tail, or None if the kernels do not know it."""
-    if job.mixed is None or job.factors.source is not None:
-        return None  # they need a sum to be compared with, and sources that are the targets
-    kinds = [type(step) for step in job.tail]
-    if len(kinds) > 2 or len(set(kinds)) < len(kinds):
-        return None
-    bypass = next((step for step in job.tail if isinstance(step, AddBypass)), None)
-    normalise = next((step for step in job.tail if isinstance(step, Normalise)), None)
-    tail = Tail(bypass, normalise, bool(kinds) and kinds[0] is Normalise)
-    if tail.factors is not None and tail.factors.weights is not job.factors.weights:
-        return None  # the kernels read one set of weights for both
-    return tail
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Where a kernel puts each sum; −1: nowhere.
-
-    Slot 0 is the pair's largest weight, 1 is Σ v² and 2 is Σ v just behind the block.
-    """
-
-    count: int
-    ordinary: int = -1
-    normed: int = -1  # Σ (γv)²
-    mean: int = -1  # Σ v
-    cross: int = -1  # Σ γ²v
-    added: int = -1  # Σ u², behind the residual
-    added_cross: int = -1  # Σ γu, if a norm stood before it
-
-    @classmethod
-    def of(cls, job: FeedForwardJob, tail: Tail) -> Slots:
-        names = [] if job.ordinary is None else ["ordinary"]
-        if tail.norm is not None:
-            names += ["normed", *(["mean", "cross"] if tail.norm.centred else [])]
-        if tail.bypass is not None:
-            names.append("added")
-            if tail.norm is not None and tail.norm_first and tail.norm.centred:
-                names.append("added_cross")
-        return cls(3 + len(names), **{name: 3 + place for place, name in enumerate(names)})
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The same for a kernel."""
-        return {
-            "SLOTS": self.count,
-            "ORDINARY": self.ordinary,
-            "NORMED": self.normed,
-            "NORMED_MEAN": self.mean,
-            "NORMED_CROSS": self.cross,
-            "ADDED": self.added,
-            "ADDED_CROSS": self.added_cross,
-        }
 
 
 class Stage:
@@ -126,7 +43,7 @@ class Stage:
         self.tokens, self.real_tokens = self.b * self.n, sum(lengths)
         self.pairs = sum(job.reach.pairs(length) for length in lengths)
         self.d, self.heads = job.ff.down.weight.shape[1], factors.weights.shape[-1]
-        self.head_block = max(16, power_of_two(self.heads))
+        self.head_block = block_of_heads(self.heads)
         self.gated = len(job.slopes) > 1
         self.slots = Slots.of(job, tail)
         self.weights = factors.weights.contiguous()
@@ -150,12 +67,26 @@ class Stage:
             self._sums = torch.empty(shape, dtype=torch.float32, device=self.weights.device)
         return self._sums.view(shape)
 
+    @property
+    def shape(self) -> Shape:
+        """The sizes of the whole batch."""
+        k = len(self.slopes)
+        return Shape(self.real_tokens, self.pairs, self.d, self.m, self.heads, k)
+
     @cached_property
-    def paths(self) -> Projections | None:
-        """Each head's path to the neurons, where it is kept or worth forming."""
+    def _paths(self) -> Paths:
         job = self.job
-        paths = Paths(job.kept, job.factors.basis, projections(job.ff))
-        return paths.for_tokens(self.real_tokens)
+        return Paths(job.kept, job.factors.basis, projections(job.ff))
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether each head's path to the neurons is kept or worth forming."""
+        return self._paths.pay_for(self.real_tokens)
+
+    @property
+    def paths(self) -> Projections | None:
+        """These paths, if there are any."""
+        return self._paths.for_tokens(self.real_tokens)
 
     @cached_property
     def rows(self) -> SourceRows:

@@ -9,6 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normlens.decomposition.costs.kernel_memory import (
+    TargetPieces,
+    at_once,
+    matrix_tile_bytes,
+    pair_bytes,
+    scaled_bytes,
+)
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels import by_target, gathering
 from normlens.decomposition.fused.launching import launch, strided
@@ -19,32 +26,9 @@ from normlens.decomposition.fused.operands import (
     source_sizes,
     wide_product,
 )
-from normlens.decomposition.fused.sources import block_of_dims
 from normlens.decomposition.fused.stage import Stage
+from normlens.decomposition.fused.tiling import TargetTiling, power_of_two
 from normlens.decomposition.fused.way import Way
-
-
-@dataclass(frozen=True)
-class TargetTiling:
-    """Sizes of the programs that work on one target or a tile of them."""
-
-    tile: int = 64  # targets
-    sources: int = 128
-    neurons: int = 64
-    dims: int = 256
-    mixed_sources: int = 128  # of a program that gathers
-    mixed_neurons: int = 64
-    mixed_dims: int = 128
-    warps: int = 8
-    #: What the product prefetches and what the sums behind it need fit into shared memory side by
-    #: side. With three stages they do not, and Triton 3.6 gave norms that were wrong by 5 %.
-    stages: int = 2
-    gather_stages: int = 4
-
-    @classmethod
-    def choose(cls, d: int, split: bool) -> TargetTiling:
-        dims = block_of_dims(d)
-        return cls(dims=dims, neurons=32) if split else cls(dims=dims, mixed_sources=64)
 
 
 @dataclass(frozen=True)
@@ -109,23 +93,16 @@ class ByTarget(Way):
         """Whose sizes belong to what is multiplied."""
 
     @property
-    def bytes_per_pair(self) -> int:
-        bypassed = 0 if self.stage.tail.factors is None else self.stage.width
-        return self.stage.precision.itemsize * (self.capacity + bypassed)
+    def pieces(self) -> TargetPieces:
+        """How targets and sources are cut."""
+        stage = self.stage
+        bypassed = 0 if stage.tail.factors is None else stage.width
+        size = pair_bytes(self.capacity, bypassed, stage.precision.itemsize)
+        return TargetPieces(self.tiling, stage.n, size)
 
     @property
     def least_bytes(self) -> int:
-        return self.tiling.tile * self.tiling.sources * self.bytes_per_pair
-
-    def block_of_sources(self, limit: int) -> int:
-        """Sources of one launch, so that a tile of targets fits."""
-        most = limit // (self.tiling.tile * self.bytes_per_pair)
-        if most >= self.stage.n:
-            return self.stage.n
-        return min(self.stage.n, max(1, most // self.tiling.sources) * self.tiling.sources)
-
-    def tiles_at_once(self, limit: int, sources: int) -> int:
-        return max(1, limit // (sources * self.tiling.tile * self.bytes_per_pair))
+        return self.pieces.least_bytes
 
     def keep_sums(
         self, at: Launch, left: Operand, right: Operand, gathered: tuple[Tensor, Tensor] | None
@@ -249,7 +226,7 @@ class Gather(ByTarget):
         stage = self.stage
         self.sums = stage.prepare_sums(self.tiling.dims, targets_first=True)
         sources, sequences = self._blocks(limit)
-        step = self.tiles_at_once(limit, sources)
+        step = self.pieces.tiles(limit, sources)
         for batch_first in range(0, stage.b, sequences):
             some = slice(batch_first, min(batch_first + sequences, stage.b))
             for first in range(0, stage.n, sources):
@@ -262,11 +239,11 @@ class Gather(ByTarget):
     def _blocks(self, limit: int) -> tuple[int, int]:
         """Sources of one launch, and sequences whose rows are kept at once."""
         block, size = self.tiling.sources, self.stage.rows.bytes_per_source
-        sources = self.block_of_sources(limit)
+        sources = self.pieces.sources(limit)
         if sources * size > limit:
             sources = min(sources, max(1, limit // size // block) * block)
         whole = sources == self.stage.n
-        return sources, max(1, limit // (sources * size)) if whole else 1
+        return sources, at_once(limit, sources * size) if whole else 1
 
     def _run_targets(self, at: Launch, rows: list[Tensor]) -> None:
         stage, tiling, activity = self.stage, self.tiling, self.activity
@@ -322,9 +299,10 @@ class Matrices(ByTarget):
     def fill(self, limit: int) -> None:
         stage = self.stage
         self.sums = stage.prepare_sums(self.tiling.dims, targets_first=True)
-        sources = self.block_of_sources(limit)
-        matrix_bytes = self.tiling.tile * stage.precision.itemsize * stage.d * stage.width
-        step = min(self.tiles_at_once(limit, sources), max(1, limit // matrix_bytes))
+        sources = self.pieces.sources(limit)
+        item = stage.precision.itemsize
+        matrix = matrix_tile_bytes(self.tiling.tile, stage.d, stage.width, item)
+        step = min(self.pieces.tiles(limit, sources), at_once(limit, matrix))
         for tile in range(0, stage.b * self.tiles, step):
             tiles = min(step, stage.b * self.tiles - tile)
             matrices = self._matrices(tile, tiles, limit)
@@ -336,7 +314,7 @@ class Matrices(ByTarget):
         """M_i (c, d, d) of the targets of some tiles, a few at a time."""
         stage, tile = self.stage, self.tiling.tile
         made = self.operand(tiles * tile, stage.d, stage.width)
-        step = max(1, limit // (2 * stage.precision.products * stage.d * stage.m))
+        step = at_once(limit, scaled_bytes(stage.d, stage.m, stage.precision.products))
         for first in range(first_tile * tile, (first_tile + tiles) * tile, step):
             some = slice(first, min(first + step, (first_tile + tiles) * tile))
             product = wide_product(self._scaled_projections(some), self._down)
@@ -370,7 +348,7 @@ class Matrices(ByTarget):
             dtype=stage.precision.operand,
             device=stage.weights.device,
         )
-        block = min(1024, operands.power_of_two(stage.m))
+        block = min(1024, power_of_two(stage.m))
         launch(
             by_target.scale_projections,
             -(-stage.m // block) * stage.d * count,

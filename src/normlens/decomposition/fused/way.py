@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from normlens.decomposition.costs.kernel_memory import chunk_limit
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
@@ -15,8 +16,6 @@ class Way(ABC):
     """One way to fill a stage's sums."""
 
     sums: Tensor
-    #: what one kind of intermediate may take; more would make no launch faster
-    chunk_bytes = 256 << 20
 
     def __init__(self, stage: Stage):
         self.stage = stage
@@ -32,7 +31,7 @@ class Way(ABC):
 
     def run(self, memory_limit: int | None = None) -> None:
         """Fill the sums; with less at once where the device runs out of memory."""
-        limit = min(memory_limit or self.chunk_bytes, self.chunk_bytes)
+        limit = chunk_limit(memory_limit)
         while True:
             try:
                 return self.fill(limit)

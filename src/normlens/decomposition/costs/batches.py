@@ -1,0 +1,31 @@
+"""How many sequences are run together."""
+
+from __future__ import annotations
+
+import torch
+
+from normlens.decomposition.memory import device_memory
+
+LARGEST_BATCH = 64
+SHARE = 4  # a batch takes one part in so many of what the model leaves of the device
+
+
+def sequence_memory(n: int, heads: int, d: int, itemsize: int) -> int:
+    """Bytes of one sequence of n tokens in a batch.
+
+    The attention weights (h, i, j) as the model returned them, by source, and in two products; U
+    (j, h, d) before and behind a norm and on its way there; twelve vectors per token.
+    """
+    return itemsize * n * (4 * heads * n + 3 * heads * d + 12 * d)
+
+
+def affordable_sequences(device: torch.device, weights: int, per_sequence: int) -> int:
+    """How many sequences fit into a quarter of what `weights` bytes leave of the device.
+
+    What is free at the moment does not count: a number must not depend on what was there before
+    it. On a CPU one sequence already fills the machine, and padding would only add work.
+    """
+    if device.type == "cpu":
+        return 1
+    room = max(0, device_memory(device) - weights)
+    return max(1, min(LARGEST_BATCH, room // SHARE // per_sequence))

@@ -1,0 +1,66 @@
+"""The feed-forward stage by GPU kernels: by source, gather, or matrices.
+
+Operations of the matrix units and bytes that move, for `pairs` allowed (target, source) pairs, k
+input projections, H heads and a share ρ of active neurons; an item is an operand's element, and a
+product of split operands counts three:
+
+    by source   pairs · 2m(d + kH)
+    gather      ρ · pairs · 2md              and  ρ · pairs · kHm items read, pairs · d stored
+    matrices    tokens · 2d²m + pairs · 2d²  and  pairs · 2d items stored
+
+What is stored, what a target multiplies and what bypasses the block, is written and read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.fused.precision import Precision
+from normlens.decomposition.fused.tiling import aligned, block_of_heads
+
+#: Operations that the matrix units do while a byte is stored and read again, or read from the
+#: cache; how much longer an operation takes on gathered rows; and what the launches are worth.
+#: Fitted to an H200 (docs/performance.md).
+STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
+
+
+@dataclass(frozen=True)
+class KernelCosts:
+    """The cost of each way for a whole batch, in operations."""
+
+    shape: Shape  # n: real tokens of the batch, pairs: of all its sequences
+    precision: Precision
+
+    @property
+    def by_source_operations(self) -> int:
+        """``pairs · 2m(d + kH)``: rows are mixed and multiplied by W_down in one kernel."""
+        shape = self.shape
+        mixed = shape.projections * block_of_heads(shape.heads)
+        return self.precision.products * shape.pairs * 2 * aligned(shape.m) * (shape.d + mixed)
+
+    @property
+    def matrix_operations(self) -> int:
+        """``tokens · 2d²m + pairs · 2d²``: a matrix per target, and a product per pair."""
+        shape = self.shape
+        products = shape.n * shape.d * aligned(shape.m) + shape.pairs * shape.d
+        return self.precision.products * 2 * shape.d * products
+
+    @property
+    def by_source(self) -> float:
+        """Operations alone: nothing is stored but sums."""
+        return self.by_source_operations
+
+    def gather(self, share: float) -> float:
+        """The active neurons' rows are read, mixed and stored; then they are multiplied."""
+        shape, item = self.shape, self.precision.itemsize
+        products = GATHERED * self.precision.products * 2 * shape.d
+        rows = CACHED_BYTE * item * shape.projections * block_of_heads(shape.heads)
+        neurons = share * aligned(shape.m) * (products + rows + STORED_BYTE * item)
+        return LAUNCHES + shape.pairs * (neurons + STORED_BYTE * item * shape.d)
+
+    @property
+    def matrices(self) -> float:
+        """The operations, and for each pair the part and what bypasses the block, stored."""
+        stored = STORED_BYTE * self.precision.itemsize * self.shape.pairs * 2 * self.shape.d
+        return LAUNCHES + self.matrix_operations + stored

@@ -1,0 +1,104 @@
+"""What follows the feed-forward block, as far as the kernels know it, and the sums they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normlens.components import Norm
+from normlens.decomposition.parts import Factors
+from normlens.decomposition.tiles import AddBypass, FeedForwardJob, Normalise
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows the block, in the orders that the kernels know: RES LN, RES, LN RES, LN."""
+
+    bypass: AddBypass | None
+    normalise: Normalise | None
+    norm_first: bool
+
+    @property
+    def norm(self) -> Norm | None:
+        return None if self.normalise is None else self.normalise.step.norm
+
+    @property
+    def factors(self) -> Factors | None:
+        """The bypassed parts; None where they belong to the diagonal alone."""
+        return None if self.bypass is None else self.bypass.factors
+
+
+def is_known(kinds: Sequence[type | str]) -> bool:
+    """Whether the kernels know a tail of these kinds of steps: at most one of each."""
+    return len(kinds) <= 2 and len(set(kinds)) == len(kinds)
+
+
+def tail_of(job: FeedForwardJob) -> Tail | None:
+    """The job's tail, or None if the kernels do not know it."""
+    if job.mixed is None or job.factors.source is not None:
+        return None  # they need a sum to be compared with, and sources that are the targets
+    kinds = [type(step) for step in job.tail]
+    if not is_known(kinds):
+        return None
+    bypass = next((step for step in job.tail if isinstance(step, AddBypass)), None)
+    normalise = next((step for step in job.tail if isinstance(step, Normalise)), None)
+    tail = Tail(bypass, normalise, bool(kinds) and kinds[0] is Normalise)
+    if tail.factors is not None and tail.factors.weights is not job.factors.weights:
+        return None  # the kernels read one set of weights for both
+    return tail
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where a kernel puts each sum; −1: nowhere.
+
+    Slot 0 is the pair's largest weight, 1 is Σ v² and 2 is Σ v just behind the block.
+    """
+
+    count: int
+    ordinary: int = -1
+    normed: int = -1  # Σ (γv)²
+    mean: int = -1  # Σ v
+    cross: int = -1  # Σ γ²v
+    added: int = -1  # Σ u², behind the residual
+    added_cross: int = -1  # Σ γu, if a norm stood before it
+
+    @classmethod
+    def of(cls, job: FeedForwardJob, tail: Tail) -> Slots:
+        """The sums that a job's norms follow from."""
+        norm = tail.norm
+        return cls.for_steps(
+            ordinary=job.ordinary is not None,
+            normed=norm is not None,
+            centred=norm is not None and norm.centred,
+            bypassed=tail.bypass is not None,
+            norm_first=tail.norm_first,
+        )
+
+    @classmethod
+    def for_steps(
+        cls, *, ordinary: bool, normed: bool, centred: bool, bypassed: bool, norm_first: bool
+    ) -> Slots:
+        """The same from what the tail consists of."""
+        names = ["ordinary"] if ordinary else []
+        if normed:
+            names += ["normed", *(["mean", "cross"] if centred else [])]
+        if bypassed:
+            names.append("added")
+            if normed and norm_first and centred:
+                names.append("added_cross")
+        return cls(3 + len(names), **{name: 3 + place for place, name in enumerate(names)})
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The same for a kernel."""
+        return {
+            "SLOTS": self.count,
+            "ORDINARY": self.ordinary,
+            "NORMED": self.normed,
+            "NORMED_MEAN": self.mean,
+            "NORMED_CROSS": self.cross,
+            "ADDED": self.added,
+            "ADDED_CROSS": self.added_cross,
+        }

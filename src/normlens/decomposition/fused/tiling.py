@@ -1,0 +1,96 @@
+"""Sizes of the kernels' programs and operands: padding, blocks of targets, neurons and dimensions.
+
+Nothing here needs Triton, so that a cost can be told where no kernel can run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normlens.decomposition.fused.precision import Precision
+
+ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
+FEWEST_HEADS = 16  # of one product of the matrix units
+#: Neurons that "float32" may sum up in one go, where three products go into one running sum and
+#: where the two small ones are added first.
+LONGEST_SUM, LONGEST_SORTED_SUM = 4096, 16384
+#: Rows are mixed anew for each block of dimensions. From so many heads (times projections) on it
+#: costs less to store what comes of them.
+STORED_FROM, STORED_BEYOND = 48, 256  # heads times projections; dimensions
+
+
+def aligned(size: int) -> int:
+    """`size` padded to what the copy engine can read."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def block_of_heads(heads: int) -> int:
+    """The heads that a program mixes, padded."""
+    return max(FEWEST_HEADS, power_of_two(heads))
+
+
+def block_of_dims(d: int) -> int:
+    """Of the widths, the widest of those that pad least."""
+    return min((256, 128, 64), key=lambda width: -(-d // width) * width)
+
+
+def stores_hidden(heads: int, projections: int, d: int, m: int, precision: Precision) -> bool:
+    """Whether the way by source stores hidden rows; `m` is padded."""
+    many = heads * projections >= STORED_FROM and d > STORED_BEYOND
+    return many or (precision.split and m > LONGEST_SUM)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Targets, dimensions and neurons of one program by source, and how it is run."""
+
+    targets: int = 128
+    dims: int = 256
+    neurons: int = 64
+    warps: int = 8
+    stages: int = 3
+    chunk: int = 1 << 30  # neurons that are summed up in one go
+
+    @classmethod
+    def choose(
+        cls, n: int, d: int, m: int, precision: Precision, gated: bool, stored: bool
+    ) -> Tiling:
+        dims = block_of_dims(d)
+        targets, warps = (64, 4) if n <= 64 else (128, 8)
+        if targets == 64:
+            dims = min(dims, 128)
+        # A pair of operands for each product leaves room for fewer stages.
+        pairs = precision.split and not stored
+        neurons = 32 if pairs and gated else 64
+        stages = 2 if pairs else 3
+        if precision.split and m > (LONGEST_SORTED_SUM if stored else LONGEST_SUM):
+            return cls(targets, min(dims, 128), neurons, warps, stages, LONGEST_SUM // 2)
+        return cls(targets, dims, neurons, warps, stages)
+
+
+@dataclass(frozen=True)
+class TargetTiling:
+    """Sizes of the programs that work on one target or a tile of them."""
+
+    tile: int = 64  # targets
+    sources: int = 128
+    neurons: int = 64
+    dims: int = 256
+    mixed_sources: int = 128  # of a program that gathers
+    mixed_neurons: int = 64
+    mixed_dims: int = 128
+    warps: int = 8
+    #: What the product prefetches and what the sums behind it need fit into shared memory side by
+    #: side. With three stages they do not, and Triton 3.6 gave norms that were wrong by 5 %.
+    stages: int = 2
+    gather_stages: int = 4
+
+    @classmethod
+    def choose(cls, d: int, split: bool) -> TargetTiling:
+        dims = block_of_dims(d)
+        return cls(dims=dims, neurons=32) if split else cls(dims=dims, mixed_sources=64)

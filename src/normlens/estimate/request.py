@@ -1,0 +1,70 @@
+"""What an estimate is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from normlens.decomposition.engine import kernel_precision, kernels_run_on
+from normlens.decomposition.fused.precision import Precision
+from normlens.estimate.sizes import LayerSizes, ModelSizes
+from normlens.precisions import AUTO
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is asked for."""
+
+    tokens: int
+    layers: tuple[int, ...]  # from 0
+    scopes: tuple[str, ...]
+    batch: int = 1
+    heads: bool = False
+    rule: str = "ig"
+    samples: int = 64
+    memory_limit: int | None = None
+    device: str = "cpu"  # one that is not here will do
+    precision: str = AUTO  # of the kernels' products
+
+    def has_kernels(self, sizes: ModelSizes) -> bool:
+        """Whether the GPU's kernels work on this model's numbers."""
+        dtype = torch.float64 if sizes.compute_itemsize == 8 else torch.float32
+        return kernels_run_on(torch.device(self.device), dtype)
+
+    @property
+    def kernel_precision(self) -> Precision:
+        """How the kernels form their products."""
+        return kernel_precision(self.precision)
+
+    def depth(self, layer: LayerSizes) -> int:
+        """How many components, counted from the attention, the deepest scope takes; 0 is none."""
+        prefix, deepest = "", 0
+        for position, symbol in enumerate(layer.symbols, start=1):
+            prefix += symbol
+            if f"{prefix}-N" in self.scopes:
+                deepest = position
+        return max(deepest, 1) if self.heads else deepest
+
+    def reaches_feed_forward(self, layer: LayerSizes) -> bool:
+        """Whether the deepest scope stands behind the feed-forward block."""
+        at = layer.feed_forward_at
+        return at is not None and self.depth(layer) > at
+
+    def scopes_behind(self, layer: LayerSizes) -> int:
+        """Scopes from the feed-forward block on, up to the deepest that is asked for."""
+        assert layer.feed_forward_at is not None
+        return self.depth(layer) - layer.feed_forward_at
+
+    def tail(self, layer: LayerSizes) -> tuple[str, ...]:
+        """The components behind the feed-forward block, up to the deepest scope."""
+        assert layer.feed_forward_at is not None
+        return layer.symbols[layer.feed_forward_at + 1 : self.depth(layer)]
+
+    def wants_factored(self, layer: LayerSizes) -> bool:
+        """Whether norms of parts before the feed-forward block are asked for."""
+        before = len(layer.symbols) if layer.feed_forward_at is None else layer.feed_forward_at
+        return any(self.wants(layer, position) for position in range(before))
+
+    def wants(self, layer: LayerSizes, position: int) -> bool:
+        return f"{''.join(layer.symbols[: position + 1])}-N" in self.scopes

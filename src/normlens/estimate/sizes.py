@@ -1,0 +1,104 @@
+"""A model without weights, and the sizes that the cost of an analysis depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normlens.components import FeedForward, Layer, ParallelFeedForward, Reach
+from normlens.decomposition.activations import activation
+from normlens.decomposition.costs.shape import Shape
+from normlens.lens import Lens
+
+
+def skeleton(config: Any, name: str | None = None) -> Lens:
+    """A lens on a model of this configuration that has shapes but no weights."""
+    from transformers import AutoModel
+
+    from normlens.models import adapter_class
+
+    adapter_class(config)
+    with torch.device("meta"):
+        model = AutoModel.from_config(config, attn_implementation="eager")
+    return Lens(model, name=name)
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """What one layer's cost depends on."""
+
+    d: int
+    heads: int
+    groups: int
+    d_head: int
+    matrices: int  # elements of all its matrices
+    linear: int  # elements of the linear maps that are compared with what their modules did
+    symbols: tuple[str, ...]  # components from the attention on, in order
+    reach: Reach
+    m: int = 0  # 0: no feed-forward block behind the attention
+    projections: int = 0
+    parallel: int = 0  # elements of a feed-forward block beside the attention
+    silent: bool = False  # whether neurons may contribute nothing at all
+    centred: bool = False  # whether the norm behind the block takes the mean away
+    attentions: int = 1
+
+    @property
+    def feed_forward_at(self) -> int | None:
+        """Position of the feed-forward block among the symbols, if it stands behind ATTN."""
+        return self.symbols.index("FF") if self.m else None
+
+    def shape(self, n: int, itemsize: int) -> Shape:
+        """The shape of the feed-forward stage of a sequence of n tokens."""
+        pairs = self.reach.pairs(n)
+        return Shape(n, pairs, self.d, self.m, self.heads, self.projections, itemsize)
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """What the cost of a whole analysis depends on."""
+
+    layers: tuple[LayerSizes, ...]
+    parameters: int
+    itemsize: int  # of the model's weights
+    compute_itemsize: int  # of the algebra
+
+
+def sizes_of(lens: Lens, dtype: torch.dtype | None = None) -> ModelSizes:
+    """The sizes of a lens's model (a skeleton will do), in `dtype` or its own."""
+    adapter = lens.adapter
+    own = dtype or lens.dtype
+    return ModelSizes(
+        layers=tuple(_layer_sizes(adapter.layer(block), block) for block in adapter.blocks()),
+        parameters=sum(p.numel() for p in lens.model.parameters()),
+        itemsize=own.itemsize,
+        compute_itemsize=max(4, own.itemsize),
+    )
+
+
+def _layer_sizes(layer: Layer, block: Any) -> LayerSizes:
+    attention, ff = layer.attention, layer.feed_forward
+    beside = [step.feed_forward for step in layer.steps if isinstance(step, ParallelFeedForward)]
+    behind = layer.norm_behind_feed_forward
+    return LayerSizes(
+        d=attention.output.weight.shape[1],
+        heads=attention.heads,
+        groups=attention.groups,
+        d_head=attention.value.weight.shape[1] // attention.groups,
+        matrices=sum(p.numel() for p in block.parameters() if p.dim() == 2),
+        linear=sum(linear.weight.numel() for linear in layer.linear_maps),
+        symbols=tuple(layer.steps[index].symbol for index in layer.scope_of_step),
+        reach=layer.reach,
+        m=0 if ff is None else ff.up.weight.shape[1],
+        projections=0 if ff is None else (1 if ff.gate is None else 2),
+        parallel=sum(_elements(block) for block in beside),
+        silent=ff is not None and activation(ff.activation).silent,
+        centred=behind is not None and behind.centred,
+        attentions=len(layer.attentions),
+    )
+
+
+def _elements(ff: FeedForward) -> int:
+    gate = 0 if ff.gate is None else ff.gate.weight.numel()
+    return gate + ff.up.weight.numel() + ff.down.weight.numel()
