@@ -91,11 +91,11 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
 ) -> None:
     model = examples.tiny_checkpoint(tmp_path / "model")
     corpus = examples.corpus_file(tmp_path / "corpus.txt", N)
-    (tmp_path / "slow_measure.py").write_text(SLOW)
+    (tmp_path / "waiting_measure.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "run"
     words = ["run", "--model", model, "--data", corpus, "--out", out, "--device", "cpu"]
-    words += ["--workers", 2, "--shard-size", 3, "--measures", "slow_measure:slow", "--quiet"]
+    words += ["--workers", 2, "--shard-size", 3, "--measures", "waiting_measure:slow", "--quiet"]
     source = str(Path(normlens.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", "import sys; from normlens import cli; sys.exit(cli.main())"]
@@ -125,6 +125,6 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on(
         assert time.monotonic() < last
         time.sleep(0.05)
     (tmp_path / "go").touch()
-    done = resume(out, measures="slow_measure:slow")
+    done = resume(out, measures="waiting_measure:slow")
     examples.assert_each_once(done)
     assert len(done.table("slow")) == N
