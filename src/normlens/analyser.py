@@ -125,7 +125,7 @@ class Analyser:
     def _maps(
         self,
         sequence: Encoded,
-        found: Mapping[str, dict[str, NDArray]],
+        found: Mapping[str, dict[str, NDArray[Any]]],
         collected: Collected,
         completeness: float,
     ) -> Maps:

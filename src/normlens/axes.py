@@ -6,7 +6,7 @@ layer · head · target i (output, row) · source j (input, column) · d_model �
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ def axes_of(group: str, name: str) -> Axes:
     return STATISTICS[name] if group == "statistics" else GROUPS[group]
 
 
-def take(array: NDArray, axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray:
+def take(array: NDArray[Any], axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray[Any]:
     """The array with only the given places along each of the named axes that it has."""
     for position, axis in enumerate(axes):
         if axis in indices:

@@ -52,7 +52,7 @@ class Collected:
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
         self._held = 0
-        self._done: dict[Key, list[NDArray]] = {}  # pieces, each (b, layer, …)
+        self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
@@ -88,10 +88,10 @@ class Collected:
         """How far a kernel's parts miss their sum, and its norms a sample, layer by layer."""
         return _numbers(self._kernel_errors)
 
-    def sequences(self) -> list[dict[str, dict[str, NDArray]]]:
+    def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         self._bring()
-        found: list[dict[str, dict[str, NDArray]]] = [{} for _ in self.lengths]
+        found: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
         for (group, name), pieces in self._done.items():
             whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
             axes = _token_axes(group, name)

@@ -53,7 +53,7 @@ class LabelledMaps:
         default_factory=dict
     )  # of each norm; Shapley only
     #: of the feed-forward block, on request; `normlens.axes` names them with their axes
-    statistics: Mapping[str, NDArray] = field(default_factory=dict)
+    statistics: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     special: list[bool] = field(default_factory=list)
     token_words: list[int | None] | None = None  # word index of each token
@@ -64,7 +64,7 @@ class LabelledMaps:
     # Looking ------------------------------------------------------------------------------------
 
     @property
-    def groups(self) -> dict[str, Mapping[str, NDArray]]:
+    def groups(self) -> dict[str, Mapping[str, NDArray[Any]]]:
         """Every group of arrays by its name; `normlens.axes` has their axes."""
         return {name: getattr(self, name) for name in GROUPS}
 
@@ -205,7 +205,7 @@ class LabelledMaps:
             token_words=None if words is None else kept(words, "target"),
         )
 
-    def _change(self: M, change: Callable[[NDArray, Axes], NDArray]) -> M:
+    def _change(self: M, change: Callable[[NDArray[Any], Axes], NDArray[Any]]) -> M:
         """The same maps with every array changed; labels are the caller's to change."""
         changed: dict[str, Any] = {
             group: {name: change(array, axes_of(group, name)) for name, array in arrays.items()}

@@ -140,7 +140,7 @@ class Maps(LabelledMaps):
             raise MissingDependencyError(
                 "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
             ) from error
-        variables: dict[str, tuple[Axes, NDArray]] = {
+        variables: dict[str, tuple[Axes, NDArray[Any]]] = {
             "allowed": (("layer", "target", "source"), self.allowed)
         }
         for group, arrays in self.groups.items():

@@ -146,7 +146,7 @@ def check_fields(meta: Any) -> None:
         raise ValueError(f"'token_words' names word {largest} of {len(meta['word_labels'])}")
 
 
-def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray]) -> None:
+def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
     """Raise a ValueError unless the arrays are those that the checked header `meta` announces."""
     sizes = {"l": len(meta["layers"]), "i": len(meta["tokens"]), "j": len(meta["tokens"])}
     scopes = set(meta["scopes"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from normlens.errors import valid_choice
 AXES = ("source", "target", "none")
 
 
-def normalise(maps: NDArray, axis: str = "source") -> NDArray:
+def normalise(maps: NDArray[Any], axis: str = "source") -> NDArray[Any]:
     """Scale maps (…, i, j) so that each source's column, or each target's row, sums to 1."""
     valid_choice(axis, AXES, "axis")
     if axis == "none":
@@ -21,7 +21,7 @@ def normalise(maps: NDArray, axis: str = "source") -> NDArray:
     return np.divide(maps, sums, out=np.zeros_like(maps), where=sums > 0)
 
 
-def amplification(before: NDArray, after: NDArray, axis: str = "source") -> NDArray:
+def amplification(before: NDArray[Any], after: NDArray[Any], axis: str = "source") -> NDArray[Any]:
     """``after − before``, both normalised; FF-amp of Kobayashi et al. 2024 (section 5, footnote 6).
 
     Each column (one source j) sums to 1 before the difference is taken. (…, i, j) → (…, i, j).
@@ -38,14 +38,14 @@ class Pair(NamedTuple):
 
 
 def strongest_pairs(
-    difference: NDArray, allowed: NDArray, top: int = 5
+    difference: NDArray[Any], allowed: NDArray[Any], top: int = 5
 ) -> tuple[list[Pair], list[Pair]]:
     """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j."""
     targets, sources = np.nonzero(allowed & ~np.eye(len(allowed), dtype=bool))
     values = difference[targets, sources]
     order = np.argsort(values, kind="stable")
 
-    def pairs(ranked: NDArray) -> list[Pair]:
+    def pairs(ranked: NDArray[Any]) -> list[Pair]:
         return [Pair(int(targets[k]), int(sources[k]), float(values[k])) for k in ranked[:top]]
 
     strengthened = [pair for pair in pairs(order[::-1]) if pair.value > 0]

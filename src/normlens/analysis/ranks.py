@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 
-def centred_ranks(values: NDArray) -> NDArray[np.float64]:
+def centred_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     """``2 · rank − (p + 1)`` of each row (…, p), ties by average rank; NaN in a row that has one.
 
     Twice a centred average rank is a whole number, so that sums of products are exact in float64
@@ -30,7 +32,7 @@ def centred_ranks(values: NDArray) -> NDArray[np.float64]:
     return ranks.reshape(values.shape)
 
 
-def spearman_matrix(values: NDArray) -> NDArray[np.float64]:
+def spearman_matrix(values: NDArray[Any]) -> NDArray[np.float64]:
     """Spearman's ρ between all rows, (…, s, p) → (…, s, s); NaN where a row is constant.
 
     ρ is the correlation of the average ranks; Kobayashi et al. 2024, section 4.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 
-def spearman(a: NDArray, b: NDArray, allowed: NDArray) -> NDArray[np.float64]:
+def spearman(a: NDArray[Any], b: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
     """Spearman's ρ of two maps, per layer: (layer, i, j) × 2 → (layer,).
 
     Ties get their average rank. Only pairs that attention allows count: zeros that both maps share
@@ -17,7 +19,7 @@ def spearman(a: NDArray, b: NDArray, allowed: NDArray) -> NDArray[np.float64]:
     return np.array([_spearman(x[mask], y[mask]) for x, y, mask in zip(a, b, allowed, strict=True)])
 
 
-def _spearman(x: NDArray, y: NDArray) -> float:
+def _spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
     ranks = [rankdata(values) for values in (x, y)]
     centred = [rank - rank.mean() for rank in ranks]
     sizes = [np.sqrt(np.square(c).sum()) for c in centred]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -104,7 +104,7 @@ def _show_scope(console: Console, maps: Maps, shown: list[str]) -> None:
 
 
 def _add_pairs(
-    table: Table, maps: Maps, shown: list[str], values: NDArray, count: int, form: str
+    table: Table, maps: Maps, shown: list[str], values: NDArray[Any], count: int, form: str
 ) -> None:
     """A row per layer with the pairs of the largest values, (layer, i, j)."""
     from normlens.analysis import strongest_pairs

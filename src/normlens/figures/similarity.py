@@ -89,7 +89,9 @@ def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
     return sheet.figure
 
 
-def _draw_lines(axes: Any, layers: list[int], similarities: NDArray, labels: Sequence[str]) -> None:
+def _draw_lines(
+    axes: Any, layers: list[int], similarities: NDArray[Any], labels: Sequence[str]
+) -> None:
     for number, (rho, label) in enumerate(zip(similarities, labels, strict=True)):
         axes.plot(
             layers,

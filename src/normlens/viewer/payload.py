@@ -73,7 +73,7 @@ class _Blobs:
         self.parts: list[bytes] = []
         self.size = 0
 
-    def add(self, array: NDArray, coding: str, **more: Any) -> dict[str, Any]:
+    def add(self, array: NDArray[Any], coding: str, **more: Any) -> dict[str, Any]:
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         planes = little.reshape(-1).view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
         packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
@@ -158,7 +158,7 @@ def _masks(allowed: NDArray[np.bool_], blobs: _Blobs) -> tuple[list[Any], list[i
 
 
 def _encode_map(
-    array: NDArray, allowed: NDArray[np.bool_], blobs: _Blobs, precision: int
+    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: _Blobs, precision: int
 ) -> dict[str, Any]:
     full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
     values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)

@@ -61,7 +61,7 @@ class Blocks:
     """Rows that arrive block by block, a scalar filling its block; together one set of columns."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, list[NDArray]] = {}
+        self._blocks: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, **columns: Any) -> None:
         size = max((len(values) for values in columns.values() if np.ndim(values)), default=1)
@@ -69,7 +69,7 @@ class Blocks:
             block = values if np.ndim(values) else np.full(size, values)
             self._blocks.setdefault(name, []).append(block)
 
-    def columns(self) -> dict[str, NDArray]:
+    def columns(self) -> dict[str, NDArray[Any]]:
         return {name: np.concatenate(blocks) for name, blocks in self._blocks.items()}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ UNRELATED = ("other", "special")
 
 
 def priorities(
-    seed: int, sequence: str, layer: int | NDArray, target: NDArray, source: NDArray
+    seed: int, sequence: str, layer: int | NDArray[Any], target: NDArray[Any], source: NDArray[Any]
 ) -> NDArray[np.uint64]:
     """A hash of (seed, sequence, layer, target, source); no two pairs of one layer share one.
 
@@ -44,7 +45,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def strata(
-    relation: NDArray, distance: NDArray, names: Sequence[str] = RELATIONS
+    relation: NDArray[Any], distance: NDArray[Any], names: Sequence[str] = RELATIONS
 ) -> NDArray[np.int64]:
     """A pair's stratum: its relation (a place in `names`), and for 'other' its distance."""
     near = len(names) + np.searchsorted(EDGES, distance)
@@ -77,7 +78,7 @@ def lowest(
 
 
 def lowest_in_groups(
-    group: NDArray[np.int64], limit: NDArray[np.int64], *keys: NDArray
+    group: NDArray[np.int64], limit: NDArray[np.int64], *keys: NDArray[Any]
 ) -> NDArray[np.intp]:
     """The places of each group's rows that come first by `keys`, sorted by group and keys.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from normlens.corpus.measures.base import Item
 from normlens.corpus.measures.tokens import RELATIONS, Relation, relations
 
-Columns = dict[str, NDArray]
+Columns = dict[str, NDArray[Any]]
 
 
 class TokenPairs:
@@ -101,7 +102,7 @@ class TokenPairs:
 
 def _sums(
     group: NDArray[np.int64], *values: NDArray[np.float64]
-) -> tuple[NDArray[np.intp], NDArray[np.intp], list[NDArray]]:
+) -> tuple[NDArray[np.intp], NDArray[np.intp], list[NDArray[Any]]]:
     """Count and sums of each layer's groups that occur: (pairs,) and (layers, pairs) → flat."""
     size, layers = int(group.max(initial=0)) + 1, len(values[0])
     flat = (group + size * np.arange(layers)[:, None]).ravel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ class Sample:
     def __len__(self) -> int:
         return len(self.distance)
 
-    def where(self, chosen: NDArray) -> Sample:
+    def where(self, chosen: NDArray[Any]) -> Sample:
         return Sample(self.distance[chosen], self.score[chosen])
 
 
@@ -64,7 +65,7 @@ def matched(
     return places, by_stratum[begins[here[places]] + rank[chosen]]
 
 
-def near_and_far(others: Sample, counts: NDArray) -> Groups:
+def near_and_far(others: Sample, counts: NDArray[Any]) -> Groups:
     """Other pairs of adjacent tokens, and of tokens further apart, as often as they occur.
 
     `counts` says how many pairs there are in each stratum of distances.
@@ -76,12 +77,12 @@ def near_and_far(others: Sample, counts: NDArray) -> Groups:
     return others.where(near[:size]), others.where(far[:size])
 
 
-def stratum_counts(distance: NDArray, count: NDArray | None = None) -> NDArray:
+def stratum_counts(distance: NDArray[Any], count: NDArray[Any] | None = None) -> NDArray[Any]:
     """How many pairs (`count` of them each) stand in each of the sample's strata of distances."""
     return np.bincount(np.searchsorted(EDGES, distance), count, minlength=len(EDGES) + 1)
 
 
-def proportional(distance: NDArray[np.int64], counts: NDArray, limit: int) -> NDArray[np.intp]:
+def proportional(distance: NDArray[np.int64], counts: NDArray[Any], limit: int) -> NDArray[np.intp]:
     """Places of `limit` pairs, or fewer, from each stratum in proportion to its pairs' `counts`.
 
     `distance` is that of sampled pairs, in a random order. The first few of the places are in that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -121,7 +122,7 @@ class LayerPairs:
         cell = (sequence * width + distance - 1)[chosen]
         shape = (len(number), width)
 
-        def summed(values: NDArray) -> NDArray[np.float64]:
+        def summed(values: NDArray[Any]) -> NDArray[np.float64]:
             flat = np.bincount(cell, values[chosen], minlength=shape[0] * width)
             return flat.reshape(shape).astype(np.float64)
 
@@ -145,7 +146,7 @@ class LayerPairs:
                 kept = kept & (priority <= priority[own].max())
         return Sample(self.drawn["distance"].to_numpy(np.int64)[kept], self.scores[kept])
 
-    def other_counts(self) -> NDArray:
+    def other_counts(self) -> NDArray[Any]:
         """How many other pairs there are in each stratum of the sample."""
         rows = self.sums[self.sums["relation"] == "other"]
         return stratum_counts(rows["distance"].to_numpy(np.int64), rows["count"].to_numpy())
@@ -161,7 +162,7 @@ class LayerPairs:
         source, target = (rows[name].to_numpy(np.int64) for name in ("source_id", "target_id"))
         kinds, kind = np.unique(source << 32 | target, return_inverse=True)
 
-        def summed(values: NDArray) -> NDArray[np.float64]:
+        def summed(values: NDArray[Any]) -> NDArray[np.float64]:
             return np.bincount(kind, values, minlength=len(kinds)).astype(np.float64)
 
         count = summed(rows["count"].to_numpy(np.float64))
