@@ -123,4 +123,4 @@ def test_batches_that_padding_does_not_spoil_stay_whole():
     assert padding_spoils(windowed.layers, double, [9, 3])  # a window of 3 sees 2 back
     assert not padding_spoils(windowed.layers, double, [9, 7])
     assert not padding_spoils(windowed.layers, single, [9, 3])
-    assert not padding_spoils(whole._layers, double, [9, 3])
+    assert not padding_spoils(whole.layers, double, [9, 3])

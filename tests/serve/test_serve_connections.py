@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -248,3 +248,26 @@ def test_no_descriptor_left_writes_no_flood(folder: str) -> None:
         _, errors = process.communicate(timeout=PATIENCE)
         assert "ulimit -n" in errors
         assert len(errors.splitlines()) < 10, errors[:2000]
+
+
+def test_the_last_attempt_after_a_shortage_is_silent_where_the_server_has_closed() -> None:
+    """asyncio tries to accept again a second later, whether or not the socket is still there."""
+
+    class Loop:
+        said: ClassVar[list[object]] = []
+
+        def default_exception_handler(self, context: dict[str, object]) -> None:
+            self.said.append(context)
+
+    class Handle:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __repr__(self) -> str:
+            return f"<TimerHandle {self.name}>"
+
+    log, late = ShortageLog(), ValueError("Invalid file descriptor: -1")
+    log(Loop(), {"exception": late, "handle": Handle("_start_serving")})  # type: ignore[arg-type]
+    assert not Loop.said
+    log(Loop(), {"exception": late, "handle": Handle("other")})  # type: ignore[arg-type]
+    assert len(Loop.said) == 1

@@ -148,6 +148,8 @@ class ShortageLog:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle")):
+            return  # the attempt after a shortage comes too late: the server has closed its socket
         if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
             loop.default_exception_handler(context)
             return
