@@ -20,8 +20,8 @@ Allowed: TypeAlias = NDArray[np.bool_]  # [layer, target, source]
 
 Axes: TypeAlias = tuple[str, ...]
 
-#: The groups of arrays that maps hold, each by scope.
-GROUPS: Mapping[str, Axes] = {
+#: The groups of arrays that maps hold by scope.
+BY_SCOPE: Mapping[str, Axes] = {
     "arrays": ("layer", "target", "source"),
     "mixing": ("layer", "target"),
     "heads": ("layer", "head", "target", "source"),
@@ -37,11 +37,13 @@ STATISTICS: Mapping[str, Axes] = {
     "special_dimensions": ("layer", "special"),
     "ff_without_special": ("layer", "target", "source"),
 }
+#: Every group.
+GROUPS = (*BY_SCOPE, "statistics")
 
 
 def axes_of(group: str, name: str) -> Axes:
     """The axes of one array."""
-    return STATISTICS[name] if group == "statistics" else GROUPS[group]
+    return STATISTICS[name] if group == "statistics" else BY_SCOPE[group]
 
 
 def take(array: NDArray[Any], axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray[Any]:

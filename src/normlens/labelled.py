@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from normlens import analysis
 from normlens.axes import (
+    GROUPS,
     Allowed,
     Axes,
     LayerHeadTargetSource,
@@ -25,8 +26,6 @@ from normlens.scopes import resolve, resolve_all
 from normlens.tokens import readable_tokens
 
 M = TypeVar("M", bound="LabelledMaps")
-
-GROUPS = ("arrays", "mixing", "heads", "standard_error", "statistics")
 
 
 @dataclass(frozen=True)

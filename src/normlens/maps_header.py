@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from normlens.axes import BY_SCOPE, GROUPS, STATISTICS, Axes, axes_of
 from normlens.scopes import components_of
 
 _LARGEST = 1 << 31  # of token ids and indices
@@ -108,15 +109,6 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (_is_pair_or_text, "a text, a pair of texts or null"),
 }
 
-#: The axes of each group's arrays: layer, head, target and source (i, j), or any others.
-GROUPS = {
-    "arrays": "lij",
-    "mixing": "li",
-    "heads": "lhij",
-    "standard_error": "lij",
-    "statistics": "l…",
-}
-_STATISTICS = {"ff_output_norm": "li", "bypassed_norm": "li", "ff_without_special": "lij"}
 _INTEGERS = ("special_dimensions",)
 _FLOATS = ("float32", "float64")
 ALLOWED = "allowed"
@@ -148,7 +140,8 @@ def check_fields(meta: Any) -> None:
 
 def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
     """Raise a ValueError unless the arrays are those that the checked header `meta` announces."""
-    sizes = {"l": len(meta["layers"]), "i": len(meta["tokens"]), "j": len(meta["tokens"])}
+    n = len(meta["tokens"])
+    sizes = {"layer": len(meta["layers"]), "target": n, "source": n}
     scopes = set(meta["scopes"])
     for key, array in tensors.items():
         axes, types = _expected(key, scopes)
@@ -156,30 +149,26 @@ def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -
             raise ValueError(f"{key!r} holds {array.dtype} values")
         if not _fits(array.shape, axes, sizes):
             raise ValueError(
-                f"{key!r} has shape {array.shape} for {sizes['l']} layers and {sizes['i']} tokens"
+                f"{key!r} has shape {array.shape} for {sizes['layer']} layers and {n} tokens"
             )
     missing = {ALLOWED, *(f"arrays/{scope}" for scope in scopes)} - set(tensors)
     if missing:
         raise ValueError(f"the array {min(missing)!r} is missing")
 
 
-def _expected(key: str, scopes: set[str]) -> tuple[str, tuple[str, ...]]:
+def _expected(key: str, scopes: set[str]) -> tuple[Axes, tuple[str, ...]]:
     """The axes and the types that an array of this name may have."""
     if key == ALLOWED:
-        return "lij", ("uint8", "bool")
+        return BY_SCOPE["arrays"], ("uint8", "bool")
     group, _, name = key.partition("/")
-    if group == "statistics":
-        types = ("int64",) if name in _INTEGERS else _FLOATS
-        return _STATISTICS.get(name, GROUPS[group]), types
-    if group not in GROUPS or name not in scopes:
+    known = STATISTICS if group == "statistics" else scopes
+    if group not in GROUPS or name not in known:
         raise ValueError(f"{key!r} is no array of a maps file with these scopes")
-    return GROUPS[group], _FLOATS
+    return axes_of(group, name), ("int64",) if name in _INTEGERS else _FLOATS
 
 
-def _fits(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int]) -> bool:
-    named = axes.removesuffix("…")
-    if len(shape) < len(named) or (named == axes and len(shape) > len(axes)):
-        return False
-    return all(
-        sizes.get(axis, length) == length for axis, length in zip(named, shape, strict=False)
+def _fits(shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> bool:
+    """Whether a shape has these axes, and the sizes that are known of them."""
+    return len(shape) == len(axes) and all(
+        sizes.get(axis, length) == length for axis, length in zip(axes, shape, strict=True)
     )

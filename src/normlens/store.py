@@ -14,9 +14,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
-from normlens.maps_header import ALLOWED, FIELDS, GROUPS, check_arrays, check_fields
+from normlens.maps_header import ALLOWED, FIELDS, check_arrays, check_fields
 
 if TYPE_CHECKING:
     from normlens.maps import Maps

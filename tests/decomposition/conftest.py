@@ -85,6 +85,8 @@ def random_problem(
         "parallel": [start, norm(), attention, ParallelFeedForward(ff, norm()), end],
         "both": [start, norm(), attention, norm(), end, start, norm(), ff, norm(), end],
         "bare": [attention, ff],
+        # BLOOM may branch behind the first norm, whose β is then the token's on both ways.
+        "branch-normed": [norm(), start, attention, end, norm(), start, ff, end],
     }[order]
     scores = 4 * draw(batch, heads, n, n)
     if causal:

@@ -13,7 +13,7 @@ from normlens.decomposition import freeze, layer_maps
 from normlens.decomposition.rules import hidden
 from normlens.errors import InputError
 
-ORDERS = ["post", "pre", "parallel", "both", "bare"]
+ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 every_order = pytest.mark.parametrize("order", ORDERS)
 every_rule = pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
 

@@ -22,7 +22,7 @@ from normlens.components import (
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.norm_maps import Settings
 
-ORDERS = ["post", "pre", "parallel", "both", "bare"]
+ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 RULES = ["ig", "ig-bias", "gradient"]
 every_order = pytest.mark.parametrize("order", ORDERS)
 
