@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from reference import largest_error, reference
+from torch.utils.flop_counter import FlopCounterMode
 
 from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 from normlens.decomposition import freeze, layer_maps
+from normlens.decomposition.feedforward import FrozenFeedForward
 from normlens.decomposition.rules import hidden
 from normlens.errors import InputError
 
@@ -98,6 +100,16 @@ def test_steps_behind_the_last_one_asked_for_are_not_computed(problem):
     given = problem("post")
     layer = freeze(given.layer, given.x, given.alpha, [6], until=2)
     assert len(layer.steps) == 3
+
+
+@pytest.mark.parametrize("order", ["post", "pre", "bare"])
+def test_maps_do_not_repeat_the_products_of_freezing(order, problem):
+    """The block's output, and what it makes of the bias, are there once the layer is frozen."""
+    layer = frozen(problem(order))
+    (block,) = [step for step in layer.steps if isinstance(step, FrozenFeedForward)]
+    with FlopCounterMode(display=False) as counted:
+        _ = block.output, block.outgoing
+    assert counted.get_total_flops() == 0
 
 
 # Two sequences ------------------------------------------------------------------------------------

@@ -63,8 +63,9 @@ class FrozenFeedForward:
         """The block's real output (b, i, d)."""
         return self.ff.down(self.neurons.hidden)
 
-    def on_bias(self) -> Bias:
-        """What the block makes of the bias, its own included."""
+    @cached_property
+    def outgoing(self) -> Bias:
+        """What the block makes of the incoming bias, its own included."""
         return Bias.dense(self.ff.down(self.neurons.bias))
 
     def _scaled(self, inputs: list[Tensor]) -> Tensor:
@@ -127,7 +128,7 @@ class FrozenParallelFeedForward:
     @property
     def unowned(self) -> Tensor:
         """What the block makes of β and its own biases, (b, i, d)."""
-        return self.block.on_bias().vectors
+        return self.block.outgoing.vectors
 
     @cached_property
     def output(self) -> Tensor:

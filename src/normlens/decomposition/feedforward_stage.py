@@ -69,7 +69,7 @@ def feed_forward_stage(
     """
     if isinstance(block, SampledFeedForward):
         return _sampled(block, parts, scope, tail, lengths, settings, ordinary)
-    own, bias, output = block.linear(parts.own), block.on_bias(), block.output
+    own, bias, output = block.linear(parts.own), block.outgoing, block.output
     alone = len(parts.groups) == 1
     found = []
     for factors in parts.groups:

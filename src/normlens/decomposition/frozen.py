@@ -171,7 +171,7 @@ def freeze(
                 frozen = SampledFeedForward.at(step, y)
             else:
                 frozen = FrozenFeedForward.at(step, y, bias, rule)
-                bias = frozen.on_bias()
+                bias = frozen.outgoing
             y = frozen.output
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)

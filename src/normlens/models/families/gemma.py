@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Branch, FeedForward, Norm, Reach, Residual, Step
-from normlens.models.base import linear, register, rms_norm
+from normlens.components import Branch, Norm, Reach, Residual, Step
+from normlens.models.base import register, rms_norm
 from normlens.models.families.llama import Llama
 from normlens.models.tiny import GROUPED
 
@@ -21,15 +21,9 @@ class Gemma2(Gemma):
     def window(self, block: Any) -> int | None:
         return self.sliding_window(block.self_attn)
 
-    def feed_forward(self, block: Any) -> FeedForward:
-        mlp = block.mlp
-        return FeedForward(
-            gate=linear(mlp.gate_proj),
-            up=linear(mlp.up_proj),
-            down=linear(mlp.down_proj),
-            activation=self.config.hidden_activation,
-            module=mlp.down_proj,
-        )
+    @property
+    def activation(self) -> str:
+        return self.config.hidden_activation
 
     def steps(self, block: Any) -> list[Step]:
         return [

@@ -28,13 +28,17 @@ class Llama(Decoder):
             module=attention.o_proj,
         )
 
+    @property
+    def activation(self) -> str:
+        return self.config.hidden_act
+
     def feed_forward(self, block: Any) -> FeedForward:
         mlp = block.mlp
         return FeedForward(
             gate=linear(mlp.gate_proj),
             up=linear(mlp.up_proj),
             down=linear(mlp.down_proj),
-            activation=self.config.hidden_act,
+            activation=self.activation,
             module=mlp.down_proj,
         )
 
