@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normlens.components import Attention, Reach
 from normlens.decomposition.parts import Bias, Factors, Parts
+from normlens.decomposition.scored import Scored, inner
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,14 @@ class FrozenAttention:
     alpha: Tensor  # (b, h, i, j)
     values: Tensor  # (b, j, h, d_head), each head's value vectors of the real sources
     reach: Reach
+    parts: bool = True  # whether parts will be taken, so that their sums serve for the output, too
 
     @classmethod
-    def at(cls, attention: Attention, s: Tensor, alpha: Tensor, reach: Reach) -> FrozenAttention:
+    def at(
+        cls, attention: Attention, s: Tensor, alpha: Tensor, reach: Reach, parts: bool = True
+    ) -> FrozenAttention:
         """The attention over sources `s` (b, j, d)."""
-        return cls(attention, alpha, _by_head(attention, attention.value(s)), reach)
+        return cls(attention, alpha, _by_head(attention, attention.value(s)), reach, parts)
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d)."""
@@ -39,11 +43,7 @@ class FrozenAttention:
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_i Σ_h α^h_ij W_V^h W_O^h g_i``, (…, b, j, d)."""
-        attention = self.attention
-        heads = (g @ attention.output.weight.T).unflatten(-1, (attention.heads, -1))
-        sources = self.alpha.transpose(-1, -2) @ heads.transpose(-2, -3)  # (…, b, h, j, d_head)
-        grouped = sources.unflatten(-3, (attention.groups, -1)).sum(-3)
-        return grouped.transpose(-2, -3).flatten(-2) @ attention.value.weight.T
+        return self._sources_adjoint(self._heads_adjoint(g))
 
     @property
     def unowned(self) -> Tensor | None:
@@ -56,12 +56,46 @@ class FrozenAttention:
         return mixed if self.attention.output.bias is None else mixed + self.attention.output.bias
 
     @cached_property
+    def head_sums(self) -> Tensor:
+        """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included."""
+        return self.alpha @ self.values.transpose(1, 2)
+
+    @cached_property
     def output(self) -> Tensor:
         """The attention's real output (b, i, d)."""
-        mixed, own = self._sums
-        total = mixed if own is None else mixed + own
+        if self.parts:
+            mixed, own = self._sums
+            total = mixed if own is None else mixed + own
+        else:
+            total = self._output(self.head_sums)
         bias = self.attention.output.bias
         return total if bias is None else total + bias
+
+    def score(self, g: Tensor) -> Scored:
+        """What the attention, and each of its heads, adds to the score of g (…, b, i, d)."""
+        at_heads = self._heads_adjoint(g)
+        heads = (at_heads * self.head_sums).sum(-1)  # (…, b, h, i)
+        unowned = inner(g, self.attention.output.bias)
+        if self.attention.value.bias is not None:
+            bias = _by_head(self.attention, self.attention.value.bias)[:, None]  # (h, 1, d_head)
+            of_values = (at_heads * bias).sum(-1) * self.alpha.sum(-1)
+            heads = heads - of_values
+            unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
+        return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads)
+
+    def head_flow(self, g: Tensor, unowned: Tensor | None = None) -> Tensor:
+        """``g_i · α^h_ij s_j W_V^h W_O^h``: how much of a score goes from j to i by each head.
+
+        Shape (…, b, h, i, j). No token owns value biases, nor `unowned` (d,) of the attention's
+        input.
+        """
+        bias = self.attention.value.bias
+        if unowned is not None:
+            bias = self.attention.value(unowned[None])[0]
+        values = self.values
+        if bias is not None:
+            values = values - _by_head(self.attention, bias)
+        return (self._heads_adjoint(g) @ values.permute(0, 2, 3, 1)) * self.alpha
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""
@@ -94,13 +128,23 @@ class FrozenAttention:
 
         Sums over sources are taken before W_O: v is H times smaller than f.
         """
-        v = self.values.transpose(1, 2)  # (b, h, j, d_head)
-        total = self.alpha @ v
+        total = self.head_sums
         if self.attention.source is not None:
             return self._output(total), None
-        own = self.alpha.diagonal(dim1=2, dim2=3)[..., None] * v
+        own = self.alpha.diagonal(dim1=2, dim2=3)[..., None] * self.values.transpose(1, 2)
         mixed, own = self._output(torch.stack([total - own, own]))
         return mixed, own
+
+    def _heads_adjoint(self, g: Tensor) -> Tensor:
+        """The transpose of `_output`."""
+        heads = (g @ self.attention.output.weight.T).unflatten(-1, (self.attention.heads, -1))
+        return heads.transpose(-2, -3)
+
+    def _sources_adjoint(self, at_heads: Tensor) -> Tensor:
+        """Hand what arrives at the heads (…, b, h, i, d_head) on to the sources (…, b, j, d)."""
+        sources = self.alpha.transpose(-1, -2) @ at_heads  # (…, b, h, j, d_head)
+        grouped = sources.unflatten(-3, (self.attention.groups, -1)).sum(-3)
+        return grouped.transpose(-2, -3).flatten(-2) @ self.attention.value.weight.T
 
     def _output(self, heads: Tensor) -> Tensor:
         """Vectors (…, i, d) of all heads (…, h, i, d_head) together, without b_O."""

@@ -18,6 +18,7 @@ from normlens.components import FeedForward, Linear, ParallelFeedForward
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.rules import SHAPLEY, Linearised, hidden, linearise, projections
+from normlens.decomposition.scored import Scored
 from normlens.errors import InputError
 
 NOT_LINEAR = (
@@ -45,7 +46,18 @@ class FrozenFeedForward:
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_k W_k ((W_down g) ⊙ r^k_i)``."""
+        return self._inputs_adjoint(g @ self.ff.down.weight.T)
+
+    def score(self, g: Tensor) -> Scored:
+        """What the block adds to the score of g (…, b, i, d)."""
         at_neurons = g @ self.ff.down.weight.T
+        passed = (at_neurons * (self.neurons.hidden - self._unowned_neurons)).sum(-1)
+        unowned = (at_neurons * self._unowned_neurons).sum(-1)
+        if self.ff.down.bias is not None:
+            unowned = unowned + g @ self.ff.down.bias
+        return Scored(self._inputs_adjoint(at_neurons), passed, unowned)
+
+    def _inputs_adjoint(self, at_neurons: Tensor) -> Tensor:
         weights, slopes = projections(self.ff), self.neurons.slopes
         total = (at_neurons * slopes[0]) @ weights[0].T
         for w, slope in zip(weights[1:], slopes[1:], strict=True):
@@ -55,8 +67,7 @@ class FrozenFeedForward:
     @property
     def unowned(self) -> Tensor:
         """What the block adds to the bias it is given, (b, i, d)."""
-        passed = self._scaled([self.incoming.through(Linear(w)) for w in projections(self.ff)])
-        return self.ff.down(self.neurons.bias - passed)
+        return self.ff.down(self._unowned_neurons)
 
     @cached_property
     def output(self) -> Tensor:
@@ -67,6 +78,12 @@ class FrozenFeedForward:
     def outgoing(self) -> Bias:
         """What the block makes of the incoming bias, its own included."""
         return Bias.dense(self.ff.down(self.neurons.bias))
+
+    @cached_property
+    def _unowned_neurons(self) -> Tensor:
+        """The neurons' share (b, i, m) of what the block adds to the bias it is given."""
+        passed = self._scaled([self.incoming.through(Linear(w)) for w in projections(self.ff)])
+        return self.neurons.bias - passed
 
     def _scaled(self, inputs: list[Tensor]) -> Tensor:
         """``Σ_k z^k ⊙ r^k``."""
@@ -124,6 +141,18 @@ class FrozenParallelFeedForward:
         """What arrives at the layer's input."""
         g = self.block.adjoint(g)
         return g if self.norm is None else self.norm.adjoint(g)
+
+    def score(self, g: Tensor) -> Scored:
+        """What the block adds to the score of g (…, b, i, d), β included in what no token owns."""
+        block = self.block.score(g)
+        if self.norm is None:
+            return block
+        norm = self.norm.score(block.arriving)
+        if norm.unowned is None or block.passed is None or block.unowned is None:
+            return Scored(norm.arriving, block.passed, block.unowned)
+        # β is part of what enters the block, but no token's.
+        unowned = block.unowned + norm.unowned
+        return Scored(norm.arriving, block.passed - norm.unowned, unowned)
 
     @property
     def unowned(self) -> Tensor:

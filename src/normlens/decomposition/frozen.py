@@ -136,11 +136,13 @@ def freeze(
     rule: str = "ig",
     sources: Mapping[str, Tensor] | None = None,
     until: int | None = None,
+    parts: bool = True,
 ) -> FrozenLayer:
     """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
 
     A layer with several attentions has one α for each, in order; `sources` are the vectors
     (b, j, d) of other sequences that it attends to, by name. Steps behind `until` are left out.
+    Without `parts` only the linear faces will be asked for.
     """
     weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
     steps: list[FrozenStep] = []
@@ -164,7 +166,7 @@ def freeze(
             read, reach = y, layer.reach
             if step.source is not None:
                 read, reach = (sources or {})[step.source], Reach()
-            frozen = FrozenAttention.at(step, read, next(weights), reach)
+            frozen = FrozenAttention.at(step, read, next(weights), reach, parts)
             y, bias, mixed = frozen.output, Bias.none(x).plus(step.output.bias), True
         elif isinstance(step, FeedForward):
             if rule == SHAPLEY:

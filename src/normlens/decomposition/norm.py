@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normlens.components import Norm
 from normlens.decomposition.parts import Bias, Parts
+from normlens.decomposition.scored import Scored, inner
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class FrozenNorm:
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""
         return self.stretch_adjoint(g) * self.inverse_deviation[..., None]
+
+    def score(self, g: Tensor) -> Scored:
+        """A norm hands the score on to its input, but for β."""
+        return Scored(self.adjoint(g), unowned=inner(g, self.norm.beta))
 
     @property
     def unowned(self) -> Tensor | None:

@@ -1,0 +1,119 @@
+"""Scores carried back through a frozen layer: nothing is lost, and autograd agrees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normlens.decomposition import freeze
+from normlens.decomposition.attention import FrozenAttention
+from normlens.decomposition.feedforward import FrozenFeedForward
+from normlens.decomposition.residual import FrozenBranch, FrozenResidual
+from normlens.decomposition.scores import flow, layer_scores
+from normlens.errors import InputError
+
+ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
+every_order = pytest.mark.parametrize("order", ORDERS)
+every_rule = pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+
+
+def frozen(given, rule: str = "ig", parts: bool = False):
+    lengths = [given.x.shape[1]] * len(given.x)
+    return freeze(given.layer, given.x, given.alpha, lengths, rule, parts=parts)
+
+
+def gradient(given, *many: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(*many, *given.x.shape, generator=generator, dtype=torch.float64)
+
+
+@every_order
+@every_rule
+def test_what_arrives_and_what_no_token_owns_are_the_score(order, rule, problem):
+    given = problem(order, batch=2, groups=2, gated=True, activation="silu")
+    layer, g = frozen(given, rule), gradient(given, 3)
+    scores = layer_scores(layer, g)
+    torch.testing.assert_close(scores.arriving, layer.adjoint(g)[0], rtol=0, atol=1e-12)
+    unowned = sum(part.sum(-1) for part in scores.unowned.values())
+    torch.testing.assert_close(unowned, (g * layer.unowned()).sum((-1, -2)), rtol=0, atol=1e-10)
+    total = (scores.arriving * given.x).sum((-1, -2)) + unowned
+    output = layer.forward(given.x) + layer.unowned()
+    torch.testing.assert_close(total, (g * output).sum((-1, -2)), rtol=0, atol=1e-10)
+
+
+@every_order
+def test_columns_of_a_flow_are_the_sources_and_rows_the_targets(order, problem):
+    given = problem(order, batch=2, groups=2)
+    layer, g = frozen(given), gradient(given, 2)
+    by_head, beside = flow(layer, g)
+    whole = by_head.sum(-3) + torch.diag_embed(beside)
+    scores = layer_scores(layer, g)
+    columns = (scores.arriving * given.x).sum(-1)
+    torch.testing.assert_close(whole.sum(-2), columns, rtol=0, atol=1e-11)
+    rows = (g * layer.forward(given.x)).sum(-1)
+    torch.testing.assert_close(whole.sum(-1), rows, rtol=0, atol=1e-11)
+
+
+@every_order
+def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, problem):
+    """``L_ij = g_i · F_i(x_j)`` with F_i(x_j) pushed alone through the steps of the scope."""
+    given = problem(order)
+    layer, g = frozen(given), gradient(given)
+    n = given.x.shape[1]
+    alone = torch.zeros(n, *given.x.shape, dtype=torch.float64)
+    alone[range(n), 0, range(n)] = given.x[0]
+    steps = list(given.layer.scope_of_step)
+    kept = layer_scores(layer, g, keep=steps).gradients
+    for step in steps:
+        head = freeze(given.layer, given.x, given.alpha, [n], until=step, parts=False)
+        parts = head.forward(alone)[:, 0]  # (j, i, d)
+        expected = torch.einsum("id,jid->ij", kept[step][0], parts)
+        by_head, beside = flow(layer, kept[step], step)
+        found = by_head.sum(-3) + torch.diag_embed(beside)
+        torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
+
+
+@every_order
+def test_components_carry_what_autograd_says_of_their_outputs(order, problem):
+    """∂s/∂(a component's output) times that output, by a copy of the walk with autograd."""
+    given = problem(order, gated=True, activation="silu")
+    layer, g = frozen(given), gradient(given)
+    outputs: dict[int, torch.Tensor] = {}
+    v, saved = given.x, []
+    for index, step in enumerate(layer.steps):
+        if isinstance(step, FrozenBranch):
+            saved.append(v)
+        elif isinstance(step, FrozenResidual):
+            v = v + saved.pop()
+        elif isinstance(step, (FrozenAttention, FrozenFeedForward)):
+            bias = step.unowned
+            v = step.linear(v).requires_grad_()
+            outputs[index] = v
+            v = v if bias is None else v + bias
+        else:
+            beside = type(step).__name__ == "FrozenParallelFeedForward"
+            v = v + step.linear(given.x) if beside else step.linear(v)
+            v = v if step.unowned is None else v + step.unowned
+    score = (g * v).sum()
+    scores = layer_scores(layer, g)
+    for index, output in outputs.items():
+        (slope,) = torch.autograd.grad(score, output, retain_graph=True)
+        expected = (slope * output).sum(-1).detach()
+        torch.testing.assert_close(scores.passed[index], expected, rtol=0, atol=1e-11)
+        if index in scores.heads:
+            found = scores.heads[index].sum(-2)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+def test_sampled_blocks_carry_no_score(problem):
+    given = problem("post")
+    with pytest.raises(InputError, match="not linear"):
+        layer_scores(frozen(given, "shapley"), given.x)
+
+
+@every_order
+def test_the_output_is_the_same_with_and_without_parts(order, problem):
+    given = problem(order, batch=2)
+    a, b = (frozen(given, parts=parts) for parts in (True, False))
+    torch.testing.assert_close(a.forward(given.x), b.forward(given.x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(a.unowned(), b.unowned(), rtol=0, atol=1e-12)
