@@ -21,7 +21,7 @@ from torch import Tensor, nn
 C = TypeVar("C")
 
 
-def _cast(component: C, dtype: torch.dtype) -> C:
+def cast(component: C, dtype: torch.dtype) -> C:
     """The same component with every tensor in it converted to `dtype`."""
     changes: dict[str, Any] = {}
     for field in fields(component):  # type: ignore[arg-type]
@@ -29,7 +29,7 @@ def _cast(component: C, dtype: torch.dtype) -> C:
         if isinstance(value, Tensor):
             changes[field.name] = value.detach().to(dtype)
         elif isinstance(value, (Linear, Norm, FeedForward)):
-            changes[field.name] = _cast(value, dtype)
+            changes[field.name] = cast(value, dtype)
     return replace(component, **changes)  # type: ignore[type-var]
 
 
@@ -176,7 +176,7 @@ class Layer:
 
     def to(self, dtype: torch.dtype) -> Layer:
         """The same layer with all weights in `dtype` (the same tensors where they are already)."""
-        return Layer([_cast(step, dtype) for step in self.steps], self.reach)
+        return Layer([cast(step, dtype) for step in self.steps], self.reach)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -221,6 +221,23 @@ class Layer:
                 continue
             prefix += step.symbol
             names[index] = f"{prefix}-N"
+        return names
+
+    @cached_property
+    def step_names(self) -> dict[int, str]:
+        """A short name for each component: as scopes call it, or bracketed before the attention."""
+        names: dict[int, str] = {}
+        symbols = [self.steps[index].symbol for index in self.scope_of_step]
+        seen: list[str] = []
+        for index, step in enumerate(self.steps):
+            if isinstance(step, Branch):
+                continue
+            if index not in self.scope_of_step:
+                names[index] = f"({step.symbol})"
+                continue
+            seen.append(step.symbol)
+            several = symbols.count(step.symbol) > 1
+            names[index] = step.symbol + (str(seen.count(step.symbol)) if several else "")
         return names
 
     @property

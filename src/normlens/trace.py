@@ -24,6 +24,9 @@ from normlens.models.readiness import check_chunks, check_weights, explain_failu
 from normlens.rows import RowKeeper, Rows
 from normlens.turns import alone_with_model
 
+#: The arguments of a block's call.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 @dataclass
 class LayerTrace:
@@ -36,6 +39,8 @@ class LayerTrace:
     alpha: Tensor  # (b, h, i, j) attention weights
     real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
     rows: dict[nn.Module, Rows]  # what went into the layer's linear modules, and came out
+    output: Tensor  # (b, i, d) what the block returned
+    call: Call  # how the model called the block
 
 
 Consumer = Callable[[LayerTrace], None]
@@ -54,22 +59,39 @@ def trace(
 def _trace(
     adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
 ) -> None:
-    model = adapter.model
-    wanted = set(layers)
+    with reading(adapter.model):
+        run_traced(adapter, adapter.model, inputs, layers, consume)
+
+
+@contextmanager
+def reading(model: nn.Module) -> Iterator[None]:
+    """Run a model as an analysis must: no dropout, no gradients, attention that shows its weights.
+
+    The thread must be alone with the model (`normlens.turns`).
+    """
+    with torch.no_grad(), _evaluation(model), _eager_attention(model), _uncompiled(model):
+        yield
+
+
+def run_traced(
+    adapter: Adapter,
+    model: nn.Module,
+    inputs: dict[str, Any],
+    layers: Sequence[int],
+    consume: Consumer,
+) -> Any:
+    """Call `model`, which is the adapter's or holds it, and trace the layers; returns its output.
+
+    For use inside `reading`.
+    """
     blocks = list(adapter.blocks())
     check_chunks(blocks, inputs["input_ids"].shape[1])
-    recorder = _Recorder(adapter, wanted, consume)
+    recorder = _Recorder(adapter, set(layers), consume)
     try:
-        with (
-            torch.no_grad(),
-            _evaluation(model),
-            _eager_attention(model),
-            _uncompiled(model),
-            _Hooks() as hooks,
-        ):
+        with _Hooks() as hooks:
             check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
             try:
-                model(**inputs, **_plain_options(model))
+                output = model(**inputs, **_plain_options(model))
             except RuntimeError as error:
                 explain_failure(model, error)
                 raise
@@ -80,6 +102,24 @@ def _trace(
         raise UnsupportedModelError(
             f"the model ran {recorder.calls} blocks where its adapter lists {len(blocks)}"
         )
+    return output
+
+
+def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> LayerTrace:
+    """Call one block as it was called before and trace it again.
+
+    For use inside `reading`.
+    """
+    traces: list[LayerTrace] = []
+    recorder = _Recorder(adapter, {index}, traces.append)
+    recorder.calls = index
+    try:
+        with _Hooks() as hooks:
+            recorder.watch(block, hooks)
+            block(*call[0], **call[1])
+    finally:
+        recorder.thread = None
+    return traces[0]
 
 
 class _Recorder:
@@ -93,6 +133,7 @@ class _Recorder:
         self.thread: int | None = threading.get_ident()
         self.calls = 0
         self.x: Tensor | None = None
+        self.call: Call = ((), {})
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
         self.rows = RowKeeper()
 
@@ -105,6 +146,7 @@ class _Recorder:
                 return
             self._forget()
             self.x = args[0] if args else kwargs["hidden_states"]
+            self.call = args, kwargs
 
         def end(block: nn.Module, _: Any, output: Any) -> None:
             if not self._is_traced():
@@ -165,7 +207,8 @@ class _Recorder:
             # A block that is chunked over the sequence calls its modules several times.
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
             real[step] = vector.reshape(x.shape)
-        return LayerTrace(index, block, layer, x, seen[0], real, self.rows.rows())
+        rows = self.rows.rows()
+        return LayerTrace(index, block, layer, x, seen[0], real, rows, output, self.call)
 
 
 def _weights_module(layer: Layer) -> nn.Module:

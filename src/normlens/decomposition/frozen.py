@@ -8,7 +8,7 @@ on the gradient of a scalar (`adjoint`), what no token owns (`unowned`), and how
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -137,18 +137,20 @@ def freeze(
     sources: Mapping[str, Tensor] | None = None,
     until: int | None = None,
     parts: bool = True,
+    observe: Callable[[int, Tensor], None] | None = None,
 ) -> FrozenLayer:
     """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
 
     A layer with several attentions has one α for each, in order; `sources` are the vectors
     (b, j, d) of other sequences that it attends to, by name. Steps behind `until` are left out.
-    Without `parts` only the linear faces will be asked for.
+    Without `parts` only the linear faces will be asked for. `observe` is shown the vector (b, i, d)
+    behind every step.
     """
     weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
     steps: list[FrozenStep] = []
     saved: list[tuple[Tensor, Bias]] = []
     y, bias, mixed = x, Bias.none(x), False
-    for step in layer.steps[: None if until is None else until + 1]:
+    for index, step in enumerate(layer.steps[: None if until is None else until + 1]):
         frozen: FrozenStep
         if isinstance(step, Branch):
             frozen = FrozenBranch()
@@ -179,4 +181,6 @@ def freeze(
             frozen = FrozenParallelFeedForward.at(step, x, rule)
             y = y + frozen.output
         steps.append(frozen)
+        if observe is not None:
+            observe(index, y)
     return FrozenLayer(layer, x, tuple(steps), tuple(lengths))

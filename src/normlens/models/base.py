@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from normlens.components import Layer, Linear, Norm, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.heads import ANY, CAUSAL, LAST, SEQUENCES, TOKENS, Head, HeadStep
+from normlens.models.heads import class_names, described_by_task
 from normlens.models.installed import load_installed
 from normlens.models.reading import UnreadableModule, read_linear, read_tensor, without_adapters
-from normlens.models.unwrapping import body, unreadable
+from normlens.models.unwrapping import body, unreadable, unwrapped
 
 _ADAPTERS: dict[str, type[Adapter]] = {}
 _TINY: dict[str, dict[str, Any]] = {}
@@ -33,6 +35,8 @@ class Adapter:
     def __init__(self, model: nn.Module):
         self.model: Any = model
         self.config: Any = model.config
+        #: The same model with its head, where it was given with one.
+        self.whole: Any = model
 
     def blocks(self) -> Sequence[nn.Module]:
         """The layers in the order in which the model runs them; one may stand here twice."""
@@ -41,6 +45,41 @@ class Adapter:
     def steps(self, block: Any) -> list[Step]:
         """The steps of one layer, in the model's order."""
         raise NotImplementedError
+
+    def end(self) -> list[HeadStep]:
+        """The steps behind the last layer that belong to the body, such as a final norm."""
+        return []
+
+    def head(self, model: Any) -> Head | None:
+        """The head of `model`, which holds this adapter's body; None: it is not described.
+
+        By default the method for the task in the name of the model's class says it.
+        """
+        return described_by_task(self, model)
+
+    def causal_head(self, model: Any) -> Head | None:
+        """A head that predicts the next token."""
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        output = read_linear(model.get_output_embeddings())
+        return Head(CAUSAL, ANY, tuple(self.end()), output=output, soft_cap=cap)
+
+    def masked_head(self, model: Any) -> Head | None:
+        """A head that predicts masked tokens."""
+        return None
+
+    def sequence_head(self, model: Any) -> Head | None:
+        """A head that classifies a sequence."""
+        return None
+
+    def token_head(self, model: Any) -> Head | None:
+        """A head that classifies every token."""
+        output = model.classifier if hasattr(model, "classifier") else model.score
+        return self.classifier(TOKENS, ANY, output)
+
+    def classifier(self, task: str, reads: str, output: Any, *steps: HeadStep) -> Head:
+        """A head whose last module `output` gives one score for each class."""
+        names = class_names(self.config)
+        return Head(task, reads, tuple(self.end()), steps, read_linear(output), labels=names)
 
     def window(self, block: Any) -> int | None:
         """How many tokens to the left a target sees, itself included; None is all of them."""
@@ -96,6 +135,9 @@ class Decoder(Adapter):
         # The window of a mask that looks both ways does not count the target itself.
         window = self.window(block)
         return Reach(window, window)
+
+    def sequence_head(self, model: Any) -> Head | None:
+        return self.classifier(SEQUENCES, LAST, model.score)
 
     def sliding_window(self, attention: Any) -> int | None:
         """The window of a layer that slides; masks read its width in the configuration."""
@@ -173,6 +215,7 @@ def adapt(model: nn.Module) -> Adapter:
             "`config.model_type` is registered with normlens.register"
         )
     adapter = adapter_class(config)(body(model))
+    adapter.whole = unwrapped(model)
     try:
         for block in {id(block): block for block in adapter.blocks()}.values():
             adapter.layer(block)

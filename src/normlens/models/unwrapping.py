@@ -9,11 +9,17 @@ from torch import nn
 from normlens.errors import UnsupportedModelError
 
 
-def body(model: Any) -> Any:
-    """The model without compilation, peft's wrapper, and any head on top."""
+def unwrapped(model: Any) -> Any:
+    """The model without compilation and peft's wrapper, with any head on top."""
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         model = _without_peft(model)
+    return model
+
+
+def body(model: Any) -> Any:
+    """The model without any wrapper or head."""
+    model = unwrapped(model)
     return getattr(model, "base_model", model)
 
 

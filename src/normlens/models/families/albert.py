@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
 
@@ -20,6 +22,15 @@ class Albert(Adapter):
             for index in range(config.num_hidden_layers)
             for block in encoder.albert_layer_groups[int(index / per_group)].albert_layers
         ]
+
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.predictions
+        steps = transform(head.dense, self.config.hidden_act, layer_norm(head.LayerNorm))
+        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        pooler = dense(self.model.pooler)
+        return self.classifier(SEQUENCES, FIRST, model.classifier, pooler, Elementwise("tanh"))
 
     def steps(self, block: Any) -> list[Step]:
         attention = block.attention

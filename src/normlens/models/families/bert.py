@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import ANY, CAUSAL, FIRST, MASKED, SEQUENCES, Elementwise, Head
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
 
-@register("electra", tiny=dict(ENCODER, embedding_size=8))
 @register("bert", tiny=ENCODER)
 class Bert(Adapter):
     @property
@@ -21,6 +23,20 @@ class Bert(Adapter):
 
     def blocks(self) -> list[Any]:
         return list(self.model.encoder.layer)
+
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.cls.predictions
+        norm = layer_norm(head.transform.LayerNorm)
+        steps = transform(head.transform.dense, self.config.hidden_act, norm)
+        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+
+    def causal_head(self, model: Any) -> Head | None:
+        masked = self.masked_head(model)
+        return None if masked is None else replace(masked, task=CAUSAL)
+
+    def sequence_head(self, model: Any) -> Head | None:
+        pooler = dense(self.model.pooler.dense)
+        return self.classifier(SEQUENCES, FIRST, model.classifier, pooler, Elementwise("tanh"))
 
     def attention(self, block: Any) -> Attention:
         attention = block.attention
@@ -52,8 +68,31 @@ class Bert(Adapter):
         ]
 
 
+@register("electra", tiny=dict(ENCODER, embedding_size=8))
+class Electra(Bert):
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.generator_predictions
+        steps = transform(head.dense, "gelu", layer_norm(head.LayerNorm))
+        return Head(MASKED, ANY, steps=steps, output=linear(model.generator_lm_head))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        head = model.classifier
+        first = dense(head.dense)
+        return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("gelu"))
+
+
 @register("roberta", "xlm-roberta", "camembert", tiny=ENCODER)
 class Roberta(Bert):
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.lm_head
+        steps = transform(head.dense, "gelu", layer_norm(head.layer_norm))
+        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        head = model.classifier
+        first = dense(head.dense)
+        return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("tanh"))
+
     def max_positions(self) -> int:
         # The first padding_idx + 1 rows of the position table are not positions.
         return self.config.max_position_embeddings - self.config.pad_token_id - 1

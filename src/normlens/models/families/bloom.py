@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import HeadStep
 from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
 
 
@@ -12,6 +13,9 @@ from normlens.models.base import Decoder, interleaved_values, layer_norm, linear
 class Bloom(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.ln_f)]
 
     def max_positions(self) -> None:
         return None  # ALiBi has no position table

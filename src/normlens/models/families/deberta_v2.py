@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention
-from normlens.models.base import linear, register
+from normlens.components import Attention, Linear
+from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
+from normlens.models.base import layer_norm, linear, register
 from normlens.models.families.bert import Bert
+from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
 
@@ -23,6 +25,20 @@ from normlens.models.tiny import ENCODER
 )
 class DebertaV2(Bert):
     causal = False
+
+    def masked_head(self, model: Any) -> Head | None:
+        if model.legacy:
+            return super().masked_head(model)
+        # The words' embeddings are the output, beside a bias of the head's own.
+        head = model.lm_predictions.lm_head
+        steps = transform(head.dense, self.config.hidden_act, layer_norm(head.LayerNorm))
+        words = self.model.embeddings.word_embeddings.weight
+        output = Linear(words.detach().T, head.bias.detach())
+        return Head(MASKED, ANY, steps=steps, output=output)
+
+    def sequence_head(self, model: Any) -> Head | None:
+        pooler = dense(model.pooler.dense), Elementwise(self.config.pooler_hidden_act)
+        return self.classifier(SEQUENCES, FIRST, model.classifier, *pooler)
 
     def outside_scopes(self) -> str | None:
         if getattr(self.model.encoder, "conv", None) is None:

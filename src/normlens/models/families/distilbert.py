@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.heads import dense, transform
 
 
 @register(
@@ -17,6 +19,15 @@ from normlens.models.base import Adapter, layer_norm, linear, register
 class DistilBert(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.transformer.layer)
+
+    def masked_head(self, model: Any) -> Head | None:
+        norm = layer_norm(model.vocab_layer_norm)
+        steps = transform(model.vocab_transform, self.config.activation, norm)
+        return Head(MASKED, ANY, steps=steps, output=linear(model.vocab_projector))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        first = dense(model.pre_classifier)
+        return self.classifier(SEQUENCES, FIRST, model.classifier, first, Elementwise("relu"))
 
     def steps(self, block: Any) -> list[Step]:
         attention, ffn = block.attention, block.ffn

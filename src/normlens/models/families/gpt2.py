@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import HeadStep
 from normlens.models.base import Decoder, columns, layer_norm, linear, register
 from normlens.models.tiny import GPT
 
@@ -13,6 +14,9 @@ from normlens.models.tiny import GPT
 class GPT2(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.ln_f)]
 
     def attention(self, block: Any) -> Attention:
         attention, d = block.attn, self.config.hidden_size

@@ -12,6 +12,7 @@ from normlens.components import (
     Residual,
     Step,
 )
+from normlens.heads import HeadStep
 from normlens.models.base import Decoder, layer_norm, linear, register
 from normlens.models.tiny import GPT
 
@@ -20,6 +21,9 @@ from normlens.models.tiny import GPT
 class GPTJ(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.h)
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.ln_f)]
 
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.attn, block.mlp

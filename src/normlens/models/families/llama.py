@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Norm, Residual, Step
+from normlens.heads import HeadStep
 from normlens.models.base import Decoder, linear, register, rms_norm
 from normlens.models.tiny import GROUPED
 
@@ -13,6 +14,9 @@ from normlens.models.tiny import GROUPED
 class Llama(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
+
+    def end(self) -> list[HeadStep]:
+        return [self.norm(self.model.norm)]
 
     def norm(self, module: Any) -> Norm:
         return rms_norm(module)

@@ -7,7 +7,9 @@ from typing import Any
 from torch import nn
 
 from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
+from normlens.heads import ANY, FIRST, MASKED, MEAN, SEQUENCES, TOKENS, Head, HeadStep
 from normlens.models.base import Adapter, columns, layer_norm, linear, register
+from normlens.models.heads import transform
 from normlens.models.tiny import ENCODER
 
 
@@ -28,6 +30,23 @@ from normlens.models.tiny import ENCODER
 class ModernBert(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.final_norm)]
+
+    def masked_head(self, model: Any) -> Head | None:
+        return Head(MASKED, ANY, tuple(self.end()), self._transform(model), linear(model.decoder))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        reads = MEAN if self.config.classifier_pooling == "mean" else FIRST
+        return self.classifier(SEQUENCES, reads, model.classifier, *self._transform(model))
+
+    def token_head(self, model: Any) -> Head | None:
+        return self.classifier(TOKENS, ANY, model.classifier, *self._transform(model))
+
+    def _transform(self, model: Any) -> tuple[HeadStep, ...]:
+        head = model.head
+        return transform(head.dense, self.config.classifier_activation, layer_norm(head.norm))
 
     def reach(self, block: Any) -> Reach:
         if block.attn.sliding_window is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
 
@@ -13,6 +15,16 @@ from normlens.models.tiny import ENCODER
 class MPNet(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.encoder.layer)
+
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.lm_head
+        steps = transform(head.dense, "gelu", layer_norm(head.layer_norm))
+        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        head = model.classifier
+        first = dense(head.dense)
+        return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("tanh"))
 
     def steps(self, block: Any) -> list[Step]:
         attention = block.attention.attn

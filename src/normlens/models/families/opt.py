@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.heads import HeadStep
 from normlens.models.base import Decoder, layer_norm, linear, register
+from normlens.models.heads import dense
 
 
 @register(
@@ -23,6 +25,11 @@ from normlens.models.base import Decoder, layer_norm, linear, register
 class OPT(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.decoder.layers)
+
+    def end(self) -> list[HeadStep]:
+        decoder = self.model.decoder
+        norm = [] if decoder.final_layer_norm is None else [layer_norm(decoder.final_layer_norm)]
+        return norm if decoder.project_out is None else [*norm, dense(decoder.project_out)]
 
     def steps(self, block: Any) -> list[Step]:
         attention = block.self_attn

@@ -1,0 +1,96 @@
+"""The way back: scores carried from where they are read to the model's input tokens.
+
+    Σ_k c_k + Σ_{ℓ, component} bias = s                    (completeness, at every layer)
+
+with ``c_k = g_k · e_k`` of the vectors e_k that enter the first layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normlens.decomposition.scores import flow, layer_scores
+from normlens.explain.network import FrozenNetwork
+from normlens.explain.readings import Start
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to keep on the way."""
+
+    flow: bool = True  # the map of every layer
+    heads: bool = False  # the same by head
+    scopes: frozenset[str] = frozenset()  # the same behind these scopes
+
+
+@dataclass
+class Carried:
+    """What the way back of several scores of a batch left behind; the first two axes are (t, b)."""
+
+    nodes: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, j), c of its input
+    passed: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
+    unowned: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
+    heads: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i)
+    flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, i, j)
+    head_flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i, j)
+    scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, j)
+
+
+def carry(network: FrozenNetwork, starts: Sequence[Sequence[Start]], wanted: Wanted) -> Carried:
+    """Carry the scores `starts`[t][b] back through the network's layers."""
+    carried = Carried()
+    last = max(start.layer for row in starts for start in row)
+    g: Tensor | None = None
+    for index in reversed(range(last + 1)):
+        entering = _entering(starts, index)
+        if entering is not None:
+            g = entering if g is None else g + entering
+        assert g is not None
+        g = _through(network, index, g, wanted, carried)
+    return carried
+
+
+def _entering(starts: Sequence[Sequence[Start]], index: int) -> Tensor | None:
+    """The gradients that begin behind one layer, zeros for the others, (t, b, n, d)."""
+    if all(start.layer != index for row in starts for start in row):
+        return None
+    rows = [
+        torch.stack([s.gradient if s.layer == index else torch.zeros_like(s.gradient) for s in row])
+        for row in starts
+    ]
+    return torch.stack(rows)
+
+
+def _through(
+    network: FrozenNetwork, index: int, g: Tensor, wanted: Wanted, carried: Carried
+) -> Tensor:
+    frozen = network.layer(index)
+    names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
+    steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
+    scores = layer_scores(frozen, g, keep=list(steps))
+    for step, share in scores.passed.items():
+        carried.passed[index, names[step]] = share
+    for step, share in scores.unowned.items():
+        carried.unowned[index, names[step]] = share
+    for share in scores.heads.values():
+        carried.heads[index] = share
+    carried.nodes[index] = (scores.arriving * frozen.x).sum(-1)
+    if wanted.flow or wanted.heads:
+        by_head, beside = flow(frozen, g)
+        carried.flows[index] = _whole(by_head, beside)
+        if wanted.heads:
+            carried.head_flows[index] = by_head
+    for step, scope in steps.items():
+        carried.scope_flows[index, scope] = _whole(*flow(frozen, scores.gradients[step], step))
+    return scores.arriving
+
+
+def _whole(by_head: Tensor, beside: Tensor) -> Tensor:
+    """A flow map (…, i, j) of all heads together, with what passes beside them."""
+    whole = by_head.sum(-3)
+    whole.diagonal(dim1=-2, dim2=-1).add_(beside)
+    return whole

@@ -1,0 +1,79 @@
+"""What stands behind a model's last layer: heads, written with components as layers are.
+
+A head takes the vectors behind the last layer and reads scores from them: logits of words or of
+classes. An adapter describes it (`Adapter.head`); sentence encoders have one without an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from normlens.components import Linear, Norm, cast
+
+#: What a head's scores are about.
+CAUSAL = "causal language model"
+MASKED = "masked language model"
+SEQUENCES = "sequence classifier"
+TOKENS = "token classifier"
+SENTENCES = "sentence encoder"
+
+#: Which of the last vectors a head reads: any one, the first, the last real one, or their mean.
+ANY, FIRST, LAST, MEAN = "any", "first", "last", "mean"
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """``y ↦ y W + b``."""
+
+    linear: Linear
+
+    symbol = "DENSE"
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise:
+    """``y ↦ g(y)``, an activation by its name."""
+
+    activation: str
+
+    symbol = "ACT"
+
+
+HeadStep = Norm | Dense | Elementwise
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """From the vectors behind the last layer to scores.
+
+    `body` steps act on every vector; then those are read that `reads` names; `steps` act on what
+    was read, and each column of `output` is one score.
+    """
+
+    task: str
+    reads: str
+    body: tuple[HeadStep, ...] = ()  # the body's own end, such as a final norm
+    steps: tuple[HeadStep, ...] = ()
+    output: Linear | None = None  # (d, words or classes); None: the vector itself is the result
+    soft_cap: float | None = None  # scores are c · tanh(score / c)
+    labels: Mapping[int, str] = field(default_factory=dict)  # names of classes
+    note: str | None = None  # what a user should know about it
+
+    def to(self, dtype: torch.dtype) -> Head:
+        """The same head with the weights of its steps in `dtype`.
+
+        The output stays as it is: only the columns that are asked for are ever converted.
+        """
+        return Head(
+            self.task,
+            self.reads,
+            tuple(cast(step, dtype) for step in self.body),
+            tuple(cast(step, dtype) for step in self.steps),
+            self.output,
+            self.soft_cap,
+            self.labels,
+            self.note,
+        )
