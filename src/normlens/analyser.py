@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,9 +18,10 @@ from normlens.components import Layer
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.projections import ProductStore
+from normlens.inputs import model_inputs, without_autocast
 from normlens.maps import Correlations, Maps
 from normlens.options import Request
-from normlens.text import Encoded, pad
+from normlens.text import Encoded
 from normlens.trace import LayerTrace, trace
 from normlens.verdicts import TOLERANCE, check_completeness, check_kernels
 
@@ -93,22 +92,10 @@ class Analyser:
             if self.progress is not None:
                 self.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
-        # A caller's autocast would run the model in one precision and the algebra in another.
-        with _without_autocast(lens.device):
-            trace(lens.adapter, self._inputs(batch), request.layers, consume)
+        inputs = model_inputs(lens.adapter, batch, lens.device)
+        with without_autocast(lens.device):
+            trace(lens.adapter, inputs, request.layers, consume)
         return collected
-
-    def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
-        adapter = self.lens.adapter
-        pad_id = getattr(adapter.config, "pad_token_id", None)
-        # Any id will do under the mask; some configurations name none, or −1.
-        usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
-        inputs = pad(batch, usable, self.lens.device)
-        # A tokenizer may give types that its model does not know.
-        types = {kind for sequence in batch for kind in sequence.type_ids or ()}
-        if types and max(types) >= adapter.token_types():
-            del inputs["token_type_ids"]
-        return inputs
 
     def _finish(self, batch: list[Encoded], collected: Collected) -> list[Maps]:
         """Check a batch's results and pack them up."""
@@ -179,13 +166,3 @@ def _ordinary_dimensions(layer: Layer) -> Tensor | None:
     """Every dimension but the special ones of the norm behind the feed-forward block."""
     norm = layer.norm_behind_feed_forward
     return None if norm is None or norm.gamma is None else special_dimensions(norm.gamma)[1]
-
-
-@contextmanager
-def _without_autocast(device: torch.device) -> Iterator[None]:
-    """Switch a caller's autocast off; a device that knows none (meta) needs nothing."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        yield
-        return
-    with torch.autocast(device.type, enabled=False):
-        yield

@@ -78,8 +78,16 @@ class Adapter:
 
     def classifier(self, task: str, reads: str, output: Any, *steps: HeadStep) -> Head:
         """A head whose last module `output` gives one score for each class."""
-        names = class_names(self.config)
-        return Head(task, reads, tuple(self.end()), steps, read_linear(output), labels=names)
+        problem = getattr(self.config, "problem_type", None)
+        return Head(
+            task,
+            reads,
+            tuple(self.end()),
+            steps,
+            read_linear(output),
+            labels=class_names(self.config),
+            exclusive=problem in (None, "single_label_classification"),
+        )
 
     def window(self, block: Any) -> int | None:
         """How many tokens to the left a target sees, itself included; None is all of them."""
