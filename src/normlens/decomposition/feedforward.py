@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normlens.components import FeedForward, Linear, ParallelFeedForward
+from normlens.decomposition.activations import activation
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.rules import SHAPLEY, Linearised, hidden, linearise, projections
@@ -51,6 +52,9 @@ class FrozenFeedForward:
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
         at_neurons = g @ self.ff.down.weight.T
+        if self._all_owned:
+            passed = (at_neurons * self.neurons.hidden).sum(-1)
+            return Scored(self._inputs_adjoint(at_neurons), passed)
         passed = (at_neurons * (self.neurons.hidden - self._unowned_neurons)).sum(-1)
         unowned = (at_neurons * self._unowned_neurons).sum(-1)
         if self.ff.down.bias is not None:
@@ -78,6 +82,14 @@ class FrozenFeedForward:
     def outgoing(self) -> Bias:
         """What the block makes of the incoming bias, its own included."""
         return Bias.dense(self.ff.down(self.neurons.bias))
+
+    @property
+    def _all_owned(self) -> bool:
+        """Whether the block adds nothing of its own: no bias, and a path that starts at 0."""
+        linears = (self.ff.gate, self.ff.up, self.ff.down)
+        biased = any(linear is not None and linear.bias is not None for linear in linears)
+        at_zero = activation(self.ff.activation).at_zero if self.ff.gate is None else 0.0
+        return self.neurons.from_zero and not biased and at_zero == 0
 
     @cached_property
     def _unowned_neurons(self) -> Tensor:
