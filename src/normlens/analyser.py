@@ -17,7 +17,7 @@ from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.buffers import Buffers
-from normlens.decomposition.projections import ProductStore
+from normlens.decomposition.head_products import ProductStore
 from normlens.inputs import model_inputs, without_autocast
 from normlens.maps import Correlations, Maps
 from normlens.options import Request

@@ -13,9 +13,9 @@ from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
+from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
-from normlens.decomposition.projections import ProductStore
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.explain.ask import Positions, Targets, ask
 from normlens.explain.options import ExplainKeywords, ExplainOptions

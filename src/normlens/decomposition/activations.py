@@ -48,11 +48,11 @@ class Activation:
             return torch.autograd.grad(self.value(leaf).sum(), leaf)[0]
 
     def mean_slope(self, z: Tensor) -> Tensor:
-        """``J(z) = ∫₀¹ α r(αz) dα``, by Gauss–Legendre; what gated blocks need.
+        """``J(z) = ∫₀¹ α r(αz) dα``, which gated blocks need, by Gauss–Legendre.
 
         ``J(z) = ∫₀^z (g(t) − g(0)) dt / z²``, so beyond the bound T where g is a line or a constant
-        ``J(z) = s² J(±T) + r(z) (1 − s²)/2``, or ``… + r(z) (1 − s)``, with ``s = T/|z|``: the
-        quadrature only ever sees ``|z| ≤ T``.
+        ``J(z) = s² J(±T) + r(z) (1 − s²)/2``, or ``… + r(z) (1 − s)``, with ``s = T/|z|``, and the
+        quadrature is only needed for ``|z| ≤ T``.
         """
         bound = self.linear_beyond or self.constant_beyond or math.inf
         inside = z.clamp(-bound, bound)

@@ -80,7 +80,7 @@ class FrozenFeedForward:
 
     @cached_property
     def outgoing(self) -> Bias:
-        """What the block makes of the incoming bias, its own included."""
+        """The bias behind the block: the incoming one passed through it, and the block's."""
         return Bias.dense(self.ff.down(self.neurons.bias))
 
     @property
@@ -107,7 +107,7 @@ class FrozenFeedForward:
 
 @dataclass(frozen=True)
 class SampledFeedForward:
-    """A block whose nonlinearity is passed on by sampled Shapley values: no linear operator."""
+    """A block under the rule of sampled Shapley values, which is not a linear operator."""
 
     ff: FeedForward
     output: Tensor  # (b, i, d), the block's real output
@@ -122,8 +122,8 @@ class SampledFeedForward:
 class FrozenParallelFeedForward:
     """A block beside the attention, which reads the layer's input token by token.
 
-    Its input is the token alone, so inside the layer all of its output is the token's own, under
-    any rule; slopes are computed when the linear face is asked for.
+    Its input is the token alone, so inside the layer all of its output belongs to the token, under
+    any rule; slopes are computed only when the linear operator is needed.
     """
 
     ff: FeedForward
@@ -139,18 +139,18 @@ class FrozenParallelFeedForward:
 
     @cached_property
     def block(self) -> FrozenFeedForward:
-        """The block itself, of whose input no token owns β."""
+        """The block linearised at its input, whose unowned part is β."""
         if self.rule == SHAPLEY:
             raise InputError(NOT_LINEAR)
         bias = Bias.none(self.x).plus(None if self.norm is None else self.norm.unowned)
         return FrozenFeedForward.at(self.ff, self._input, bias, self.rule)
 
     def linear(self, v: Tensor) -> Tensor:
-        """What the block makes of the layer's input vectors (…, i, d)."""
+        """The norm and the block, linearised, on the layer's input vectors (…, i, d)."""
         return self.block.linear(v if self.norm is None else self.norm.linear(v))
 
     def adjoint(self, g: Tensor) -> Tensor:
-        """What arrives at the layer's input."""
+        """The gradient at the layer's input."""
         g = self.block.adjoint(g)
         return g if self.norm is None else self.norm.adjoint(g)
 
@@ -168,7 +168,7 @@ class FrozenParallelFeedForward:
 
     @property
     def unowned(self) -> Tensor:
-        """What the block makes of β and its own biases, (b, i, d)."""
+        """The block's output of β and of its biases, which no token owns, (b, i, d)."""
         return self.block.outgoing.vectors
 
     @cached_property

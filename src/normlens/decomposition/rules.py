@@ -1,4 +1,4 @@
-"""Rules that pass a feed-forward block's nonlinearity on to the parts.
+"""Rules that linearise a feed-forward block's nonlinearity for its parts.
 
 The hidden vector is ``h = g(z)``, or ``g(a) ⊙ u`` in a gated block. A rule writes it as
 
@@ -118,9 +118,10 @@ def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tenso
 
 
 def _path(g: Activation, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Length of each path, and where it is so short that a difference quotient would cancel.
+    """Length of each path, and whether it is so short that a difference quotient would cancel.
 
-    A path across a kink at 0 is never called short: the quotient is exact there, quadrature not.
+    A path across a kink at 0 never counts as short: there the quotient is exact, and quadrature
+    is not.
     """
     delta = stop - start
     short = delta.abs() < SHORT_PATH
