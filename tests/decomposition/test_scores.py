@@ -9,7 +9,7 @@ from normlens.decomposition import freeze
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.feedforward import FrozenFeedForward
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.scores import attention_step, flow, flow_behind, layer_scores
+from normlens.decomposition.scores import flow, flow_behind, layer_scores
 from normlens.errors import InputError
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
@@ -45,7 +45,7 @@ def test_what_arrives_and_what_no_token_owns_are_the_score(order, rule, problem)
 def test_columns_of_a_flow_are_the_sources_and_rows_the_targets(order, problem):
     given = problem(order, batch=2, groups=2)
     layer, g = frozen(given), gradient(given, 2)
-    scores = layer_scores(layer, g, keep=[attention_step(layer)])
+    scores = layer_scores(layer, g)
     by_head, beside = flow(layer, scores)
     whole = by_head.sum(-3) + torch.diag_embed(beside)
     columns = (scores.arriving * given.x).sum(-1)

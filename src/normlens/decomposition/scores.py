@@ -38,6 +38,7 @@ class LayerScores:
     passed: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to its input
     unowned: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to biases
     heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `passed` by head
+    at_heads: Tensor  # ∂s/∂(what each head reads) (…, b, h, i, d_head)
     gradients: Mapping[int, Tensor]  # step → ∂s/∂(its output), of those asked for
 
     @property
@@ -54,21 +55,16 @@ def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> 
 def flow(frozen: FrozenLayer, scores: LayerScores) -> tuple[Tensor, Tensor]:
     """The flow map by head (…, b, h, i, j), and what passes beside the attention (…, b, i).
 
-    `scores` must have kept the gradient behind the attention. What passes beside is the diagonal's.
+    What passes beside is the diagonal's.
     """
     place, attention = _attention(frozen)
-    by_head = attention.head_flow(scores.gradients[place], _unowned_before(frozen, place))
+    by_head = attention.head_flow(scores.at_heads, _unowned_before(frozen, place))
     return by_head, (scores.beside * frozen.x).sum(-1)
 
 
 def flow_behind(frozen: FrozenLayer, g: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """The same of what passes the end of `step` only, g (…, b, i, d) being the gradient there."""
-    return flow(frozen, _carry(frozen, g, step, [_attention(frozen)[0]]))
-
-
-def attention_step(frozen: FrozenLayer) -> int:
-    """Where the attention stands among the layer's steps."""
-    return _attention(frozen)[0]
+    return flow(frozen, _carry(frozen, g, step, ()))
 
 
 def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> LayerScores:
@@ -80,6 +76,7 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
     saved: list[Tensor] = []
     inside = _closed_branches(frozen, last)
     attention, _ = _attention(frozen)
+    at_heads: Tensor | None = None
     through: Tensor | None = None  # once the attention is passed; then g is what goes beside it
     at_start: Tensor | None = None
     for index in reversed(range(last + 1)):
@@ -104,6 +101,7 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
             at_start = scored.arriving if at_start is None else at_start + scored.arriving
         elif index == attention:
             through, g = scored.arriving, torch.zeros_like(g)
+            at_heads = scored.at_heads
         elif through is None:
             g = scored.arriving
         else:
@@ -112,8 +110,9 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
                 unowned[index] = scored.unowned + also.unowned
             through, g = also.arriving, scored.arriving
     assert through is not None
+    assert at_heads is not None
     beside = g if at_start is None else g + at_start
-    return LayerScores(through, beside, passed, unowned, heads, kept)
+    return LayerScores(through, beside, passed, unowned, heads, at_heads, kept)
 
 
 def _attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlens.decomposition.scores import attention_step, flow, flow_behind, layer_scores
+from normlens.decomposition.scores import flow, flow_behind, layer_scores
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
 
@@ -71,7 +71,7 @@ def _through(
     frozen = network.layer(index)
     names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
     steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
-    scores = layer_scores(frozen, g, keep={*steps, attention_step(frozen)})
+    scores = layer_scores(frozen, g, keep=steps)
     arriving = scores.arriving
     for step, share in scores.passed.items():
         carried.passed[index, names[step]] = share
