@@ -21,7 +21,7 @@ def draw_into(
     title: str,
     max_label: int,
 ) -> Figure:
-    """One map (i, j) with its tokens as ticks; returns the figure that the axes belong to."""
+    """Draw one map (i, j) with its tokens as ticks; return the figure that the axes belong to."""
     labels = [
         token if len(token) <= max_label else f"{token[: max_label - 1]}…" for token in tokens
     ]
@@ -33,7 +33,7 @@ def draw_into(
 
 
 def figure_of(ax: Axes) -> Figure:
-    """The figure that the axes belong to."""
+    """Find the figure that the axes belong to."""
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InputError("these axes belong to no figure")
@@ -41,7 +41,7 @@ def figure_of(ax: Axes) -> Figure:
 
 
 def only_scope(scopes: Sequence[str]) -> str:
-    """The one scope that fits into one pair of axes."""
+    """Take the only scope; several do not fit into one pair of axes."""
     if len(scopes) != 1:
         raise InputError(
             f"one pair of axes takes one map, not {len(scopes)}; name a scope, such as "

@@ -1,4 +1,4 @@
-"""A folder of results: what it was asked for, and what its parts are called."""
+"""The folder of a reproduction: its settings file and the names of its parts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ RUNS, MODEL = "runs", "model"
 
 
 def short_names(data: Sequence[str]) -> dict[str, str]:
-    """What reports and folders call each data set: its name, or its file's."""
-    found: dict[str, str] = {}
+    """Give each data set the short name that reports and folders use: its name, or its file's."""
+    names: dict[str, str] = {}
     for spec in data:
         name, _, _ = spec.partition(":")
         short = name if name.isalnum() else Path(spec).stem
         short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-") or "data"
-        taken, number = short, 2
-        while taken in found.values():
-            taken, number = f"{short}-{number}", number + 1
-        found[spec] = taken
-    return found
+        free, number = short, 2
+        while free in names.values():
+            free, number = f"{short}-{number}", number + 1
+        names[spec] = free
+    return names
 
 
 def load_settings(folder: str | os.PathLike[str]) -> Settings:
-    """What a folder of results was asked for."""
+    """Read the settings of a folder that `reproduce` has made."""
     path = Path(folder) / SETTINGS
     if not path.is_file():
         raise InputError(
@@ -45,7 +45,7 @@ def load_settings(folder: str | os.PathLike[str]) -> Settings:
 
 
 def save_settings(folder: Path, settings: Settings) -> None:
-    """Write them, whole or not at all."""
+    """Write the settings, the whole file or none of it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"{SETTINGS}{TEMPORARY}"

@@ -89,18 +89,18 @@ class PageServer:
         self._server.should_exit = True
 
     def close(self) -> bool:
-        """Cancel every analysis; whether the worker has ended."""
+        """Cancel every analysis; return whether the worker has ended."""
         self._listener.close()
         return self._worker.stop(PATIENCE)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at the address, not listening yet."""
+    """Bind a socket to the address; it does not listen yet."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no address {host!r}; use --host 127.0.0.1") from error
-    family, kind, protocol, _, place = found[0]
+    family, kind, protocol, _, place = addresses[0]
     listener = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port

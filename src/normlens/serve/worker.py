@@ -19,7 +19,7 @@ _log = logging.getLogger("normlens.serve")
 
 
 class Answerer(Protocol):
-    """What the worker works with; see `models.ServedModels`."""
+    """The models as the worker calls them; see `models.ServedModels`."""
 
     def describe(self) -> None: ...
 
@@ -36,12 +36,12 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="normlens-analyses", daemon=True)
 
     def start(self) -> None:
-        """Begin, and return when the models are known to exist; raises what is wrong with them."""
+        """Start the thread and wait until the models are described, or raise what is wrong."""
         self._thread.start()
         self._ready.result()
 
     def stop(self, seconds: float) -> bool:
-        """Cancel everything; whether the thread has ended within so many seconds."""
+        """Cancel everything; return whether the thread has ended within so many seconds."""
         self._jobs.close()
         if self._thread.ident is not None:
             self._thread.join(seconds)
@@ -71,7 +71,7 @@ class Worker:
 
 
 def _reason(error: Exception) -> str:
-    """Why an analysis failed, in one line for the visitor."""
+    """Say in one line, for the visitor, why an analysis failed."""
     from normlens.decomposition.memory import is_out_of_memory  # as in `models`
 
     if isinstance(error, NormLensError):

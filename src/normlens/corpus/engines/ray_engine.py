@@ -74,14 +74,14 @@ class RayEngine(Engine):
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
         from ray.util import ActorPool
 
-        source = iter(shards)
+        remaining = iter(shards)
         pool = ActorPool(self._actors * EACH)
         idle: Counter[Any] = Counter()
-        for shard in islice(source, len(self._actors) * EACH):
+        for shard in islice(remaining, len(self._actors) * EACH):
             pool.submit(_send, shard)
         while pool.has_next():
             result = self._next(pool)
-            for shard in islice(source, 1):
+            for shard in islice(remaining, 1):
                 pool.submit(_send, shard)
             yield result
             # Whoever has nothing left to do makes room: the worker of a node that was lost may be
@@ -172,7 +172,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 class _unwrapped:
-    """What a worker raised, without Ray's traceback around it."""
+    """Raise what a worker raised, without Ray's traceback around it."""
 
     def __init__(self, ray: Any):
         self.ray: Any = ray

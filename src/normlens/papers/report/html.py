@@ -15,7 +15,7 @@ from normlens.papers.report.pictures import inline
 
 
 def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[str, bytes]) -> str:
-    """The whole report; `pictures` are the figures' SVG files by their names."""
+    """Write the whole report; `pictures` are the figures' SVG files by their names."""
     return rendered(
         "report.html.j2",
         title=report.title,
@@ -31,7 +31,7 @@ def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[st
 
 
 def rendered(template: str, pictures: Mapping[str, bytes], **values: Any) -> str:
-    """A template with everything escaped but the style sheet and the pictures."""
+    """Fill a template, with everything escaped but the style sheet and the pictures."""
     from markupsafe import Markup
 
     def picture(name: str, caption: str) -> Markup:

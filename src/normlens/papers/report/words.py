@@ -15,14 +15,14 @@ DASH = "–"
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """A number with so many decimals, and a true minus."""
+    """Write a number with so many decimals and a true minus."""
     if value is None or not math.isfinite(value):
         return DASH
     return f"{value:.{digits}f}".replace("-", "−")
 
 
 def number(value: float | None) -> str:
-    """A number of unknown size: whole, with three decimals, or as a power of ten."""
+    """Write a number of any size: whole, with three decimals, or as a power of ten."""
     if value is None or not math.isfinite(value):
         return DASH
     if value == int(value) and abs(value) < 1e9:
@@ -33,7 +33,7 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float | None, digits: int) -> str:
-    """A difference: ±0, or with its sign."""
+    """Write a difference with its sign, or ±0."""
     if value is None or not math.isfinite(value):
         return DASH
     text = f"{value:+.{digits}f}".replace("-", "−")
@@ -41,7 +41,7 @@ def signed(value: float | None, digits: int) -> str:
 
 
 def power(value: float | None) -> str:
-    """Scientific notation: 3.1 × 10⁻⁷."""
+    """Write a number in scientific notation: 3.1 × 10⁻⁷."""
     if value is None or not math.isfinite(value):
         return DASH
     if not value:
@@ -51,27 +51,27 @@ def power(value: float | None) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """3 layers, 1 layer."""
+    """Write a number with its noun: 3 layers, 1 layer."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def slug(name: str) -> str:
-    """A file name that every file system takes: small Latin letters, digits, - and _."""
+    """Make a file name that every file system takes: small Latin letters, digits, - and _."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9_]+", "-", plain.lower()).strip("-_")[:80] or "unnamed"
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it if it is taken; it is taken from now on."""
-    found, copy = name, 2
-    while found in taken:
-        found, copy = f"{name}-{copy}", copy + 1
-    taken.add(found)
-    return found
+    """Add a number to `name` if it is taken, and mark the result as taken."""
+    free, copy = name, 2
+    while free in taken:
+        free, copy = f"{name}-{copy}", copy + 1
+    taken.add(free)
+    return free
 
 
 def model_facts(model: Model) -> list[tuple[str, str]]:
-    """Label and text of what a reader must know of the model."""
+    """List label and text of each fact about the model."""
     attention = "causal" if model.causal else "bidirectional"
     facts = [
         ("Model", f"{model.name} ({model.type}, {attention}, {count(model.layers, 'layer')})"),
@@ -87,7 +87,7 @@ def model_facts(model: Model) -> list[tuple[str, str]]:
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
-    """Label and text of all that stands above the experiments, but for the table of runs."""
+    """List label and text of each fact above the experiments, without the table of runs."""
     dates = sorted({run.date[:10] for run in header.runs if run.date})
     between = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     return [
@@ -107,7 +107,7 @@ def completeness(header: Header) -> str:
 
 
 def shortened(digest: str, letters: int = 12) -> str:
-    """The first letters of a hash, with the name of its method."""
+    """Shorten a hash to its method and its first letters."""
     method, colon, value = digest.rpartition(":")
     return f"{method}{colon}{value[:letters]}" + ("…" if len(value) > letters else "")
 
@@ -124,7 +124,7 @@ RUN_COLUMNS = ("data", "", "sequences", "tokens", "failures", "completeness erro
 
 
 def run_row(run: Measured) -> tuple[str, ...]:
-    """A run as a row under `RUN_COLUMNS`."""
+    """Write a run as a row under `RUN_COLUMNS`."""
     named = run.data if run.source in ("", run.data) else f"{run.data} ({run.source})"
     return (
         named,
