@@ -19,7 +19,6 @@ from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.papers import words
 from normlens.papers.base import Evidence, Table
-from normlens.papers.folder import load_settings, short_names
 from normlens.papers.kobayashi2024.figure10_norms import norms
 from normlens.papers.kobayashi2024.figure11_dimensions import dimensions
 from normlens.papers.kobayashi2024.figure12_scope_matrix import scope_matrix
@@ -30,6 +29,7 @@ from normlens.papers.published import compare, published
 from normlens.papers.report.layout import arrange
 from normlens.papers.reporting import EXPERIMENTS, build_report, describe
 from normlens.papers.reproduce import plan, reproduce
+from normlens.papers.results_folder import load_settings, short_names
 from normlens.papers.settings import KINDS, Settings
 
 FEW = {"resamples": 200}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
+from normlens.figures.captions import cut_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +23,7 @@ def draw_into(
     max_label: int,
 ) -> Figure:
     """Draw one map (i, j) with its tokens as ticks; return the figure that the axes belong to."""
-    labels = [
-        token if len(token) <= max_label else f"{token[: max_label - 1]}…" for token in tokens
-    ]
+    labels = [cut_label(token, max_label) for token in tokens]
     ax.imshow(values, norm=norm, cmap=cmap, interpolation="nearest")
     ax.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
     ax.set_yticks(range(len(labels)), labels, parse_math=False)

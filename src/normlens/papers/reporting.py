@@ -9,7 +9,6 @@ from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.papers.base import Evidence, Experiment
-from normlens.papers.folder import MODEL, RUNS, load_settings, short_names
 from normlens.papers.kobayashi2021 import (
     example_sentence,
     expansion_rate,
@@ -28,6 +27,7 @@ from normlens.papers.kobayashi2024 import (
 )
 from normlens.papers.report.content import Header, Measured, Model, Report, Section
 from normlens.papers.report.files import write
+from normlens.papers.results_folder import MODEL, RUNS, load_settings, short_names
 from normlens.papers.settings import Settings
 
 #: The experiments of each paper, in the report's order.

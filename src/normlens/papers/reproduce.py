@@ -16,7 +16,9 @@ from normlens.corpus.runs.runs import model_name, resume, run
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
 from normlens.loading import load
-from normlens.papers.folder import (
+from normlens.papers.from_model import read_ranks_file, write_from_model
+from normlens.papers.reporting import build_report
+from normlens.papers.results_folder import (
     MODEL,
     RUNS,
     SETTINGS,
@@ -24,8 +26,6 @@ from normlens.papers.folder import (
     save_settings,
     short_names,
 )
-from normlens.papers.from_model import read_ranks_file, write_from_model
-from normlens.papers.reporting import build_report
 from normlens.papers.settings import Settings
 
 #: The papers mask in the experiments on similarity and mixing, and not in those on FF-amp.

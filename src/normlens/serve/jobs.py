@@ -1,6 +1,6 @@
 """Analyses from the moment they are asked for until their results are dropped.
 
-Every method may be called from any thread: requests arrive in one, the worker lives in another.
+Every method may be called from any thread: requests arrive in one, analyses run in another.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Jobs:
             return self._snapshot(id)
 
     def close(self) -> None:
-        """Cancel everything and send the worker home."""
+        """Cancel everything and end the analysis thread's wait."""
         with self._lock:
             self._closed = True
             if self._running is not None and self._running.state == RUNNING:
@@ -121,7 +121,7 @@ class Jobs:
                 self._file(self._queue.popleft(), CANCELLED)
             self._lock.notify_all()
 
-    # For the worker -----------------------------------------------------------------------------
+    # For the analysis thread --------------------------------------------------------------------
 
     def take(self) -> Job | None:
         """Wait for the next analysis; None when the queue is closed."""
@@ -161,7 +161,7 @@ class Jobs:
             self._running = None
 
     def stopped(self, job: Job) -> None:
-        """Note that the worker has let go of an analysis that was cancelled."""
+        """Note that the thread has let go of an analysis that was cancelled."""
         with self._lock:
             assert job.state == CANCELLED
             self._running = None

@@ -32,7 +32,7 @@ from normlens.errors import OutputError
 from normlens.papers.base import Figure, Result, Table
 from normlens.papers.drawing import panels
 from normlens.papers.published import Comparison, Published
-from normlens.papers.report import latex, markdown, pictures, words
+from normlens.papers.report import facts, formatting, latex, markdown, pictures
 from normlens.papers.report.content import Header, Model, Report, Section
 from normlens.papers.report.files import write
 from normlens.papers.report.layout import arrange
@@ -521,7 +521,7 @@ def test_a_model_is_read_from_a_manifest() -> None:
 def test_the_largest_completeness_error_counts() -> None:
     runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
     assert Header(MODEL, runs).completeness == 2e-6
-    assert "no sequence" in words.completeness(Header(MODEL, [runs[2]]))
+    assert "no sequence" in facts.completeness(Header(MODEL, [runs[2]]))
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_the_largest_completeness_error_counts() -> None:
     ],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    assert words.number(value) == text
+    assert formatting.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -546,4 +546,4 @@ def test_numbers(value: float | None, text: str) -> None:
     [("Ünï/..\\x", "uni-x"), ("a b", "a-b"), ("same_word", "same_word"), ("..", "unnamed")],
 )
 def test_slugs_are_safe_file_names(name: str, file: str) -> None:
-    assert words.slug(name) == file
+    assert formatting.slug(name) == file

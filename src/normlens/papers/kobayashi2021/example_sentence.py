@@ -12,6 +12,7 @@ import pandas as pd
 from normlens import store
 from normlens.analysis import normalise
 from normlens.figures.canvas import FRAME, MARGIN, Sheet, require_matplotlib
+from normlens.figures.captions import cut_label
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.layers import layers_in_words, thinned
 from normlens.papers import words
@@ -132,7 +133,7 @@ def _draw(maps: Maps, layers: list[int]) -> Drawing:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
-    tokens = [token if len(token) <= 12 else f"{token[:11]}…" for token in maps.tokens]
+    tokens = [cut_label(token, 12) for token in maps.tokens]
     fonts = fonts_for([*tokens, *maps.scopes, "…"])
     blocks = 1 if len(layers) <= _ROWS else 2
     rows = -(-len(layers) // blocks)

@@ -48,7 +48,7 @@ def read_ranks(path: str | Path) -> dict[int, int]:
 def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, int]:
     """Rank each subword of the run; return the ranks and how many subwords the file lacks.
 
-    As in the authors' program, those come behind all that have one.
+    As in the authors' program, subwords without a rank come behind all that have one.
     """
     counts = groups[groups["scope"] == groups["scope"].iloc[0]].set_index("token_id")["occurrences"]
     if evidence.settings.ranks is None:

@@ -8,8 +8,8 @@ import pandas as pd
 
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import layer_ticks, legend, line, panels, style
-from normlens.papers.kobayashi2024.layer_means import layer_means, which_layers
+from normlens.papers.drawing import legend, panels, style
+from normlens.papers.kobayashi2024.layer_means import draw_means, layer_means, which_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -54,12 +54,7 @@ def norms(evidence: Evidence) -> Result | None:
 
 def _draw(means: pd.DataFrame) -> Drawing:
     figure, (axes,) = panels(width=3.8, height=2.5)
-    for place, (name, label) in enumerate(
-        (("ff_output_norm", "FF's output"), ("bypassed_norm", "bypassed vector"))
-    ):
-        low, high = means[f"{name}_low"], means[f"{name}_high"]
-        line(axes, means.index, means[name], low, high, place, label)
-    layer_ticks(axes, int(means.index.max()))
+    draw_means(axes, means, {"ff_output_norm": "FF's output", "bypassed_norm": "bypassed vector"})
     values = means[["ff_output_norm", "bypassed_norm"]]
     if values.max(axis=None) > 50 * values.min(axis=None) > 0:
         axes.set_yscale("log")

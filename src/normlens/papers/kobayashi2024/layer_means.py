@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pandas as pd
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.layers import layers_in_words
 from normlens.papers.base import Evidence
+from normlens.papers.drawing import layer_ticks, line
 
 
 def layer_means(evidence: Evidence, table: str, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -33,6 +35,14 @@ def layer_means(evidence: Evidence, table: str, columns: tuple[str, ...]) -> pd.
             f"{name}_high": column["high"],
         }
     return pd.DataFrame(parts).rename_axis("layer")
+
+
+def draw_means(axes: Any, means: pd.DataFrame, labels: Mapping[str, str]) -> None:
+    """Draw columns of `layer_means` as lines with bands, each with its label."""
+    for place, (name, label) in enumerate(labels.items()):
+        low, high = means[f"{name}_low"], means[f"{name}_high"]
+        line(axes, means.index, means[name], low, high, place, label)
+    layer_ticks(axes, int(means.index.max()))
 
 
 def which_layers(some: Iterable[int], count: int) -> str:

@@ -8,8 +8,8 @@ import pandas as pd
 
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import layer_ticks, legend, line, panels, style
-from normlens.papers.kobayashi2024.layer_means import layer_means, which_layers
+from normlens.papers.drawing import legend, panels, style
+from normlens.papers.kobayashi2024.layer_means import draw_means, layer_means, which_layers
 from normlens.papers.published import compare
 
 if TYPE_CHECKING:
@@ -60,12 +60,8 @@ def special_dimensions(evidence: Evidence) -> Result | None:
 
 def _draw(means: pd.DataFrame) -> Drawing:
     figure, (axes,) = panels(width=3.8, height=2.5)
-    for place, (name, label) in enumerate(
-        (("rho_with", "all dimensions"), ("rho_without", "without special dimensions"))
-    ):
-        low, high = means[f"{name}_low"], means[f"{name}_high"]
-        line(axes, means.index, means[name], low, high, place, label)
-    layer_ticks(axes, int(means.index.max()))
+    labels = {"rho_with": "all dimensions", "rho_without": "without special dimensions"}
+    draw_means(axes, means, labels)
     axes.set_ylim(min(0.0, float(means.min(axis=None)) - 0.03), 1.03)
     style(axes, x=words.LAYER, y="Spearman's ρ before / behind FF")
     legend(axes, loc="lower left")

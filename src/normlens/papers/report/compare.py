@@ -14,9 +14,9 @@ from normlens.errors import InputError
 from normlens.json_text import parse_json
 from normlens.papers.report import overlays, pictures
 from normlens.papers.report.files import FORMAT, RESULTS, VERSION
+from normlens.papers.report.formatting import number, shortened, unique
 from normlens.papers.report.html import rendered
 from normlens.papers.report.markdown import escaped, grid
-from normlens.papers.report.words import number, shortened, unique
 from normlens.spreadsheet import harmless
 from normlens.wording import listed
 

@@ -13,7 +13,7 @@ from normlens.papers import words
 from normlens.papers.base import Figure, Result, Table
 from normlens.papers.published import Comparison
 from normlens.papers.report.content import Report, Section
-from normlens.papers.report.words import fixed, signed, slug, unique
+from normlens.papers.report.formatting import fixed, signed, slug, unique
 
 FOLD, FOLD_FIRST = 14, 40  # tables with more rows are folded; the second: if it comes first
 FOLD_FROM = 4  # tables behind so many others (figures count as two) are folded

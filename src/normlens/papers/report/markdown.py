@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from normlens.papers.report.content import Report
+from normlens.papers.report.facts import RUN_COLUMNS, facts, run_row
+from normlens.papers.report.formatting import count
 from normlens.papers.report.layout import JOINED, Finding, PlacedSection, PlacedTable
-from normlens.papers.report.words import RUN_COLUMNS, count, facts, run_row
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|$~&#@:])")
 

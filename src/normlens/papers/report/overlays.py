@@ -15,13 +15,13 @@ from normlens.errors import InputError, reason_of
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.papers.base import Figure
 from normlens.papers.drawing import COLOURS, panels, style
+from normlens.papers.report.formatting import slug, unique
 from normlens.papers.report.overlay_curves import (
     ReportTable,
     curves_of,
     draw_curves,
     legend_above,
 )
-from normlens.papers.report.words import slug, unique
 from normlens.papers.words import LAYER
 
 if TYPE_CHECKING:

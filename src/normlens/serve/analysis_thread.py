@@ -19,14 +19,14 @@ _log = logging.getLogger("normlens.serve")
 
 
 class Answerer(Protocol):
-    """The models as the worker calls them; see `models.ServedModels`."""
+    """The models as the thread calls them; see `models.ServedModels`."""
 
     def describe(self) -> None: ...
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes: ...
 
 
-class Worker:
+class AnalysisThread:
     """Takes one analysis after the other from the queue."""
 
     def __init__(self, jobs: Jobs, models: Answerer):
