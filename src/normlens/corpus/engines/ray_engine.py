@@ -36,8 +36,8 @@ class RayEngine(Engine):
                 "--engine ray needs Ray; run: pip install 'normlens[ray]'"
             ) from error
         self.ray: Any = ray
-        self._own = not ray.is_initialized()
-        if self._own:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
             _connect(ray, execution.address)
         try:
             self._actors = self._hire(task, execution)
@@ -108,7 +108,7 @@ class RayEngine(Engine):
             _wonder("worker")
 
     def close(self) -> None:
-        if self._own:
+        if self._started_ray:
             self.ray.shutdown()
             return
         for actor in getattr(self, "_actors", ()):

@@ -92,7 +92,7 @@ class Amplification:
         return {**asdict(self), "pairs": pairs, "relations": list(self.relations)}
 
     @property
-    def _own(self) -> dict[str, Relation]:
+    def _user_relations(self) -> dict[str, Relation]:
         return {_called(name): imported(name, "relation") for name in self.relations}
 
     @property
@@ -101,7 +101,7 @@ class Amplification:
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
-        user_relations = self._own
+        user_relations = self._user_relations
         maps, pairs = item.maps, TokenPairs(item, user_relations)
         named = self._scope_pairs(maps)
         counted = pairs.counted(self.exclude_same_type, self.exclude_special)

@@ -52,7 +52,7 @@ def module_sources(module: str) -> dict[str, str | None]:
     with current_folder():
         while waiting:
             name = waiting.pop()
-            path = None if name in hashes else _own_file(name, package)
+            path = None if name in hashes else _user_file(name, package)
             if path is None:
                 continue
             text = path.read_bytes()
@@ -84,7 +84,7 @@ def _imported(text: bytes, module: str, *, is_package: bool) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _own_file(module: str, package: str) -> Path | None:
+def _user_file(module: str, package: str) -> Path | None:
     """Find the file of a module that the user wrote or that belongs to `package`; else None."""
     top = module.partition(".")[0]
     # To find a submodule runs its package; for this, only the user's own may be run.

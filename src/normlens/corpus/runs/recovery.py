@@ -38,7 +38,7 @@ def recover(folder: Folder, manifest: Manifest) -> dict[int, Done]:
     keep |= {record_name(number) for number in sound}
     # Records go first: a record must never outlive the files that it vouches for.
     for name in sorted(state.names, key=lambda name: recorded(name) is None):
-        if name not in keep and is_own(name):
+        if name not in keep and is_run_file(name):
             folder.remove(name)
     return sound
 
@@ -70,7 +70,7 @@ def check_complete(folder: Folder, manifest: Manifest) -> None:
         )
 
 
-def is_own(name: str) -> bool:
+def is_run_file(name: str) -> bool:
     """Whether a file has a name that only a run gives: a record, a shard's table, half a file."""
     return recorded(name) is not None or placed(name) is not None or name.endswith(TEMPORARY)
 

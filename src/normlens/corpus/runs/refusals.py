@@ -11,7 +11,7 @@ from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.merging import NAMES_CODE
 from normlens.corpus.runs.options import Options
-from normlens.corpus.runs.recovery import is_own
+from normlens.corpus.runs.recovery import is_run_file
 from normlens.corpus.runs.shards import recorded
 from normlens.errors import InputError, OutputError
 
@@ -26,7 +26,9 @@ def check_free(folder: Folder) -> None:
         )
     # The manifest is written before the first shard, so a record without one has lost it.
     foreign = [
-        name for name in names if name != LOCK and (recorded(name) is not None or not is_own(name))
+        name
+        for name in names
+        if name != LOCK and (recorded(name) is not None or not is_run_file(name))
     ]
     if foreign:
         raise OutputError(

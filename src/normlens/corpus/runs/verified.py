@@ -32,7 +32,7 @@ class Verified:
         self._path = _cache() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
         if place not in _remembered:
             _remembered[place] = _read(self._path)
-        self._known = _remembered[place]
+        self._verified = _remembered[place]
 
     def wrong(
         self, files: Mapping[str, Mapping[str, Any]], *, again: bool = False
@@ -55,19 +55,19 @@ class Verified:
                 )
                 continue
             seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", told["sha256"]]
-            if seen is not None and self._known.get(name) == seen and not again:
+            if seen is not None and self._verified.get(name) == seen and not again:
                 continue
             checksum = self.folder.sha256(name)
             if checksum == told["sha256"]:
-                if seen is not None and self._known.get(name) != seen:
-                    self._known[name], learnt = seen, True
+                if seen is not None and self._verified.get(name) != seen:
+                    self._verified[name], learnt = seen, True
                 continue
-            self._known.pop(name, None)
+            self._verified.pop(name, None)
             problems[name] = (
                 "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
             )
         if learnt:
-            _write(self._path, self._known)
+            _write(self._path, self._verified)
         return problems
 
 
