@@ -1,4 +1,4 @@
-"""From subwords to words."""
+"""Maps of words from maps of subwords."""
 
 from __future__ import annotations
 

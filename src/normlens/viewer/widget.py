@@ -20,7 +20,7 @@ _FRAME = 8.0  # MB; larger frames make notebooks slow to save and to open
 
 
 def widget(maps: Maps | Sequence[Maps], **state: Any) -> Any:
-    """An interactive widget of one or several maps.
+    """Make an interactive widget of one or several maps.
 
     `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 0),
     ``scope="FF"``, ``view="compare"``. What the reader does is in the widget's ``state``.
@@ -32,7 +32,7 @@ def widget(maps: Maps | Sequence[Maps], **state: Any) -> Any:
 
 
 def _words(listed: Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
-    """The state as the page reads it; a layer that is not in the maps is an error.
+    """Write the state as the page reads it; a layer that is not in the maps is an error.
 
     The page itself shows the first layer instead, which is right for an address that was made for
     other maps, but not for an argument.
@@ -50,7 +50,7 @@ def _words(listed: Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def widget_class() -> type[Any]:
-    """The widget's class, or an error that names what to install."""
+    """Define the widget's class, or raise an error that names what to install."""
     try:
         import anywidget
         import traitlets
@@ -68,7 +68,7 @@ def widget_class() -> type[Any]:
 
 
 def frame(maps: Maps | Sequence[Maps], height: int = 760, **state: Any) -> str:
-    """The self-contained page in a frame, for notebooks without anywidget."""
+    """Put the self-contained page into a frame, for notebooks without anywidget."""
     listed = payload.as_list(maps)
     words = urlencode(_words(listed, state))
     document = page.standalone(fitted(listed, None, _FRAME), title_of(listed), words)
@@ -79,7 +79,7 @@ def frame(maps: Maps | Sequence[Maps], height: int = 760, **state: Any) -> str:
 
 
 def mimebundle(maps: Maps, **options: Any) -> Any:
-    """What a notebook shows for maps that are the last expression of a cell."""
+    """Build what a notebook shows for maps that are the last expression of a cell."""
     try:
         shown = widget(maps)
     except MissingDependencyError as error:
@@ -91,7 +91,7 @@ def mimebundle(maps: Maps, **options: Any) -> Any:
 
 
 def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
-    """The widget, or the page in a frame with a line that says how to get the widget."""
+    """Make the widget, or a frame with a line that says how to get the widget."""
     try:
         return widget(maps, **state)
     except MissingDependencyError as error:

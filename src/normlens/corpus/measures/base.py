@@ -1,4 +1,4 @@
-"""What a measure is: rows per sequence, how rows combine, and how shards become one table."""
+"""The interface of a measure: rows per sequence, combining rows, and merging shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure tak
 
 @dataclass(frozen=True)
 class Item:
-    """One sequence, measured.
+    """One sequence with its maps, as a measure receives it.
 
     `encoded` may also say which entity each token belongs to (`entities`: index or None) and which
     tokens were masked (`masked`: booleans).
@@ -49,7 +49,7 @@ class Needs:
     correlations: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        """What both need together."""
+        """Combine what two measures need."""
         scopes = None
         if self.scopes is not None and other.scopes is not None:
             scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
@@ -63,7 +63,7 @@ class Needs:
 
 @runtime_checkable
 class Measure(Protocol):
-    """From one sequence to rows of one or more tables.
+    """Turns one sequence into rows of one or more tables.
 
     A row table keeps every row and has the columns `index` and `sequence`. An aggregate keeps sums
     or a bounded sample: `combine` merges rows of any sequences (it is associative, and merging
@@ -83,15 +83,15 @@ class Measure(Protocol):
     def order(self) -> Mapping[str, tuple[str, ...]]: ...
     @property
     def options(self) -> dict[str, Any]:
-        """What a manifest records (as JSON) to make this measure again."""
+        """The options that a manifest records (as JSON) to make this measure again."""
         ...
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
-        """One sequence's rows, per table."""
+        """Measure one sequence: its rows, per table."""
         ...
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
-        """Rows of several sequences, or of several combined tables, as one."""
+        """Merge rows of several sequences, or of several combined tables."""
         ...
 
 
@@ -106,12 +106,12 @@ class RowMeasure:
         return {}
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
-        """The rows as they are."""
+        """Return the rows as they are."""
         return parts
 
 
 def alike(maps: Maps) -> list[NDArray[np.intp]]:
-    """Layers (their places) to measure at once: few, and with the same pairs allowed."""
+    """Group layers (by place) to measure at once: few, and with the same pairs allowed."""
     changes = np.flatnonzero((maps.allowed[1:] != maps.allowed[:-1]).any(axis=(1, 2))) + 1
     size = max(1, AT_ONCE // max(1, maps.allowed[0].size))
     return [

@@ -1,4 +1,4 @@
-"""Which scopes stand before and after the feed-forward block, whatever the architecture."""
+"""The scopes before and after the feed-forward block, whatever the architecture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _prefixes(scopes: Iterable[str]) -> dict[tuple[str, ...], str]:
 
 
 def feed_forward_pair(scopes: Iterable[str]) -> ScopePair | None:
-    """The scope just before the feed-forward block and the one that ends with it.
+    """Find the scope just before the feed-forward block and the one that ends with it.
 
     A block that mixes nothing has none: it stands beside the attention, before any residual.
     """
@@ -28,7 +28,7 @@ def feed_forward_pair(scopes: Iterable[str]) -> ScopePair | None:
 
 
 def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
-    """The scope behind the first residual and the whole layer: FF with its residual and norms."""
+    """Find the scope behind the first residual and the whole layer (FF, residual, norms)."""
     named = _prefixes(scopes)
     longest = max(named, key=len, default=())
     if "RES" not in longest:
@@ -38,7 +38,7 @@ def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
 
 
 def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
-    """The pairs that FF-amp is taken of: before FF / FF, and before LN1 / the whole layer.
+    """Find the pairs that FF-amp is taken of: before FF / FF, and before LN1 / the whole layer.
 
     Kobayashi et al. 2024, section 5. In BERT: ATTNRESLN-N / ATTNRESLNFF-N and ATTNRES-N /
     ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither.
