@@ -42,8 +42,12 @@ _BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36
 
 def masked(maps: Maps, normalise: str) -> dict[str, Any]:
     """Every map, blank where attention allows no pair: scope → masked array (layer, i, j)."""
+    blank = dict(zip(maps.layers, ~maps.allowed, strict=True))
     return {
-        scope: np.ma.masked_where(~maps.allowed, analysis.normalise(array, normalise))
+        scope: np.ma.masked_where(
+            np.stack([blank[layer] for layer in maps.layers_of(scope)]),
+            analysis.normalise(array, normalise),
+        )
         for scope, array in maps.arrays.items()
     }
 
@@ -97,7 +101,7 @@ class _Ticks:
 
 def heat_maps(
     maps: Maps,
-    rows: Sequence[Sequence[Panel]],
+    rows: Sequence[Sequence[Panel | None]],
     *,
     side: float,
     heading: str,
@@ -107,24 +111,35 @@ def heat_maps(
     bar: tuple[str, Any] | None = None,
     pairs: tuple[list[analysis.Pair], list[analysis.Pair]] | None = None,
 ) -> Figure:
-    """Panels in a grid: labels at its left and lower edges, a colour bar at each panel or one."""
+    """Panels in a grid: labels at its left and lower edges, a colour bar at each panel or one.
+
+    A place of the grid without a panel (None) stays empty.
+    """
     if max_label < 1:
         raise InputError(f"max_label must be at least 1, not {max_label}")
     labels = [cut_label(token, max_label) for token in maps.tokens]
-    fonts = fonts_for([*labels, heading, *text_lines(maps), *notes, provenance(maps), "□…→"])
+    source_labels = [cut_label(token, max_label) for token in maps.source_tokens]
+    fonts = fonts_for(
+        [*labels, *source_labels, heading, *text_lines(maps), *notes, provenance(maps), "□…→"]
+    )
     overview = bar is not None
-    ticks = _Ticks.fitting(labels, side, fonts, SMALLEST_TICK if overview else LARGEST_TICK)
-    if ticks.stride > 1:
-        notes = [*notes, f"Every {_ordinal(ticks.stride)} token is labelled."]
-    listing = Listing(pairs, labels, fonts) if pairs is not None else None
+    largest_tick = SMALLEST_TICK if overview else LARGEST_TICK
+    targets, sources = (
+        _Ticks.fitting(names, side, fonts, largest_tick) for names in (labels, source_labels)
+    )
+    notes = [*notes, *_left_out(targets, sources)]
+    listing = Listing(pairs, labels, source_labels, fonts) if pairs is not None else None
 
-    left = MARGIN + (0.2 if row_labels else 0.0) + _AXIS_WORD + ticks.room
+    left = MARGIN + (0.2 if row_labels else 0.0) + _AXIS_WORD + targets.room
     bar_room = 0.0 if overview else _BAR_GAP + _BAR_WIDTH + _BAR_TICKS
     pitch_x = side + bar_room + (0.12 if overview else 0.08)
     caption_room = 0.11 if overview else 0.0
     title_room = caption_room + (0.32 if overview else 0.24)
     pitch_y = side + (caption_room + 0.06 if overview else title_room + 0.1)
-    titles = _Titles.fitting(rows, side + (0.06 if overview else bar_room - 0.05), fonts, overview)
+    panels = [panel for row in rows for panel in row if panel is not None]
+    titles = _Titles.fitting(
+        panels, side + (0.06 if overview else bar_room - 0.05), fonts, overview
+    )
     word_size = NOTE if overview else TITLE
     columns = max(map(len, rows))
     right = _BAR_GAP + 0.55 if overview else 0.0
@@ -135,35 +150,52 @@ def heat_maps(
     foot = Notes([*notes, provenance(maps)], fonts, width)
     top = MARGIN + head.height + title_room
     below = top + (len(rows) - 1) * pitch_y + side  # lower edge of the last row
-    bottom = below + ticks.room + _AXIS_WORD
+    bottom = below + sources.room + _AXIS_WORD
     sheet = Sheet(width, bottom + foot.height + MARGIN, fonts)
     head.draw(sheet)
     foot.draw(sheet, bottom)
     for r, row in enumerate(rows):
+        first = next((c for c, panel in enumerate(row) if panel is not None), None)
         for c, panel in enumerate(row):
             x, y = left + c * pitch_x, top + r * pitch_y
-            axes = sheet.axes(x, y, side, side)
-            image = _draw(axes, panel)
-            lowest = r + 1 == len(rows) or c >= len(rows[r + 1])
-            _label_edges(axes, ticks, fonts, side, word_size, left=c == 0, below=lowest)
-            if listing is not None:
-                listing.mark(axes, panel.cmap, panel.norm, side / len(labels))
-            titles.draw(axes, panel, side)
             if c == 0 and row_labels:
                 style = {"rotation": 90, "va": "center"}
                 sheet.text(MARGIN, y + side / 2, row_labels[r], TITLE, "bold", **style)
+            if panel is None:
+                continue
+            axes = sheet.axes(x, y, side, side)
+            image = _draw(axes, panel)
+            lowest = all(c >= len(under) or under[c] is None for under in rows[r + 1 :])
+            edge = targets if c == first else None, sources if lowest else None
+            _label_edges(axes, *edge, fonts, side, word_size)
+            if listing is not None:
+                listing.mark(axes, panel.cmap, panel.norm, side / max(panel.values.shape))
+            titles.draw(axes, panel, side)
             if not overview:
                 _colour_bar(sheet, image, x + side + _BAR_GAP, y, side)
     if bar is not None:
         from matplotlib.cm import ScalarMappable
 
         name, norm = bar
-        image = ScalarMappable(norm, rows[0][0].cmap)
+        image = ScalarMappable(norm, panels[0].cmap)
         x = left + columns * pitch_x + _BAR_GAP - 0.12
         _colour_bar(sheet, image, x, top, min(2 * side, below - top), name)
     if listing is not None:
         listing.draw(sheet, left + pitch_x + 0.1, top)
     return sheet.figure
+
+
+def _left_out(targets: _Ticks, sources: _Ticks) -> list[str]:
+    """A note where there is no room for every token's label."""
+    if targets.stride == sources.stride:
+        every = {"token": targets.stride}
+    else:
+        every = {"target": targets.stride, "source": sources.stride}
+    return [
+        f"Every {_ordinal(stride)} {what} is labelled."
+        for what, stride in every.items()
+        if stride > 1
+    ]
 
 
 def _ordinal(number: int) -> str:
@@ -194,30 +226,30 @@ def _draw(axes: Any, panel: Panel) -> Any:
 
 def _label_edges(
     axes: Any,
-    ticks: _Ticks,
+    left: _Ticks | None,
+    below: _Ticks | None,
     fonts: Fonts,
     side: float,
     word_size: float,
-    *,
-    left: bool,
-    below: bool,
 ) -> None:
-    """Tokens and the axis word at the left edge, below the panel, at both or at neither."""
-    style = {"fontproperties": fonts.properties(ticks.size), "parse_math": False, "color": INK}
+    """Targets and the axis word at the left edge, sources below the panel, where they are given."""
     word = {"fontproperties": fonts.properties(word_size), "color": INK, "va": "center"}
-    outside = -(ticks.room + 0.1) / side
-    axes.set_xticks(ticks.positions if below else [])
-    axes.set_yticks(ticks.positions if left else [])
-    if below:
-        axes.set_xticklabels(ticks.labels, rotation=90, **style)
+    axes.set_xticks([] if below is None else below.positions)
+    axes.set_yticks([] if left is None else left.positions)
+    if below is not None:
+        axes.set_xticklabels(below.labels, rotation=90, **_tick_style(below, fonts))
         axes.set_xlabel(SOURCE, **word)
-        axes.xaxis.set_label_coords(0.5, outside)
-    if left:
-        axes.set_yticklabels(ticks.labels, **style)
+        axes.xaxis.set_label_coords(0.5, -(below.room + 0.1) / side)
+    if left is not None:
+        axes.set_yticklabels(left.labels, **_tick_style(left, fonts))
         axes.set_ylabel(TARGET, **word)
-        axes.yaxis.set_label_coords(outside, 0.5)
-    if below or left:
+        axes.yaxis.set_label_coords(-(left.room + 0.1) / side, 0.5)
+    if below is not None or left is not None:
         axes.tick_params(length=1.5, width=0.5, pad=1.5, color=FRAME)
+
+
+def _tick_style(ticks: _Ticks, fonts: Fonts) -> dict[str, Any]:
+    return {"fontproperties": fonts.properties(ticks.size), "parse_math": False, "color": INK}
 
 
 @dataclass(frozen=True)
@@ -229,12 +261,10 @@ class _Titles:
     fonts: Fonts
 
     @classmethod
-    def fitting(
-        cls, rows: Sequence[Sequence[Panel]], room: float, fonts: Fonts, stacked: bool
-    ) -> _Titles:
+    def fitting(cls, panels: Sequence[Panel], room: float, fonts: Fonts, stacked: bool) -> _Titles:
         """As large as the longest title allows, and the same for all."""
         titles = cls(7.0 if stacked else TITLE, stacked, fonts)
-        longest = max(titles._width(panel) for row in rows for panel in row)
+        longest = max(map(titles._width, panels))
         return cls(min(titles.size, max(4.0, titles.size * room / longest)), stacked, fonts)
 
     def _width(self, panel: Panel) -> float:
