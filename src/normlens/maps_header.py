@@ -131,6 +131,8 @@ OPTIONAL: Fields = {
     "sources": (_is_axis, "an object with the tokens of the columns"),
 }
 
+#: What single heads are shown by, whichever scopes were asked for.
+_OF_HEADS = {"ATTN-W", "ATTN-N", "CROSS-W", "CROSS-N"}
 _INTEGERS = ("special_dimensions",)
 _FLOATS = ("float32", "float64")
 ALLOWED = "allowed"
@@ -210,7 +212,7 @@ def _expected(key: str, scopes: set[str]) -> tuple[Axes, tuple[str, ...]]:
     if key in MASKS:
         return MASKS[key], ("uint8", "bool")
     group, _, name = key.partition("/")
-    names = STATISTICS if group == "statistics" else scopes
+    names = {"statistics": set(STATISTICS), "heads": scopes | _OF_HEADS}.get(group, scopes)
     if group not in GROUPS or name not in names:
         raise ValueError(f"{key!r} is no array of a maps file with these scopes")
     return axes_of(group, name), ("int64",) if name in _INTEGERS else _FLOATS

@@ -23,7 +23,7 @@ from normlens.corpus.measures.amplification_tables import (
     TABLES,
     merging_sql,
 )
-from normlens.corpus.measures.base import Item, Needs, alike
+from normlens.corpus.measures.base import Item, Needs, alike, at_layers, check_square
 from normlens.corpus.measures.columns import Blocks, build, codes, sums
 from normlens.corpus.measures.imports import imported
 from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs
@@ -101,6 +101,7 @@ class Amplification:
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """One sequence's sums per pair of subwords and per distance, and its candidates."""
+        check_square(item, self.name)
         own = self._own
         maps, pairs = item.maps, TokenPairs(item, own)
         named = self._scope_pairs(maps)
@@ -114,8 +115,10 @@ class Amplification:
             place, pair = np.divmod(chosen, max(len(at), 1))
             drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
+                if layers[0] not in maps.layers_of(*scope_pair):
+                    continue  # these layers have other components
                 before, after = (
-                    normalise(maps[scope][group].astype(np.float64), self.axis).reshape(
+                    normalise(at_layers(maps, scope, group).astype(np.float64), self.axis).reshape(
                         len(group), -1
                     )[:, at]
                     for scope in scope_pair
