@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,14 +26,13 @@ from normlens.figures.canvas import (
 from normlens.figures.captions import cut_label, provenance, text_lines, tick
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.figures.pairs import Listing
+from normlens.figures.ticks import Ticks, label_edges, left_out_note
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normlens.maps import Maps
 
-TARGET = "target i (output)"
-SOURCE = "source j (input)"
 COLOUR_SCALES = {"linear": "linear", "sqrt": "square-root"}  # as an option, and in words
 _AXIS_WORD = 0.2
 _BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36
@@ -78,27 +76,6 @@ class Panel:
     grey: Any = None  # (i, j), pairs that attention allows but the picture leaves out
 
 
-@dataclass(frozen=True)
-class _Ticks:
-    """Which tokens are labelled, how, and the room that the labels take."""
-
-    positions: list[int]
-    labels: list[str]
-    size: float
-    room: float
-    stride: int
-
-    @classmethod
-    def fitting(cls, labels: list[str], side: float, fonts: Fonts, largest: float) -> _Ticks:
-        cell = 72 * side / len(labels)  # points per token
-        size = min(max(0.85 * cell, SMALLEST_TICK), largest)
-        stride = max(1, math.ceil(1.1 * size / cell))
-        positions = list(range(0, len(labels), stride))
-        shown = [labels[i] for i in positions]
-        room = max(fonts.width(label, size) for label in shown) + 0.06
-        return cls(positions, [fonts.drawable(label) for label in shown], size, room, stride)
-
-
 def heat_maps(
     maps: Maps,
     rows: Sequence[Sequence[Panel | None]],
@@ -125,9 +102,9 @@ def heat_maps(
     overview = bar is not None
     largest_tick = SMALLEST_TICK if overview else LARGEST_TICK
     targets, sources = (
-        _Ticks.fitting(names, side, fonts, largest_tick) for names in (labels, source_labels)
+        Ticks.fitting(names, side, fonts, largest_tick) for names in (labels, source_labels)
     )
-    notes = [*notes, *_left_out(targets, sources)]
+    notes = [*notes, *left_out_note(targets, sources)]
     listing = Listing(pairs, labels, source_labels, fonts) if pairs is not None else None
 
     left = MARGIN + (0.2 if row_labels else 0.0) + _AXIS_WORD + targets.room
@@ -167,7 +144,7 @@ def heat_maps(
             image = _draw(axes, panel)
             lowest = all(c >= len(under) or under[c] is None for under in rows[r + 1 :])
             edge = targets if c == first else None, sources if lowest else None
-            _label_edges(axes, *edge, fonts, side, word_size)
+            label_edges(axes, *edge, fonts, side, word_size)
             if listing is not None:
                 listing.mark(axes, panel.cmap, panel.norm, side / max(panel.values.shape))
             titles.draw(axes, panel, side)
@@ -183,23 +160,6 @@ def heat_maps(
     if listing is not None:
         listing.draw(sheet, left + pitch_x + 0.1, top)
     return sheet.figure
-
-
-def _left_out(targets: _Ticks, sources: _Ticks) -> list[str]:
-    """A note where there is no room for every token's label."""
-    if targets.stride == sources.stride:
-        every = {"token": targets.stride}
-    else:
-        every = {"target": targets.stride, "source": sources.stride}
-    return [
-        f"Every {_ordinal(stride)} {what} is labelled."
-        for what, stride in every.items()
-        if stride > 1
-    ]
-
-
-def _ordinal(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def _draw(axes: Any, panel: Panel) -> Any:
@@ -222,34 +182,6 @@ def _draw(axes: Any, panel: Panel) -> Any:
         spine.set_linewidth(0.5)
         spine.set_color(FRAME)
     return image
-
-
-def _label_edges(
-    axes: Any,
-    left: _Ticks | None,
-    below: _Ticks | None,
-    fonts: Fonts,
-    side: float,
-    word_size: float,
-) -> None:
-    """Targets and the axis word at the left edge, sources below the panel, where they are given."""
-    word = {"fontproperties": fonts.properties(word_size), "color": INK, "va": "center"}
-    axes.set_xticks([] if below is None else below.positions)
-    axes.set_yticks([] if left is None else left.positions)
-    if below is not None:
-        axes.set_xticklabels(below.labels, rotation=90, **_tick_style(below, fonts))
-        axes.set_xlabel(SOURCE, **word)
-        axes.xaxis.set_label_coords(0.5, -(below.room + 0.1) / side)
-    if left is not None:
-        axes.set_yticklabels(left.labels, **_tick_style(left, fonts))
-        axes.set_ylabel(TARGET, **word)
-        axes.yaxis.set_label_coords(-(left.room + 0.1) / side, 0.5)
-    if below is not None or left is not None:
-        axes.tick_params(length=1.5, width=0.5, pad=1.5, color=FRAME)
-
-
-def _tick_style(ticks: _Ticks, fonts: Fonts) -> dict[str, Any]:
-    return {"fontproperties": fonts.properties(ticks.size), "parse_math": False, "color": INK}
 
 
 @dataclass(frozen=True)
