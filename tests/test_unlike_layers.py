@@ -185,7 +185,7 @@ def test_choosing_scopes_leaves_the_layers_that_have_them(maps):
 
 
 def test_a_layer_that_a_scope_lacks_is_one_line(maps):
-    message = r"no map of ATTNRESLNFF-N in layer 1; layers 0 and 3 of these maps have that scope"
+    message = r"no map of ATTNRESLNFF-N in layer 1; these maps have that scope in layers 0 and 3"
     for ask in (
         lambda: maps.choose(1, "ATTNRESLNFF"),
         lambda: maps.at("ATTNRESLNFF", 1),

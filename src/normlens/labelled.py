@@ -189,8 +189,8 @@ class LabelledMaps:
     def lacking(self, scope: str, layers: Iterable[int]) -> InputError:
         """The error for layers without a scope, which names those that have it."""
         return InputError(
-            f"no map of {resolve(scope, self.scopes)} in {layers_in_words(layers)}; "
-            f"{layers_in_words(self.layers_of(scope))} of these maps have that scope"
+            f"no map of {resolve(scope, self.scopes)} in {layers_in_words(layers)}; these maps "
+            f"have that scope in {layers_in_words(self.layers_of(scope))}"
         )
 
     # Comparing ----------------------------------------------------------------------------------

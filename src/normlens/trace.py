@@ -16,10 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.components import Layer
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
+from normlens.probes import (
+    checkpoints,
+    linear_modules,
+    probes,
+    value_module,
+    weights_module,
+)
 from normlens.rows import RowKeeper, Rows
 from normlens.running import Hooks, eager_attention, evaluation, plain_options, uncompiled
 from normlens.turns import alone_with_model
@@ -116,9 +123,9 @@ class _Recorder:
                 self.consume(self._layer_trace(index, block, layer, _first(output)))
             self._forget()
 
-        for module, event in _probes(layer):
+        for module, event in probes(layer):
             hooks.handles.append(self._probe(module, event))
-        for module in _unique(_linear_modules(layer)):
+        for module in _unique(linear_modules(layer)):
             hooks.handles.append(module.register_forward_hook(self._keep_rows, with_kwargs=True))
         hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
         hooks.handles.append(block.register_forward_hook(end))
@@ -158,7 +165,7 @@ class _Recorder:
         x = self.x.detach()
         alphas, sources = self._alphas(index, layer), self._sources(index, layer)
         real: dict[int, Tensor] = {}
-        for step, (module, event) in _checkpoints(layer).items():
+        for step, (module, event) in checkpoints(layer).items():
             vectors = [output] if module is None else self.seen.get((event, module))
             if not vectors:
                 continue
@@ -172,7 +179,7 @@ class _Recorder:
         calls: Counter[nn.Module] = Counter()
         alphas = []
         for attention in layer.attentions:
-            module = _weights_module(attention)
+            module = weights_module(attention)
             returned = self.seen.get(("weights", module), [])[calls[module] :]
             if not returned or returned[0].dim() != 4:
                 raise UnsupportedModelError(
@@ -189,7 +196,7 @@ class _Recorder:
         for attention in layer.attentions:
             if attention.source is None:
                 continue
-            read = self.seen.get(("input", _value_module(attention)))
+            read = self.seen.get(("input", value_module(attention)))
             if not read or read[0].dim() != 3:
                 raise UnsupportedModelError(
                     f"the value projection of layer {index} read no vectors of "
@@ -197,58 +204,6 @@ class _Recorder:
                 )
             sources.setdefault(attention.source, read[0])
         return sources
-
-
-def _weights_module(attention: Attention) -> nn.Module:
-    if attention.weights is None:
-        raise UnsupportedModelError("the adapter does not say which module returns the weights")
-    return attention.weights
-
-
-def _value_module(attention: Attention) -> nn.Module:
-    if attention.value.module is None:
-        raise UnsupportedModelError(
-            "the adapter does not say which module projects the values of "
-            f"{attention.source!r}, where its vectors can be read"
-        )
-    return attention.value.module
-
-
-def _checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
-    """Where the model's own vector behind each step can be read; module None: the block's output.
-
-    Behind a residual it is the input of the norm that follows, or the block's output at the end.
-    """
-    places: dict[int, tuple[nn.Module | None, str]] = {}
-    steps = [(i, step) for i, step in enumerate(layer.steps) if not isinstance(step, Branch)]
-    for position, (index, step) in enumerate(steps):
-        following = steps[position + 1][1] if position + 1 < len(steps) else None
-        if index not in layer.scope_of_step:
-            continue
-        if following is None:
-            places[index] = (None, "output")
-        elif isinstance(step, Residual):
-            if isinstance(following, Norm) and following.module is not None:
-                places[index] = (following.module, "input")
-        elif isinstance(step, (Norm, Attention, FeedForward)) and step.module is not None:
-            places[index] = (step.module, "output")
-    return places
-
-
-def _probes(layer: Layer) -> list[tuple[nn.Module, str]]:
-    """Every module to hook for this layer, and what to read there."""
-    reads = [
-        (module, event) for module, event in _checkpoints(layer).values() if module is not None
-    ]
-    for attention in layer.attentions:
-        reads.append((_weights_module(attention), "weights"))
-        if attention.source is not None:
-            reads.append((_value_module(attention), "input"))
-    return list(dict.fromkeys(reads))  # what is hooked twice would be read twice
-
-
-def _linear_modules(layer: Layer) -> list[nn.Module]:
-    return [linear.module for linear in layer.linear_maps if linear.module is not None]
 
 
 def _unique(blocks: Sequence[nn.Module]) -> list[nn.Module]:
