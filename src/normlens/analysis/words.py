@@ -9,10 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def merge_words(maps: NDArray[Any], groups: Sequence[Sequence[int]]) -> NDArray[Any]:
-    """Merge tokens into words: columns of a word summed, rows averaged; (…, i, j) → (…, w, w)."""
-    membership = np.zeros((len(groups), maps.shape[-1]), dtype=maps.dtype)
+def merge_words(
+    maps: NDArray[Any],
+    targets: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None = None,
+) -> NDArray[Any]:
+    """Merge tokens into words: columns of a word summed, rows averaged; (…, i, j) → (…, w, v).
+
+    `targets` and `sources` (by default the same) are the places of each word's tokens.
+    """
+    rows = _membership(targets, maps.shape[-2], maps.dtype)
+    columns = rows if sources is None else _membership(sources, maps.shape[-1], maps.dtype)
+    mean = rows / rows.sum(axis=1, keepdims=True)
+    return mean @ maps @ columns.T
+
+
+def _membership(groups: Sequence[Sequence[int]], n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Whether each token belongs to each word, (w, i), as 1 and 0."""
+    membership = np.zeros((len(groups), n), dtype=dtype)
     for index, group in enumerate(groups):
         membership[index, list(group)] = 1
-    mean = membership / membership.sum(axis=1, keepdims=True)
-    return mean @ maps @ membership.T
+    return membership

@@ -53,25 +53,25 @@ def plot_amplification(
     valid_choice(axis, AXES, "axis")
     from matplotlib.colors import Normalize
 
-    chosen = maps.choose([layer])
     first, last = (resolve(scope, maps.scopes) for scope in (before, after))
+    chosen = maps.choose([layer], [first, last])
     difference, allowed = chosen.amplification(first, last, axis)[0], chosen.allowed[0]
-    left_out = np.eye(len(maps.tokens), dtype=bool) & (not diagonal)
+    left_out = maps.is_same_token & (not diagonal)
     values = np.ma.masked_where(~allowed | left_out, difference)
     limit = largest(np.ma.abs(values))
     if ax is not None:
         norm, title = Normalize(-limit, limit), f"{last} − {first}"
-        return draw_into(ax, values, maps.tokens, norm, cmap, title, max_label)
+        return draw_into(ax, values, maps, norm, cmap, title, max_label)
     panel = Panel(values, f"{last} − {first}", "", Normalize(-limit, limit), cmap, grey=left_out)
     return heat_maps(
         maps,
         [[panel]],
-        side=min(max(0.12 * len(maps.tokens), 3.2), 5.2),
+        side=min(max(0.12 * max(left_out.shape), 3.2), 5.2),
         heading=f"{model_name(maps)}, layer {chosen.layers[0]}",
         notes=[
             f"Colour: {last} minus {first}, {_NORMALISED[axis]}."
             + ("" if diagonal else " Grey: i = j, left out.")
         ],
         max_label=max_label,
-        pairs=strongest_pairs(difference, allowed, top),
+        pairs=strongest_pairs(difference, allowed, top, maps.is_same_token),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from normlens.scopes import components_of
+from normlens.scopes import components_of, consecutive
 from normlens.wording import quoted
 
 if TYPE_CHECKING:
@@ -13,16 +13,14 @@ if TYPE_CHECKING:
 
 
 def additions(names: Sequence[str]) -> dict[str, str]:
-    """Say what each panel adds to the panel before it."""
+    """Say what each panel adds to the one that its scope extends."""
     words = {"ATTN-W": "weights", "ATTNRES-W": "½ + ½ identity", "ATTN-N": "weights × values"}
-    before: list[str] = []
+    before = {step.after: components_of(step.before) for step in consecutive(names)}
     added: dict[str, str] = {}
     for scope in names:
         parts = components_of(scope)
-        new = parts[len(before) :] if before else parts[-1:]
+        new = parts[len(before[scope]) :] if scope in before else parts[-1:]
         added[scope] = words.get(scope) or "+ " + " ".join(new)
-        if scope.endswith("-N"):
-            before = parts
     return added
 
 

@@ -12,21 +12,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from normlens.maps import Maps
+
 
 def draw_into(
     ax: Axes,
     values: Any,
-    tokens: Sequence[str],
+    maps: Maps,
     norm: Any,
     cmap: str,
     title: str,
     max_label: int,
 ) -> Figure:
     """Draw one map (i, j) with its tokens as ticks; return the figure that the axes belong to."""
-    labels = [cut_label(token, max_label) for token in tokens]
+    rows, columns = (
+        [cut_label(token, max_label) for token in tokens]
+        for tokens in (maps.tokens, maps.source_tokens)
+    )
     ax.imshow(values, norm=norm, cmap=cmap, interpolation="nearest")
-    ax.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
-    ax.set_yticks(range(len(labels)), labels, parse_math=False)
+    ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
+    ax.set_yticks(range(len(rows)), rows, parse_math=False)
     ax.set(xlabel="source j (input)", ylabel="target i (output)", title=title)
     return figure_of(ax)
 

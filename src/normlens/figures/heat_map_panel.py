@@ -21,8 +21,12 @@ COLOUR_SCALES = {"linear": "linear", "sqrt": "square-root"}  # as an option, and
 
 def masked(maps: Maps, normalise: str) -> dict[str, Any]:
     """Blank pairs that attention does not allow: scope → masked array (layer, i, j)."""
+    blank = dict(zip(maps.layers, ~maps.allowed, strict=True))
     return {
-        scope: np.ma.masked_where(~maps.allowed, analysis.normalise(array, normalise))
+        scope: np.ma.masked_where(
+            np.stack([blank[layer] for layer in maps.layers_of(scope)]),
+            analysis.normalise(array, normalise),
+        )
         for scope, array in maps.arrays.items()
     }
 
@@ -84,12 +88,10 @@ class Titles:
     fonts: Fonts
 
     @classmethod
-    def fitting(
-        cls, rows: Sequence[Sequence[Panel]], room: float, fonts: Fonts, stacked: bool
-    ) -> Titles:
+    def fitting(cls, panels: Sequence[Panel], room: float, fonts: Fonts, stacked: bool) -> Titles:
         """Choose the largest size that the longest title allows, the same for all."""
         titles = cls(7.0 if stacked else TITLE, stacked, fonts)
-        longest = max(titles._width(panel) for row in rows for panel in row)
+        longest = max(map(titles._width, panels))
         return cls(min(titles.size, max(4.0, titles.size * room / longest)), stacked, fonts)
 
     def _width(self, panel: Panel) -> float:

@@ -60,7 +60,7 @@ def plot_layer(
     if ax is not None:
         scope = only_scope(names)
         norm = colour_norm(colour, tops[scope])
-        return draw_into(ax, values[scope], maps.tokens, norm, cmap, scope, max_label)
+        return draw_into(ax, values[scope], maps, norm, cmap, scope, max_label)
     rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
     columns = math.ceil(len(names) / rows)
     added = additions(names)
@@ -68,7 +68,7 @@ def plot_layer(
         Panel(values[scope], scope, added[scope], colour_norm(colour, tops[scope]), cmap)
         for scope in names
     ]
-    n = len(maps.tokens)
+    n = max(len(maps.targets), len(maps.sources))
     smallest = {1: 3.0, 2: 2.4}.get(columns, 1.9)
     how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
     what = measured(names, normalise)

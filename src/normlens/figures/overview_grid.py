@@ -46,20 +46,24 @@ def plot_overview(
     values = masked(chosen, normalise)
     added = additions(chosen.scopes)
 
-    def panel(position: int, scope: str) -> Panel:
-        array = values[scope][position]
-        top = largest(array if scale == "map" else values[scope])
+    def panel(layer: int, scope: str) -> Panel | None:
+        layers = chosen.layers_of(scope)
+        if layer not in layers:
+            return None
+        shown = values[scope][layers.index(layer)]
+        top = largest(shown if scale == "map" else values[scope])
         return Panel(
-            array,
-            scope if position == 0 else "",
-            added[scope] if position == 0 else "",
+            shown,
+            scope if layer == layers[0] else "",
+            added[scope] if layer == layers[0] else "",
             colour_norm(colour, top),
             cmap,
-            caption=f"max {number(largest(array))}",
+            caption=f"max {number(largest(shown))}",
         )
 
-    rows = [[panel(k, scope) for scope in chosen.scopes] for k in range(len(chosen.layers))]
-    n = len(maps.tokens)
+    rows = [[panel(layer, scope) for scope in chosen.scopes] for layer in chosen.layers]
+    n = max(len(maps.targets), len(maps.sources))
+    lacking = ["A layer without a map has other components."] if chosen.coverage else []
     whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
     what = measured(chosen.scopes, normalise)
     return heat_maps(
@@ -69,7 +73,8 @@ def plot_overview(
         heading=f"{model_name(maps)}, {layers_in_words(chosen.layers)}",
         notes=[
             f"Colour: {what}, as a share of {whose} largest value on a {COLOUR_SCALES[colour]} "
-            "scale; the largest value stands above each map."
+            "scale; the largest value stands above each map.",
+            *lacking,
         ],
         max_label=max_label,
         row_labels=[f"layer {layer}" for layer in chosen.layers],

@@ -13,13 +13,19 @@ from normlens.figures.fonts import Fonts
 class Listing:
     """A list of the most strengthened pairs (by number) and most weakened ones (by letter)."""
 
-    def __init__(self, pairs: tuple[list[Pair], list[Pair]], labels: list[str], fonts: Fonts):
+    def __init__(
+        self,
+        pairs: tuple[list[Pair], list[Pair]],
+        targets: list[str],
+        sources: list[str],
+        fonts: Fonts,
+    ):
         strengthened, weakened = pairs
         self.groups = [
             ("most strengthened", [*zip(map(str, range(1, 100)), strengthened, strict=False)]),
             ("most weakened", [*zip("abcdefghijklmnopqrstuvwxyz", weakened, strict=False)]),
         ]
-        self.labels = labels
+        self.targets, self.sources = targets, sources
         self.width = 0.25 + max(
             [fonts.width(f"{title} (source → target)", TITLE, "bold") for title, _ in self.groups]
             + [
@@ -30,7 +36,7 @@ class Listing:
         )
 
     def _words(self, pair: Pair) -> str:
-        return f"{self.labels[pair.source]} → {self.labels[pair.target]}"
+        return f"{self.sources[pair.source]} → {self.targets[pair.target]}"
 
     def mark(self, axes: Any, cmap: str, norm: Any, cell: float) -> None:
         from matplotlib import colormaps

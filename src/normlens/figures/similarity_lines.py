@@ -56,6 +56,8 @@ def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
         ax.legend(frameon=False)
         return figure_of(ax)
     undefined = " It is undefined for a map without differences."
+    if maps.coverage:
+        undefined += " Layers without a component have no value for it."
     notes = [
         "ρ over all pairs of tokens that attention allows; 1: the component leaves the map's "
         "ranking as it was." + (undefined if defined.size < similarities.size else ""),

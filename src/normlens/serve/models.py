@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normlens.embedded import EMBEDDED
-from normlens.errors import InputError
+from normlens.errors import InputError, UnsupportedModelError
 from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
 from normlens.viewer.payload import encode
@@ -59,6 +59,11 @@ class ServedModels:
         pick_dtype(self._options["dtype"], pick_device(self._options["device"]))
         for name in self.names:
             lens = skeleton(load_config(name, trust_remote_code=self._trust), name)
+            if len({layer.scopes for layer in lens.layers}) > 1:
+                raise UnsupportedModelError(
+                    f"the layers of {name} differ, and the page of a server shows layers that are "
+                    "alike; `normlens map --out maps.html` writes a page with all of them"
+                )
             self.descriptions[name] = Description(
                 name=name,
                 family=lens.model_type,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from normlens.errors import InputError
 from normlens.labelled import LabelledMaps
 from normlens.plain_json import plain
+from normlens.viewer.shapes import of_like_layers, square
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -54,7 +55,11 @@ def encode(
 
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
-    """Make a list of one or several maps; an empty one is an error."""
+    """Make a list of one or several maps, each as the viewer can show it; none is an error.
+
+    The viewer knows layers that are alike and one list of tokens: maps whose layers differ become
+    one item per kind of layer, and sources that are other tokens are put before the targets.
+    """
     listed = [maps] if isinstance(maps, LabelledMaps) else list(maps)
     if not listed:
         raise InputError("there are no maps to show; give at least one")
@@ -63,7 +68,7 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
-    return listed
+    return [square(part) for one in listed for part in of_like_layers(one)]
 
 
 class _Blobs:

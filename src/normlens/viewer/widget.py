@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from normlens.errors import MissingDependencyError
+from normlens.labelled import LabelledMaps
 from normlens.viewer import page, payload
 from normlens.viewer.html import LARGEST, fitted, title_of
+from normlens.viewer.shapes import of_like_layers
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -26,25 +28,36 @@ def widget(maps: Maps | Sequence[Maps], **state: Any) -> Any:
     ``scope="FF"``, ``view="compare"``. What the reader does is in the widget's ``state``.
     """
     listed = payload.as_list(maps)
-    words = _words(listed, state)
+    words = _words(maps, state)
     make = widget_class()
     return make(payload=fitted(listed, None, LARGEST), state=words)
 
 
-def _words(listed: Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
+def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
     """Write the state as the page reads it; a layer that is not in the maps is an error.
 
     The page itself shows the first layer instead, which is right for an address that was made for
-    other maps, but not for an argument.
+    other maps, but not for an argument. Maps whose layers differ are several items there; the one
+    that has the layer is opened.
     """
     words = {name: str(value) for name, value in state.items()}
-    if "layer" in state:
-        items = {str(number): maps for number, maps in enumerate(listed)}
-        shown = items.get(words.get("item", "0"), listed[0])
-        layer = state["layer"]
-        if isinstance(layer, str) and layer.isdecimal():
-            layer = int(layer)
-        words["layer"] = str(shown.choose([layer]).layers[0])
+    if "layer" not in state:
+        return words
+    layer = state["layer"]
+    if isinstance(layer, str) and layer.isdecimal():
+        layer = int(layer)
+    listed = payload.as_list(maps)
+    if "item" in words:
+        items = {str(number): shown for number, shown in enumerate(listed)}
+        (wanted,) = items.get(words["item"], listed[0]).wanted_layers([layer])
+    else:
+        first = maps if isinstance(maps, LabelledMaps) else maps[0]
+        (wanted,) = first.wanted_layers([layer])
+        kinds = of_like_layers(first)
+        if len(kinds) > 1:
+            places = [place for place, kind in enumerate(kinds) if wanted in kind.layers]
+            words["item"] = str(places[0])
+    words["layer"] = str(wanted)
     return words
 
 
@@ -70,7 +83,7 @@ def widget_class() -> type[Any]:
 def frame(maps: Maps | Sequence[Maps], height: int = 760, **state: Any) -> str:
     """Put the self-contained page into a frame, for notebooks without anywidget."""
     listed = payload.as_list(maps)
-    words = urlencode(_words(listed, state))
+    words = urlencode(_words(maps, state))
     document = page.standalone(fitted(listed, None, _FRAME), title_of(listed), words)
     return (
         f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '

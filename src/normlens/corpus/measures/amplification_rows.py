@@ -23,7 +23,7 @@ from normlens.corpus.measures.amplification_tables import (
     TABLES,
     merging_sql,
 )
-from normlens.corpus.measures.base import Item, Needs, alike
+from normlens.corpus.measures.base import Item, Needs, alike, at_layers, check_square
 from normlens.corpus.measures.columns import Blocks, build, codes, sums
 from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs
 from normlens.corpus.measures.token_pairs import TokenPairs
@@ -101,6 +101,7 @@ class Amplification:
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
+        check_square(item, self.name)
         user_relations = self._user_relations
         maps, pairs = item.maps, TokenPairs(item, user_relations)
         named = self._scope_pairs(maps)
@@ -114,8 +115,10 @@ class Amplification:
             place, pair = np.divmod(chosen, max(len(at), 1))
             drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
+                if layers[0] not in maps.layers_of(*scope_pair):
+                    continue  # these layers have other components
                 before, after = (
-                    normalise(maps[scope][group].astype(np.float64), self.axis).reshape(
+                    normalise(at_layers(maps, scope, group).astype(np.float64), self.axis).reshape(
                         len(group), -1
                     )[:, at]
                     for scope in scope_pair

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.maps import Maps
 
 if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
@@ -110,12 +111,40 @@ class RowMeasure:
         return parts
 
 
-def alike(maps: Maps) -> list[NDArray[np.intp]]:
-    """Group layers (by place) to measure at once: few, and with the same pairs allowed."""
-    changes = np.flatnonzero((maps.allowed[1:] != maps.allowed[:-1]).any(axis=(1, 2))) + 1
+def alike(maps: Maps, *scopes: str) -> list[NDArray[np.intp]]:
+    """Group layers (by place) to measure at once: few, and with the same pairs and scopes.
+
+    With `scopes`, those layers alone that have all of them.
+    """
+    changed = (maps.allowed[1:] != maps.allowed[:-1]).any(axis=(1, 2))
+    if maps.coverage and maps.scopes:
+        here = np.array([has_layers(maps, scope) for scope in maps.scopes])  # (scope, layer)
+        changed |= (here[:, 1:] != here[:, :-1]).any(axis=0)
     size = max(1, AT_ONCE // max(1, maps.allowed[0].size))
-    return [
+    groups = [
         group[start : start + size]
-        for group in np.split(np.arange(len(maps.layers)), changes)
+        for group in np.split(np.arange(len(maps.layers)), np.flatnonzero(changed) + 1)
         for start in range(0, len(group), size)
     ]
+    having = np.all([has_layers(maps, scope) for scope in scopes], axis=0)
+    return [group for group in groups if not scopes or having[group[0]]]
+
+
+def has_layers(maps: Maps, scope: str) -> NDArray[np.bool_]:
+    """Whether each of the maps' layers has a scope."""
+    return np.isin(maps.layers, maps.layers_of(scope))
+
+
+def at_layers(maps: Maps, scope: str, group: NDArray[np.intp]) -> NDArray[Any]:
+    """A scope's maps (layer, target, source) of some of the maps' layers, by their places."""
+    layers = maps.layers_of(scope)
+    return maps[scope][[layers.index(maps.layers[place]) for place in group]]
+
+
+def check_square(item: Item, measure: str) -> None:
+    """Raise where sources are other tokens than targets, for measures of pairs of one text."""
+    if item.maps.source_axis is not None:
+        raise InputError(
+            f"the measure {measure!r} compares the tokens of one text; the sources of "
+            f"{item.sequence!r} are other tokens than its targets"
+        )

@@ -37,17 +37,19 @@ class Mixing(RowMeasure):
     def rows(self, item: Item) -> dict[str, pa.Table]:
         maps, n = item.maps, len(item)
         scopes = [scope for scope in maps.scopes if scope in maps.mixing]
-        ratio = np.array([maps.mixing[scope] for scope in scopes]).reshape(-1, len(maps.layers), n)
-        blocks = ratio.shape[0] * ratio.shape[1]
+        ratios = [maps.over_layers("mixing", scope) for scope in scopes]
+        ratio = np.array(ratios).reshape(-1, len(maps.layers), n).swapaxes(0, 1)
+        here = np.array([np.isin(maps.layers, maps.covered("mixing", name)) for name in scopes])
+        layer, scope = np.nonzero(here.T.reshape(ratio.shape[:2]))
         columns = {
             "index": item.index,
             "sequence": item.sequence,
-            "layer": np.repeat(maps.layers, len(scopes) * n),
-            "scope": np.tile(np.repeat(np.arange(len(scopes)), n), len(maps.layers)),
-            "position": np.tile(np.arange(n), blocks),
-            "token_id": np.tile(item.encoded.ids, blocks),
-            "category": np.tile(categories(item), blocks),
-            "ratio": ratio.swapaxes(0, 1).ravel(),
+            "layer": np.repeat(np.array(maps.layers)[layer], n),
+            "scope": np.repeat(scope, n),
+            "position": np.tile(np.arange(n), len(layer)),
+            "token_id": np.tile(item.encoded.ids, len(layer)),
+            "category": np.tile(categories(item), len(layer)),
+            "ratio": ratio[layer, scope].ravel(),
         }
         labels = {"scope": scopes, "category": CATEGORIES}
         return {"mixing": build(SCHEMA, columns, labels)}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.corpus.measures.base import Item, Needs, alike
+from normlens.corpus.measures.base import Item, Needs, alike, at_layers
 from normlens.corpus.measures.columns import (
     EXACT,
     WHOSE,
@@ -20,7 +20,7 @@ from normlens.corpus.measures.columns import (
     sums_sql,
     total,
 )
-from normlens.corpus.measures.scope_pairs import feed_forward_pair
+from normlens.corpus.measures.scope_pairs import feed_forward_pairs
 
 TABLES = {
     "norms": pa.schema(
@@ -109,23 +109,33 @@ class Norms:
         statistics = item.maps.statistics
         if "ff_output_norm" not in statistics:
             return {}
+        maps = item.maps
+        layers = maps.covered("statistics", "ff_output_norm")
+        places = np.isin(maps.layers, layers)
         means = {
-            name: statistics[name].mean(axis=1, dtype=np.float64) if name in statistics else np.nan
+            name: maps.over_layers("statistics", name)[places].mean(axis=1, dtype=np.float64)
+            if name in statistics
+            else np.nan
             for name in ("ff_output_norm", "bypassed_norm")
         }
-        return {**_whose(item), "layer": np.array(item.maps.layers), **means}
+        return {**_whose(item), "layer": np.array(layers), **means}
 
     def _dimensions(self, item: Item) -> dict[str, Any]:
         statistics, n = item.maps.statistics, len(item)
         if "ff_output_mean_abs" not in statistics:
             return {}
         layers, width = statistics["ff_output_mean_abs"].shape
-        gamma = statistics.get("gamma", np.full((layers, width), np.nan))
+        blocks = item.maps.covered("statistics", "ff_output_mean_abs")
+        gamma = np.full((layers, width), np.nan)
         special = np.zeros((layers, width), dtype=bool)
-        if "special_dimensions" in statistics:
-            np.put_along_axis(special, statistics["special_dimensions"], True, axis=1)
+        if "gamma" in statistics:  # of the layers that have a norm behind the block
+            normed = np.isin(blocks, item.maps.covered("statistics", "gamma"))
+            gamma[normed] = statistics["gamma"]
+            flags = np.zeros((int(normed.sum()), width), dtype=bool)
+            np.put_along_axis(flags, statistics["special_dimensions"], True, axis=1)
+            special[normed] = flags
         return {
-            "layer": np.repeat(item.maps.layers, width),
+            "layer": np.repeat(blocks, width),
             "dimension": np.tile(np.arange(width), layers),
             "sequences": 1,
             "count": n,
@@ -137,17 +147,22 @@ class Norms:
 
     def _special(self, item: Item) -> dict[str, Any]:
         maps = item.maps
-        pair = feed_forward_pair(maps.scopes)
-        if pair is None or "ff_without_special" not in maps.statistics:
+        if "ff_without_special" not in maps.statistics:
             return {}
-        compared = (maps[pair[0]], maps[pair[1]], maps.statistics["ff_without_special"])
+        ordinary = maps.over_layers("statistics", "ff_without_special")
+        normed = np.isin(maps.layers, maps.covered("statistics", "ff_without_special"))
         blocks = Blocks()
-        for group in alike(maps):
-            allowed = maps.allowed[group[0]]
-            rho = spearman_matrix(np.stack([a[group][:, allowed] for a in compared], axis=1))
-            layer = np.array(maps.layers)[group]
-            blocks.add(layer=layer, rho_with=rho[:, 0, 1], rho_without=rho[:, 0, 2])
-        return {**blocks.columns(), **_whose(item)}
+        for pair in feed_forward_pairs(maps.scopes):
+            for group in alike(maps, *pair):
+                group = group[normed[group]]
+                if not len(group):
+                    continue
+                allowed = maps.allowed[group[0]]
+                compared = [*(at_layers(maps, scope, group) for scope in pair), ordinary[group]]
+                rho = spearman_matrix(np.stack([a[:, allowed] for a in compared], axis=1))
+                layer = np.array(maps.layers)[group]
+                blocks.add(layer=layer, rho_with=rho[:, 0, 1], rho_without=rho[:, 0, 2])
+        return {**columns, **_whose(item)} if (columns := blocks.columns()) else {}
 
 
 def _whose(item: Item) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from normlens.scopes import components_of
+from normlens.scopes import chains, components_of
 
 ScopePair = tuple[str, str]
 
@@ -37,12 +37,20 @@ def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
     return None if before is None or before == after else (before, after)
 
 
+def feed_forward_pairs(scopes: Iterable[str]) -> list[ScopePair]:
+    """`feed_forward_pair` of each kind of layer, where layers differ."""
+    pairs = [feed_forward_pair(chain) for chain in chains(scopes)]
+    return [pair for pair in dict.fromkeys(pairs) if pair is not None]
+
+
 def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
     """Find the pairs that FF-amp is taken of: before FF / FF, and before LN1 / the whole layer.
 
     Kobayashi et al. 2024, section 5. In BERT: ATTNRESLN-N / ATTNRESLNFF-N and ATTNRES-N /
-    ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither.
+    ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither. Where layers
+    differ, each kind of layer has its pairs.
     """
-    listed = list(scopes)
-    pairs = (feed_forward_pair(listed), whole_block_pair(listed))
+    pairs = [
+        pair(chain) for chain in chains(scopes) for pair in (feed_forward_pair, whole_block_pair)
+    ]
     return [pair for pair in dict.fromkeys(pairs) if pair is not None]

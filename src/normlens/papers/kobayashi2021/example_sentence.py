@@ -64,6 +64,8 @@ def write_sentence(lens: Lens, settings: Settings, folder: Path) -> Path:
     """Write the maps of the sentence (or pair) under the four methods, all layers."""
     text = chosen_text(lens, settings.sentence)
     maps = lens.maps(text, scopes=methods(lens.scopes))
+    # Where layers differ, those that all methods can be compared in.
+    maps = maps.choose(maps.layers_of(*maps.scopes))
     return maps.save(folder / FILE, overwrite=True)
 
 
