@@ -16,7 +16,7 @@ from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
-from normlens.errors import InputError, UnsupportedModelError
+from normlens.errors import InputError
 from normlens.explain.ask import Positions, Targets, ask
 from normlens.explain.options import ExplainKeywords, ExplainOptions
 from normlens.explanation import Explanation
@@ -36,6 +36,7 @@ from normlens.text import (
     encode_texts,
 )
 from normlens.turns import alone_with_model
+from normlens.unlike_layers import chosen_scopes, components_in_words, scopes_of
 from normlens.verdicts import check_finite
 
 if TYPE_CHECKING:
@@ -73,13 +74,8 @@ class Lens:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Every layer as the adapter describes it."""
-        layers = [self.adapter.layer(block) for block in self.adapter.blocks()]
-        if len({layer.scopes for layer in layers}) != 1:
-            raise UnsupportedModelError(
-                f"the layers of {self.name} differ in their components; NormLens needs them alike"
-            )
-        return layers
+        """Every layer as the adapter describes it; they may differ."""
+        return [self.adapter.layer(block) for block in self.adapter.blocks()]
 
     @property
     def n_layers(self) -> int:
@@ -87,13 +83,13 @@ class Lens:
 
     @property
     def scopes(self) -> list[str]:
-        """Every scope of this model's layers."""
-        return list(self.layers[0].scopes)
+        """Every scope that any of this model's layers has."""
+        return scopes_of(self.layers)
 
     @property
     def component_sequence(self) -> str:
-        # The first layer of ModernBERT lacks a norm that all others have.
-        return self.layers[-1].component_sequence
+        """The order of a layer's components; of each kind of layer where they differ."""
+        return components_in_words(self.layers)
 
     @property
     def device(self) -> torch.device:
@@ -196,16 +192,16 @@ class Lens:
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
 
-        `scopes` and `layers` (from 0; negative from the end) choose; `heads` adds head-level ATTN
-        maps. `nonlinearity` is the rule for the feed-forward activation: "ig", "ig-bias",
-        "gradient" or "shapley" (`samples` permutations, `seed`; the maps' `standard_error` is that
-        of each norm). `memory_limit` ("512MB") bounds what the feed-forward stage may take beside
-        inputs and outputs; `truncate` accepts the beginning of a text that is too long.
-        `statistics` adds what the papers measure of the feed-forward block's vectors. `precision`
-        is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
-        "bfloat16"; the maps' provenance says which it was. `progress` is called with the layers
-        done and the layers asked for, after each layer of each batch; what it raises ends the
-        analysis.
+        `scopes` and `layers` (from 0; negative from the end) choose, and a scope covers those of
+        the layers that have it; `heads` adds head-level ATTN maps. `nonlinearity` is the rule for
+        the feed-forward activation: "ig", "ig-bias", "gradient" or "shapley" (`samples`
+        permutations, `seed`; the maps' `standard_error` is that of each norm). `memory_limit`
+        ("512MB") bounds what the feed-forward stage may take beside inputs and outputs; `truncate`
+        accepts the beginning of a text that is too long. `statistics` adds what the papers measure
+        of the feed-forward block's vectors. `precision` is that of the feed-forward products on a
+        GPU: "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
+        `progress` is called with the layers done and the layers asked for, after each layer of each
+        batch; what it raises ends the analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         options = AnalysisOptions(
@@ -237,9 +233,10 @@ class Lens:
         `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
         `arrays` the maps themselves stay there, and only what was made of them is returned.
         """
+        layers = options.layers_of(self.n_layers, self.name)
         request = Request(
-            options.scopes_of(self.scopes),
-            options.layers_of(self.n_layers, self.name),
+            chosen_scopes(options, self.layers, layers, self.name),
+            layers,
             options.settings,
             arrays,
             correlations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypedDict
 
 from normlens import scopes as scope_names
@@ -99,11 +99,6 @@ class Request:
     settings: Settings
     arrays: bool = True
     correlations: bool = False
-
-    def settings_of(self, layer: int) -> Settings:
-        """The settings of one layer: kernels are sampled in the first and the last one."""
-        sampled = layer in (self.layers[0], self.layers[-1])
-        return self.settings if sampled else replace(self.settings, sample_kernels=False)
 
 
 def whole(value: int, what: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,25 @@ from safetensors.numpy import save_file
 from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
-from normlens.maps_header import ALLOWED, FIELDS, check_arrays, check_fields
+from normlens.maps_header import (
+    ALLOWED,
+    AXIS,
+    FIELDS,
+    MASKS,
+    SAME_TOKEN,
+    check_arrays,
+    check_fields,
+)
+from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
 
 FORMAT = "normlens-maps"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: What a file is written as where the version before can hold it: layers that are alike, and one
+#: sequence of tokens.
+_PLAIN_VERSION = 1
 #: Fields of a file that maps call otherwise.
 _ATTRIBUTES = {"tokens": "raw_tokens"}
 #: What reading a file that somebody has altered may raise.
@@ -47,17 +59,32 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
         for scope, array in getattr(maps, group).items()
     }
     tensors[ALLOWED] = maps.allowed.astype(np.uint8)
+    if maps.same_token is not None:
+        tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
+    fields = _written(maps, FIELDS)
+    if maps.coverage:
+        fields["coverage"] = dict(maps.coverage)
+    if maps.source_axis is not None:
+        fields["sources"] = _written(maps.source_axis, AXIS)
+    plain = fields.keys() == FIELDS.keys() and maps.same_token is None
     header = {
         "format": FORMAT,
-        "version": str(FORMAT_VERSION),
-        "maps": json.dumps(
-            {name: getattr(maps, _ATTRIBUTES.get(name, name)) for name in FIELDS},
-            ensure_ascii=False,
-        ),
+        "version": str(_PLAIN_VERSION if plain else FORMAT_VERSION),
+        "maps": json.dumps(fields, ensure_ascii=False),
     }
     with writing(path, overwrite=overwrite) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
+
+
+def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Fields as a file calls them."""
+    return {name: getattr(labelled, _ATTRIBUTES.get(name, name)) for name in names}
+
+
+def _read(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as maps call them."""
+    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
 def open(path: str | Path) -> Maps:
@@ -93,15 +120,16 @@ def open(path: str | Path) -> Maps:
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key != ALLOWED:
+        if key not in MASKS:
             groups[group][name] = array
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
-    for name, attribute in _ATTRIBUTES.items():
-        meta[attribute] = meta.pop(name)
     if isinstance(meta["text"], list):
         meta["text"] = tuple(meta["text"])
-    return Maps(allowed=tensors[ALLOWED].astype(bool), **groups, **meta)
+    if (sources := meta.pop("sources", None)) is not None:
+        meta["source_axis"] = TokenAxis(**_read(sources))
+    masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
+    return Maps(**masks, **groups, **_read(meta))
 
 
 def _reason(error: BaseException) -> str:

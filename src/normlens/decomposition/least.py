@@ -30,12 +30,11 @@ def check_limit(
 
     Without a scope behind the feed-forward block there are no tiles, so any limit does.
     """
-    behind = sum("FF" in components_of(scope) for scope in scopes)
-    if not behind:
-        return
+    asked = [scope for scope in scopes if "FF" in components_of(scope)]
     needs = []
     for layer in layers:
-        if layer.feed_forward is None:
+        behind = sum(scope in layer.scopes for scope in asked)
+        if layer.feed_forward is None or not behind:
             continue
         for n in set(lengths):
             heads = layer.attention.heads

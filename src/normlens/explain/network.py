@@ -56,7 +56,7 @@ class FrozenNetwork:
     def _visit(self, trace: LayerTrace) -> None:
         if self.last is not None and not _same(trace.x, self.last):
             raise_between(self.adapter, trace.index)
-        self.kept_bytes -= trace.alpha.nbytes
+        self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
         self.last = trace.output.detach()
@@ -78,7 +78,7 @@ class FrozenNetwork:
         frozen = freeze(
             layer,
             trace.x.to(self.dtype),
-            trace.alpha.to(self.dtype),
+            [alpha.to(self.dtype) for alpha in trace.alphas],
             self.lengths,
             self.rule,
             parts=False,

@@ -107,6 +107,17 @@ class Adapter:
         """What mixes tokens outside every layer, in words; no scope shows it."""
         return None
 
+    def source_tokens(self, name: str, inputs: Mapping[str, Tensor]) -> list[list[str]]:
+        """The tokens of the other sequence `name` that attentions read, for each row of `inputs`.
+
+        Only families whose `Attention` has a `source` write it. Padding is left out.
+        """
+        raise UnsupportedModelError(
+            f"an attention of {type(self.model).__name__} reads another sequence ({name!r}), and "
+            f"the adapter {type(self).__name__} does not say what its tokens are; write its "
+            "`source_tokens` (docs/adapters.md)"
+        )
+
     def token_types(self) -> int:
         """The number of token types that the model distinguishes; 0: it takes none."""
         if "token_type_ids" not in inspect.signature(self.model.forward).parameters:

@@ -1,4 +1,4 @@
-"""From a model and data to a report: the runs that the experiments need, and what they show."""
+"""From a model and data to a report: plan the runs that the experiments need, and do them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from normlens.corpus.runs.runs import model_name, resume, run
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
 from normlens.loading import load
-from normlens.papers.folder import (
+from normlens.papers.from_model import read_ranks_file, write_from_model
+from normlens.papers.reporting import build_report
+from normlens.papers.results_folder import (
     MODEL,
     RUNS,
     SETTINGS,
@@ -24,8 +26,6 @@ from normlens.papers.folder import (
     save_settings,
     short_names,
 )
-from normlens.papers.from_model import read_ranks_file, write_from_model
-from normlens.papers.reporting import build_report
 from normlens.papers.settings import Settings
 
 #: The papers mask in the experiments on similarity and mixing, and not in those on FF-amp.
@@ -35,7 +35,7 @@ ALL_MEASURES = "similarity,mixing,amplification,norms"
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that the experiments need."""
+    """One run that the experiments need."""
 
     data: str  # what was asked for
     short: str  # what reports call it
@@ -48,7 +48,7 @@ class Planned:
 
 
 def plan(settings: Settings, causal: bool) -> list[Planned]:
-    """Masked and unmasked runs over each data set; a causal model has no masks, and one run."""
+    """Plan masked and unmasked runs over each data set; a causal model needs one, without masks."""
     planned = []
     for data, short in short_names(settings.data).items():
         if causal:
@@ -71,7 +71,7 @@ def reproduce(
     execution: dict[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """Every table and figure of the papers: ``reproduce("ff", "minilm", "sample", "out")``.
+    """Compute every table and figure of the papers: ``reproduce("ff", "minilm", "sample", "out")``.
 
     Does or resumes the runs that the experiments (`kinds`: "ff", "mixing" or both) need, under
     ``out/runs``, and builds the report; gives its path. `limit` takes the first sequences of the
@@ -130,10 +130,10 @@ def _do(
     execution: dict[str, Any],
     progress: Progress,
 ) -> Run:
-    """The run, done or finished."""
+    """Do the run, or finish one that was begun."""
     here = (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
-    own = ("device", "dtype", "trust_remote_code")
-    how = {k: v for k, v in execution.items() if not (here and k in own)}
+    of_the_lens = ("device", "dtype", "trust_remote_code")
+    how = {k: v for k, v in execution.items() if not (here and k in of_the_lens)}
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
     relations = {"relations": list(settings.relations)}
     amplified = settings.relations and "amplification" in planned.measures

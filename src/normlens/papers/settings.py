@@ -1,4 +1,4 @@
-"""What a reproduction is asked for."""
+"""The settings of a reproduction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_RUNS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the numbers of a report depend on beside model and data."""
+    """Everything that the numbers of a report depend on, model and data included."""
 
     kinds: tuple[str, ...]
     model: str
@@ -62,7 +62,7 @@ class Settings:
             )
 
     def joined(self, other: Settings) -> Settings:
-        """These settings in a folder that was begun with `other`, which must not mix two things."""
+        """Merge these settings into a folder begun with `other`; refuse to mix two kinds."""
         for item in fields(self):
             then, now = getattr(other, item.name), getattr(self, item.name)
             if item.name in _OF_RUNS and then != now:
@@ -85,11 +85,11 @@ class Settings:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Settings:
-        known = {item.name for item in fields(cls)}
-        own = {name: value for name, value in found.items() if name in known}
+    def from_json(cls, contents: dict[str, Any]) -> Settings:
+        names = {item.name for item in fields(cls)}
+        values = {name: value for name, value in contents.items() if name in names}
         tuples = ("kinds", "data", "relations")
-        return cls(**own | {name: tuple(own.get(name, ())) for name in tuples})
+        return cls(**values | {name: tuple(values.get(name, ())) for name in tuples})
 
 
 def _sequences(limit: int | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normlens.embedded import EMBEDDED
-from normlens.errors import InputError
+from normlens.errors import InputError, UnsupportedModelError
 from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
 from normlens.viewer.payload import encode
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Description:
-    """What a visitor is told of a model before it is loaded."""
+    """The facts about a model that a visitor sees before it is loaded."""
 
     name: str
     family: str
@@ -52,13 +52,18 @@ class ServedModels:
         self._lenses: OrderedDict[str, Lens] = OrderedDict()  # the one used last stands last
 
     def describe(self) -> None:
-        """Read every model's configuration, so that a wrong name is known before the page is."""
+        """Read every model's configuration, so that a wrong name fails before the page opens."""
         from normlens.estimate import skeleton
         from normlens.loading import load_config, pick_device, pick_dtype
 
         pick_dtype(self._options["dtype"], pick_device(self._options["device"]))
         for name in self.names:
             lens = skeleton(load_config(name, trust_remote_code=self._trust), name)
+            if len({layer.scopes for layer in lens.layers}) > 1:
+                raise UnsupportedModelError(
+                    f"the layers of {name} differ, and the page of a server shows layers that are "
+                    "alike; `normlens map --out maps.html` writes a page with all of them"
+                )
             self.descriptions[name] = Description(
                 name=name,
                 family=lens.model_type,
@@ -72,7 +77,7 @@ class ServedModels:
         return name in self._lenses
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
-        """The maps that a question asks for, as the page reads them."""
+        """Compute the maps that a question asks for, encoded as the page reads them."""
         from normlens.options import AnalysisOptions
 
         lens = self._lens(question.model)
@@ -109,7 +114,7 @@ class ServedModels:
 
 
 def installed_models() -> list[str]:
-    """Embedded models that can be served, or an error that says how to get one."""
+    """List the embedded models that can be served, or raise an error that says how to get one."""
     names = [
         name for name, model in EMBEDDED.items() if model.installed and not model.missing_extras()
     ]

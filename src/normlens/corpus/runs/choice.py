@@ -10,7 +10,7 @@ from typing import Any
 from normlens.corpus import measures
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
-from normlens.corpus.measures.sources import module_sources, sources_of
+from normlens.corpus.measures.user_files import module_sources, sources_of
 from normlens.corpus.runs.options import parse_measures
 from normlens.errors import InputError
 
