@@ -24,7 +24,7 @@ from normlens.explain.walk import Wanted, carry
 from normlens.explain.words import label_of
 from normlens.explanation import Explanation
 from normlens.heads import LAST, Head
-from normlens.inputs import model_inputs, without_autocast
+from normlens.model_inputs import model_inputs, without_autocast
 from normlens.scopes import resolve_all
 from normlens.text import Encoded
 from normlens.trace import reading
