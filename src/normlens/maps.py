@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes as PlotAxes
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
+
+    from normlens.viewer.state import ViewerState
 
 __all__ = ["Correlations", "Maps"]
 
@@ -287,7 +290,7 @@ class Maps(LabelledMaps):
 
         return to_html(self, path, precision=precision, largest=largest, overwrite=overwrite)
 
-    def show(self, *others: Maps, **state: str | int) -> Any:
+    def show(self, *others: Maps, **state: Unpack[ViewerState]) -> object:
         """The interactive viewer for a notebook cell; `others` are maps to compare with.
 
         ``maps.show(layer=3, scope="FF")`` opens it there.

@@ -28,10 +28,10 @@ from normlens.decomposition.costs.tiles import (
 )
 from normlens.decomposition.fused.precision import SPLIT_PRODUCTS
 from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
-from normlens.decomposition.rules import SHAPLEY
 from normlens.estimate.plans import covered, forms_paths, kernel_costs, plan_of, sequence_shape
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
+from normlens.nonlinearities import SHAPLEY
 from normlens.rows import ROWS
 
 

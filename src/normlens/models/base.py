@@ -38,15 +38,15 @@ class Adapter:
         """The layers in the order in which the model runs them; one may stand here twice."""
         raise NotImplementedError
 
-    def steps(self, block: Any) -> list[Step]:
+    def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
         raise NotImplementedError
 
-    def window(self, block: Any) -> int | None:
+    def window(self, block: nn.Module) -> int | None:
         """How many tokens to the left a target sees, itself included; None is all of them."""
         return None
 
-    def reach(self, block: Any) -> Reach:
+    def reach(self, block: nn.Module) -> Reach:
         """Which sources a target of this layer may attend to."""
         window = self.window(block)
         back = None if window is None else window - 1
@@ -103,7 +103,7 @@ class Decoder(Adapter):
 
 
 def register(
-    *model_types: str, tiny: Mapping[str, Any] | None = None
+    *model_types: str, tiny: Mapping[str, object] | None = None
 ) -> Callable[[type[Adapter]], type[Adapter]]:
     """Class decorator: use this adapter for models whose ``config.model_type`` is one of these.
 

@@ -21,7 +21,7 @@ from normlens.corpus.engines.shard_rows import Gathered
 from normlens.corpus.measures import Measure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
@@ -38,7 +38,7 @@ LARGEST_BATCH = 64  # of Lens, where it chooses
 class Task:
     """What a worker needs to know; it travels to other processes and machines."""
 
-    options: Options
+    options: RunOptions
     measures: tuple[str | Measure, ...]
     device: str = "auto"
     dtype: str = "auto"
@@ -257,7 +257,7 @@ def _check_tokenizer(lens: Lens) -> None:
         )
 
 
-def _check_masking(options: Options, lens: Lens) -> None:
+def _check_masking(options: RunOptions, lens: Lens) -> None:
     if options.mask and lens.causal:
         raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
 

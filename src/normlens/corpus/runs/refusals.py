@@ -10,7 +10,7 @@ from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.merging import NAMES_CODE
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.recovery import is_own
 from normlens.corpus.runs.shards import recorded
 from normlens.errors import InputError, OutputError
@@ -34,7 +34,7 @@ def check_free(folder: Folder) -> None:
         )
 
 
-def check_named(folder: Folder, options: Options, measures: bool, settings: bool) -> None:
+def check_named(folder: Folder, options: RunOptions, measures: bool, settings: bool) -> None:
     """Code that a run's options name is imported only if the user names it too."""
     own = [name for name in options.measures if ":" in name]
     relations = any(given.get(NAMES_CODE) for given in options.settings.values())

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data
 from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
-from normlens.corpus.measures import Measure
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, open_folder
@@ -27,7 +26,14 @@ from normlens.corpus.runs.manifest import (
     changes,
     refuse,
 )
-from normlens.corpus.runs.options import Execution, Options, fixed_path, parse_measures
+from normlens.corpus.runs.options import (
+    Execution,
+    RunKeywords,
+    RunOptions,
+    fixed_path,
+    parse_measures,
+    split_keywords,
+)
 from normlens.corpus.runs.plan import shards_to_do
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import check_complete, recover
@@ -36,77 +42,56 @@ from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.shards import Done, Finished, commit
 from normlens.errors import InputError, NormLensError, OutputError
 from normlens.lens import Lens
+from normlens.option_fields import shows_fields_of
 
-_EXECUTION = tuple(field.name for field in fields(Execution))
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+@shows_fields_of(RunOptions, Execution, without=("model", "data"))
 def run(
     model: str | os.PathLike[str] | Lens,
     data: str | os.PathLike[str] | Data,
     out: str | os.PathLike[str],
     *,
-    measures: str | Sequence[str | Measure] | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    mask: float | None = None,
-    limit: int | None = None,
-    max_length: int | None = 128,
-    truncate: bool = True,
-    seed: int = 0,
-    column: str | None = None,
-    pair_column: str | None = None,
-    paragraphs: bool = False,
-    revision: str | None = None,
-    precision: str = "auto",
-    shard_size: int = 64,
     progress: Progress | None = None,
-    **execution: Any,
+    **options: Unpack[RunKeywords],
 ) -> Run:
     """Measure every sequence of `data` with `model` and keep the tables in the folder `out`.
 
-    `out` is a new folder or a URL that fsspec knows. `settings` are options of measures, such as
-    ``{"amplification": {"axis": "target"}}``. `mask` replaces that share of the tokens by mask
-    tokens. A sequence that cannot be analysed is a row of the table `failures`. The rest says how
-    the work is done: `device`, `dtype`, `engine` ("local" or "ray"), `workers`, `batch_size`,
-    `address`, `gpus_per_worker`, `trust_remote_code`.
+    `out` is a new folder or a URL that fsspec knows. A sequence that cannot be analysed is a row of
+    the table `failures`. The options are those of `RunOptions`, on which the tables depend, and of
+    `Execution`, which say how the work is done; measures may also be ready ones.
     """
-    chosen = Choice.of(measures, settings)
-    options = Options(
+    given, how = split_keywords(options, "run")
+    chosen = Choice.of(given.pop("measures", None), given.pop("settings", None))
+    fixed = RunOptions(
         model=model_name(model),
         data=data.name if isinstance(data, Data) else fixed_path(data),
         measures=chosen.names,
-        settings={name: dict(own) for name, own in (settings or {}).items()},
-        mask=mask,
-        limit=limit,
-        max_length=max_length,
-        truncate=truncate,
-        seed=seed,
-        column=column,
-        pair_column=pair_column,
-        paragraphs=paragraphs,
-        revision=revision,
-        precision=precision,
-        shard_size=shard_size,
+        settings=chosen.settings,
+        **given,
     )
-    how = _execution(execution)
+    execution = Execution(**how)
     tables = chosen.tables()
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
-    source = data if isinstance(data, Data) else _open_data(options)
-    if isinstance(data, Data) and limit is not None:
+    source = data if isinstance(data, Data) else _open_data(fixed)
+    if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
     described = _described(source)
     with locked(folder) as lock:
         check_free(folder)
-        progress.say(f"loading {options.model}")
-        with _engine(options, chosen, how, model) as engine:
+        progress.say(f"loading {fixed.model}")
+        with _engine(fixed, chosen, execution, model) as engine:
             manifest = Manifest(
-                options=options,
+                options=fixed,
                 model=engine.identity,
                 data=described,
                 tables=tables,
                 measures=chosen.described(),
-                execution=asdict(how),
+                execution=asdict(execution),
                 versions=engine.by["versions"],
                 machine={k: v for k, v in engine.by.items() if k not in ("versions", "model")},
                 created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -118,14 +103,14 @@ def run(
     return _run(folder, manifest, chosen)
 
 
+@shows_fields_of(RunOptions, Execution, without=("model", "data"))
 def resume(
     out: str | os.PathLike[str],
     *,
     model: Lens | str | os.PathLike[str] | None = None,
     data: Data | str | os.PathLike[str] | None = None,
-    measures: str | Sequence[str | Measure] | None = None,
     progress: Progress | None = None,
-    **given: Any,
+    **options: Unpack[RunKeywords],
 ) -> Run:
     """Finish a run that was stopped; one that is complete is checked and left as it is.
 
@@ -137,22 +122,21 @@ def resume(
     folder = open_folder(out)
     manifest = Manifest.load(folder)
     progress = progress or Progress()
-    how = {name: given.pop(name) for name in _EXECUTION if name in given}
+    given, how = split_keywords(options, "resume")
     if model is not None:
         given["model"] = model_name(model)
     if data is not None:
         given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
     own = manifest.options
+    measures = given.pop("measures", None)
     wanted = own.measures if measures is None else measures
     listed = parse_measures(wanted) if isinstance(wanted, str) else wanted
     given["measures"] = measure_names(listed)
-    if "settings" in given:
-        given["settings"] = json.loads(json.dumps(given["settings"]))
-    unknown = [name for name in given if name not in own.as_json()]
-    if unknown:
-        raise InputError(f"resume takes no option {unknown[0]!r}")
+    settings = given.pop("settings", None)
+    if settings is not None:
+        given["settings"] = json.loads(json.dumps(settings))
     refuse(folder, changed_options(manifest, given))
-    check_named(folder, own, measures is not None, "settings" in given)
+    check_named(folder, own, measures is not None, settings is not None)
     chosen = Choice.of(listed, own.settings)
     refuse(folder, changed_tables(manifest, chosen.tables()))
     with locked(folder) as lock:
@@ -162,7 +146,7 @@ def resume(
         progress.say(f"loading {manifest.options.model}")
         # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
         before = {name: manifest.model[name] for name in ("device", "dtype")}
-        execution = _execution({**before, **how})
+        execution = Execution(**{**before, **how})
         with _engine(manifest.options, chosen, execution, model) as engine:
             refuse(
                 folder,
@@ -231,7 +215,7 @@ def model_name(model: Any) -> str:
 
 def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
     """The run, with the measures that the user named for it."""
-    given = {"measures": chosen.wanted, "settings": chosen.settings}
+    given: RunKeywords = {"measures": chosen.wanted, "settings": chosen.settings}
     return Run(folder, manifest, chosen.measures, given)
 
 
@@ -243,7 +227,7 @@ def _described(data: Data) -> dict[str, Any]:
     }
 
 
-def _open_data(options: Options) -> Data:
+def _open_data(options: RunOptions) -> Data:
     return open_data(
         options.data,
         column=options.column,
@@ -253,14 +237,7 @@ def _open_data(options: Options) -> Data:
     )
 
 
-def _execution(given: Mapping[str, Any]) -> Execution:
-    unknown = [name for name in given if name not in _EXECUTION]
-    if unknown:
-        raise InputError(f"run takes no option {unknown[0]!r}")
-    return Execution(**given)
-
-
-def _engine(options: Options, chosen: Choice, execution: Execution, model: Any) -> Engine:
+def _engine(options: RunOptions, chosen: Choice, execution: Execution, model: Any) -> Engine:
     task = Task(
         options=options,
         measures=chosen.portable,
