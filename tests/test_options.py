@@ -19,6 +19,7 @@ from normlens.errors import OptionError
 from normlens.nonlinearities import RULES, SHAPLEY
 from normlens.option_fields import Option, options_of, shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions, LoadOptions
+from normlens.papers.reproduce import reproduce
 from normlens.papers.settings import Settings, SettingsKeywords
 from normlens.viewer.state import ViewerState
 
@@ -53,6 +54,8 @@ def test_keywords_are_the_fields(keywords: Any, kinds: list[Any]) -> None:
         (normlens.Lens.maps, [AnalysisOptions]),
         (normlens.run, [RunOptions, Execution]),
         (normlens.resume, [RunOptions, Execution]),
+        (normlens.Run.resume, [RunOptions, Execution]),
+        (reproduce, [Settings]),
         (normlens.load, [LoadOptions]),
     ],
 )

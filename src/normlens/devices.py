@@ -54,7 +54,7 @@ def _named_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> Any:
-    """The dtype that weights are read in; "auto" on a GPU is transformers' word for their own."""
+    """The dtype that weights are read in; "auto" is float32 on a CPU, else the checkpoint's."""
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
     if dtype == AUTO:

@@ -113,9 +113,9 @@ class AnalysisOptions:
             precision=self.precision,
         )
 
-    def scopes_of(self, known: list[str]) -> list[str]:
+    def scopes_of(self, available: list[str]) -> list[str]:
         """The chosen ones of a model's scopes, in its order."""
-        return scope_names.resolve_all(self.scopes, known)
+        return scope_names.resolve_all(self.scopes, available)
 
     def layers_of(self, count: int, name: str) -> list[int]:
         """The chosen ones of a model's layers, in order; negative ones count from the end."""

@@ -64,8 +64,8 @@ def _read_tokenizer(origin: Origin) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(origin.name, **origin.options)
     # Whatever the many tokenizer classes raise, the user's next step is the same.
     except Exception as error:
-        if (known := known_cause(origin, error)) is not None:
-            raise known from error
+        if (explained := known_cause(origin, error)) is not None:
+            raise explained from error
         raise _UnusableTokenizerError(
             f"{origin.name!r} has no usable tokenizer ({reason_of(error)}); {advice}"
         ) from error

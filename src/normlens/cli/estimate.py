@@ -85,10 +85,11 @@ def estimate_command(
 
 
 def _checkpoint_dtype(config: Any) -> torch.dtype:
+    """The dtype that a checkpoint's configuration names; float32 where it names none."""
     import torch
 
-    own = getattr(config, "dtype", None)
-    return own if isinstance(own, torch.dtype) else torch.float32
+    dtype = getattr(config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:

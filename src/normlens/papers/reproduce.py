@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import ExecutionKeywords, fixed_path
+from normlens.corpus.runs.options import ExecutionKeywords
+from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.runs import model_name, resume, run
+from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
 from normlens.loading import load
+from normlens.option_fields import shows_fields_of
 from normlens.papers.folder import (
     MODEL,
     RUNS,
@@ -63,6 +65,7 @@ def plan(settings: Settings, causal: bool) -> list[Planned]:
     return planned
 
 
+@shows_fields_of(Settings, without=("kinds", "model", "data", "limits"))
 def reproduce(
     kinds: str | Sequence[str],
     model: str | os.PathLike[str] | Lens,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from normlens.errors import InputError, OptionError, check_choice
@@ -201,19 +199,3 @@ def split_keywords(given: Mapping[str, Any], call: str) -> tuple[dict[str, Any],
         raise InputError(f"{call} takes no option {unknown[0]!r}")
     options = {name: value for name, value in given.items() if name in of_tables}
     return options, {name: value for name, value in given.items() if name in of_work}
-
-
-def fixed_path(spec: str | os.PathLike[str]) -> str:
-    """A path made absolute, so that a run can be resumed from another folder; names as they are."""
-    text = os.fspath(spec)
-    prefix, separator, rest = text.partition(":")
-    if separator and not Path(text).exists() and prefix.isalnum() and "//" not in rest:
-        return f"{prefix}:{_absolute(rest)}"  # a data set's name with a local file
-    return _absolute(text)
-
-
-def _absolute(text: str) -> str:
-    path = Path(text).expanduser()
-    if path.exists() or (any(mark in text for mark in "*?[") and path.parent != Path(".")):
-        return str(path.absolute())
-    return text

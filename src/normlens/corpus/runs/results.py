@@ -11,9 +11,10 @@ from normlens.corpus.runs.check import Check, check
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import named_measures
-from normlens.corpus.runs.options import RunKeywords, parse_measures
+from normlens.corpus.runs.options import Execution, RunKeywords, RunOptions, parse_measures
 from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables
+from normlens.option_fields import shows_fields_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +79,7 @@ class Run:
         """Read every file and compare it with its checksum; find what is missing or stray."""
         return check(self.folder, self.manifest)
 
+    @shows_fields_of(RunOptions, Execution, without=("model", "data"))
     def resume(
         self,
         *,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,8 @@ from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
-from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, open_folder
-from normlens.corpus.runs.identity import digest
-from normlens.corpus.runs.lock import Lock, locked
+from normlens.corpus.runs.lock import locked
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -30,17 +27,16 @@ from normlens.corpus.runs.options import (
     Execution,
     RunKeywords,
     RunOptions,
-    fixed_path,
     parse_measures,
     split_keywords,
 )
-from normlens.corpus.runs.plan import shards_to_do
+from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import check_complete, recover
+from normlens.corpus.runs.recovery import recover
 from normlens.corpus.runs.refusals import check_free, check_named
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.shards import Done, Finished, commit
-from normlens.errors import InputError, NormLensError, OutputError
+from normlens.corpus.runs.work import compute_shards
+from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.option_fields import shows_fields_of
 
@@ -99,7 +95,7 @@ def run(
             # What lies there without a manifest is of a run that was stopped before it began.
             recover(folder, manifest)
             manifest.save(folder)
-            _work(folder, lock, manifest, source, engine, {}, progress)
+            compute_shards(folder, lock, manifest, source, engine, {}, progress)
     return _run(folder, manifest, chosen)
 
 
@@ -127,90 +123,38 @@ def resume(
         given["model"] = model_name(model)
     if data is not None:
         given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
-    own = manifest.options
+    fixed = manifest.options
     measures = given.pop("measures", None)
-    wanted = own.measures if measures is None else measures
+    wanted = fixed.measures if measures is None else measures
     listed = parse_measures(wanted) if isinstance(wanted, str) else wanted
     given["measures"] = measure_names(listed)
     settings = given.pop("settings", None)
     if settings is not None:
         given["settings"] = json.loads(json.dumps(settings))
     refuse(folder, changed_options(manifest, given))
-    check_named(folder, own, measures is not None, settings is not None)
-    chosen = Choice.of(listed, own.settings)
+    check_named(folder, fixed, measures is not None, settings is not None)
+    chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.tables()))
     with locked(folder) as lock:
-        source = data if isinstance(data, Data) else _open_data(own)
+        source = data if isinstance(data, Data) else _open_data(fixed)
         now = {"data": _described(source), "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
-        progress.say(f"loading {manifest.options.model}")
+        progress.say(f"loading {fixed.model}")
         # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
         before = {name: manifest.model[name] for name in ("device", "dtype")}
         execution = Execution(**{**before, **how})
-        with _engine(manifest.options, chosen, execution, model) as engine:
+        with _engine(fixed, chosen, execution, model) as engine:
             refuse(
                 folder,
                 changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
             )
             _warn(manifest, engine, progress)
             done = recover(folder, manifest)
-            _work(folder, lock, manifest, source, engine, done, progress)
+            compute_shards(folder, lock, manifest, source, engine, done, progress)
     return _run(folder, manifest, chosen)
 
 
-def _work(
-    folder: Folder,
-    lock: Lock,
-    manifest: Manifest,
-    data: Data,
-    engine: Engine,
-    done: dict[int, Done],
-    progress: Progress,
-) -> None:
-    counts = [shard.sequences + shard.failures for shard in done.values()]
-    progress.start(manifest.sequences, sum(counts))
-    expected = digest(manifest.model)
-    for shard in _memory_checked(engine.compute(shards_to_do(data, manifest, done))):
-        if shard.by["model"] != expected:
-            raise RunError(
-                f"the worker on {shard.by['host']} has another model, or another kind of device, "
-                "than the run began with; give every node the same and resume"
-            )
-        lock.check()
-        try:
-            commit(folder, manifest, shard)
-        except OutputError as error:
-            raise OutputError(
-                f"{error}; what is done is kept, go on with: normlens run --resume {folder}"
-            ) from error
-        progress.advance(shard.sequences + shard.failures, shard.failures)
-    lock.check()
-    check_complete(folder, manifest)
-
-
-def _memory_checked(shards: Iterator[Finished]) -> Iterator[Finished]:
-    try:
-        yield from shards
-    except MemoryError as error:
-        if isinstance(error, NormLensError):
-            raise
-        raise RunError(
-            "there is not enough memory; what is done is kept: resume the run, with fewer "
-            "--workers or a smaller --batch-size"
-        ) from error
-
-
 # What a run is made of ----------------------------------------------------------------------------
-
-
-def model_name(model: Any) -> str:
-    """What a run calls a model: a folder absolutely, everything else as it is given."""
-    if not isinstance(model, (str, os.PathLike)):
-        return model.name
-    name = os.fspath(model)
-    # A folder without a model may happen to be called like one that is not a folder.
-    no_model = os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json"))
-    return name if no_model else fixed_path(name)
 
 
 def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
@@ -237,7 +181,12 @@ def _open_data(options: RunOptions) -> Data:
     )
 
 
-def _engine(options: RunOptions, chosen: Choice, execution: Execution, model: Any) -> Engine:
+def _engine(
+    options: RunOptions,
+    chosen: Choice,
+    execution: Execution,
+    model: Lens | str | os.PathLike[str] | None,
+) -> Engine:
     task = Task(
         options=options,
         measures=chosen.portable,
