@@ -17,8 +17,9 @@ from torch import Tensor
 from normlens.components import FeedForward, Linear, ParallelFeedForward
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Parts
-from normlens.decomposition.rules import SHAPLEY, Linearised, hidden, linearise, projections
+from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.errors import InputError
+from normlens.nonlinearities import SHAPLEY
 
 NOT_LINEAR = (
     "Shapley values are not linear in the parts and cannot be composed; use the rule 'ig', "

@@ -33,8 +33,8 @@ from normlens.decomposition.feedforward import (
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.rules import SHAPLEY
 from normlens.errors import InputError
+from normlens.nonlinearities import SHAPLEY
 
 FrozenStep = (
     FrozenBranch

@@ -38,15 +38,15 @@ class Adapter:
         """The layers in the order in which the model runs them; a shared one appears repeatedly."""
         raise NotImplementedError
 
-    def steps(self, block: Any) -> list[Step]:
+    def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
         raise NotImplementedError
 
-    def window(self, block: Any) -> int | None:
+    def window(self, block: nn.Module) -> int | None:
         """How many tokens to the left a target sees, itself included; None: all of them."""
         return None
 
-    def reach(self, block: Any) -> Reach:
+    def reach(self, block: nn.Module) -> Reach:
         """Which sources a target of this layer may attend to."""
         window = self.window(block)
         back = None if window is None else window - 1
@@ -114,7 +114,7 @@ class Decoder(Adapter):
 
 
 def register(
-    *model_types: str, tiny: Mapping[str, Any] | None = None
+    *model_types: str, tiny: Mapping[str, object] | None = None
 ) -> Callable[[type[Adapter]], type[Adapter]]:
     """Class decorator: use this adapter for models whose ``config.model_type`` is one of these.
 
