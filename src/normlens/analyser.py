@@ -19,8 +19,8 @@ from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.errors import UnsupportedModelError
-from normlens.model_inputs import model_inputs, without_autocast
 from normlens.maps import Maps
+from normlens.model_inputs import model_inputs, without_autocast
 from normlens.options import Request
 from normlens.packing import packed
 from normlens.text import Encoded

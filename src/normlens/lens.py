@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import torch
@@ -15,32 +15,39 @@ from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit
-from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
-from normlens.errors import InputError
+from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED
 from normlens.explain.ask import Positions, Targets, ask
-from normlens.explain.options import ExplainKeywords, ExplainOptions
+from normlens.explain_options import ExplainKeywords, ExplainOptions
 from normlens.explanation import Explanation
 from normlens.explanations import Explanations
+from normlens.inputs import encode_input
 from normlens.maps import Maps
 from normlens.models import adapt
+from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
-from normlens.precisions import AUTO
-from normlens.text import (
-    Encoded,
-    Ids,
-    Text,
-    Texts,
-    Tokenizer,
-    check_token_types,
-    encode_ids,
-    encode_texts,
-)
-from normlens.turns import alone_with_model
+from normlens.parsing import parse_bytes
+from normlens.products import refresh_products
+from normlens.text import Encoded, Ids, Text, Texts, Tokenizer
 from normlens.unlike_layers import chosen_scopes, components_in_words, scopes_of
 from normlens.verdicts import check_finite
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class TextKeywords(AnalysisKeywords, total=False):
+    """Keywords of `Lens.maps` beside a text."""
+
+    truncate: bool
+    progress: Progress | None
+
+
+class IdKeywords(AnalysisKeywords, total=False):
+    """Keywords of `Lens.maps` beside token ids."""
+
+    attention_mask: Ids | None
+    token_type_ids: Ids | None
+    progress: Progress | None
 
 
 class Lens:
@@ -55,7 +62,7 @@ class Lens:
         revision: str | None = None,
     ):
         self.adapter = adapt(model)
-        self.model: Any = self.adapter.model
+        self.model: nn.Module = self.adapter.model
         self.tokenizer = None if tokenizer is False else tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
@@ -118,58 +125,21 @@ class Lens:
     # What it shows ------------------------------------------------------------------------------
 
     @overload
-    def maps(
-        self,
-        text: Text,
-        *,
-        truncate: bool = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> Maps: ...
+    def maps(self, text: Text, **options: Unpack[TextKeywords]) -> Maps: ...
 
     @overload
-    def maps(
-        self,
-        text: Texts,
-        *,
-        truncate: bool = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> list[Maps]: ...
+    def maps(self, text: Texts, **options: Unpack[TextKeywords]) -> list[Maps]: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        input_ids: list[int],
-        attention_mask: list[int] | None = ...,
-        token_type_ids: list[int] | None = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> Maps: ...
+    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        input_ids: list[list[int]],
-        attention_mask: list[list[int]] | None = ...,
-        token_type_ids: list[list[int]] | None = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> list[Maps]: ...
+    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        input_ids: Ids,
-        attention_mask: Ids | None = ...,
-        token_type_ids: Ids | None = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> Maps | list[Maps]: ...
+    def maps(self, *, input_ids: Ids, **options: Unpack[IdKeywords]) -> Maps | list[Maps]: ...
 
+    @shows_fields_of(AnalysisOptions)
     def maps(
         self,
         text: Text | Texts | None = None,
@@ -177,47 +147,23 @@ class Lens:
         input_ids: Ids | None = None,
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
-        scopes: str | Iterable[str] | None = None,
-        layers: int | Iterable[int] | None = None,
-        heads: bool = False,
-        statistics: bool = False,
-        nonlinearity: str = "ig",
-        batch_size: int | str = AUTO,
-        memory_limit: int | float | str | None = None,
         truncate: bool = False,
-        samples: int = 64,
-        seed: int = 0,
-        precision: str = AUTO,
         progress: Progress | None = None,
+        **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
 
-        `scopes` and `layers` (from 0; negative from the end) choose, and a scope covers those of
-        the layers that have it; `heads` adds head-level ATTN maps. `nonlinearity` is the rule for
-        the feed-forward activation: "ig", "ig-bias", "gradient" or "shapley" (`samples`
-        permutations, `seed`; the maps' `standard_error` is that of each norm). `memory_limit`
-        ("512MB") bounds what the feed-forward stage may take beside inputs and outputs; `truncate`
-        accepts the beginning of a text that is too long. `statistics` adds what the papers measure
-        of the feed-forward block's vectors. `precision` is that of the feed-forward products on a
-        GPU: "float32" (the default), "tf32" or "bfloat16"; the maps' provenance says which it was.
-        `progress` is called with the layers done and the layers asked for, after each layer of each
-        batch; what it raises ends the analysis.
+        `truncate` accepts the beginning of a text that is too long. `progress` is called with the
+        layers done and the layers asked for, after each layer of each batch; what it raises ends
+        the analysis. The other options are those of `normlens.options.AnalysisOptions`, which
+        explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
         """
-        encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
-        options = AnalysisOptions(
-            scopes=scopes,
-            layers=layers,
-            heads=heads,
-            statistics=statistics,
-            nonlinearity=nonlinearity,
-            batch_size=batch_size,
-            memory_limit=memory_limit,
-            samples=samples,
-            seed=seed,
-            precision=precision,
+        chosen = AnalysisOptions(**options)
+        encoded, many = encode_input(
+            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
         )
-        done = self.analyse(encoded, options, progress=progress)
-        return done if many else done[0]
+        results = self.analyse(encoded, chosen, progress=progress)
+        return results if many else results[0]
 
     def analyse(
         self,
@@ -251,10 +197,11 @@ class Lens:
                 self.compute_dtype.itemsize,
             )
         if self._products is not None:
-            self._refresh(self._products, request.layers)
+            refresh_products(self._products, self, request.layers)
         analyser = Analyser(self, request, self._products, progress)
         return analyser.maps(encoded, options.batch_size)
 
+    @shows_fields_of(ExplainOptions)
     def explain(
         self,
         text: Text | Texts | None = None,
@@ -279,12 +226,13 @@ class Lens:
         at `position` behind layer `layer`, or behind the model's last step. A list of texts,
         targets, contrasts or positions gives a list.
 
-        `nonlinearity` is "ig", "ig-bias" or "gradient"; `flow` keeps how much of the score goes
-        where in each layer, `heads` the same by head, `scopes` the same behind these scopes.
-        `first_piece` accepts the first token of a target that is several.
+        The other options are those of `normlens.explain_options.ExplainOptions`, which explains
+        them: the rule for activations, flow maps by layer, head and scope, memory.
         """
-        encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         chosen = ExplainOptions(**options)
+        encoded, many = encode_input(
+            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        )
         return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
 
     def encode(
@@ -297,7 +245,9 @@ class Lens:
         truncate: bool = False,
     ) -> list[Encoded]:
         """Texts, or token ids, as `analyse` takes them."""
-        return self._encode(text, input_ids, attention_mask, token_type_ids, truncate)[0]
+        return encode_input(
+            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        )[0]
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.
@@ -309,50 +259,9 @@ class Lens:
         Weights that change later are noticed by their content. Calling it again changes nothing.
         """
         limit = parse_bytes(memory_limit) or DEFAULT_PREPARED
-        if self._products is None or self._products.limit != limit:
+        products = self._products
+        if products is None or products.limit != limit:
             products = ProductStore(limit)
-        else:
-            products = self._products
-        self._refresh(products, range(self.n_layers))
+        refresh_products(products, self, range(self.n_layers))
         self._products = products
         return self
-
-    def _refresh(self, products: ProductStore, layers: Iterable[int]) -> None:
-        """Bring what is kept of these layers up to date with the model's weights."""
-
-        def refresh() -> None:
-            blocks = list(self.adapter.blocks())
-            described = {block: self.adapter.layer(block) for block in blocks}
-            wanted = {blocks[layer] for layer in layers}
-            products.refresh(described, wanted, self.compute_dtype)
-
-        alone_with_model(self.model, refresh)
-
-    def _encode(
-        self,
-        text: Text | Texts | None,
-        input_ids: Ids | None,
-        attention_mask: Ids | None,
-        token_type_ids: Ids | None,
-        truncate: bool,
-    ) -> tuple[list[Encoded], bool]:
-        """The sequences, and whether they were given as a list."""
-        if (text is None) == (input_ids is None):
-            raise InputError(
-                "pass either a text (or a list of texts) or input_ids=…, one of the two"
-            )
-        vocabulary = getattr(self.adapter.config, "vocab_size", None)
-        if text is None:
-            encoded, many = encode_ids(
-                input_ids,
-                attention_mask,
-                token_type_ids,
-                self.tokenizer,
-                vocabulary,
-                self.max_tokens,
-            )
-            check_token_types(encoded, self.adapter.token_types(), self.name)
-            return encoded, many
-        many = isinstance(text, list)
-        texts = list(text) if isinstance(text, list) else [text]
-        return encode_texts(texts, self.tokenizer, self.max_tokens, truncate, vocabulary), many

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes as PlotAxes
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
+
+    from normlens.viewer.state import ViewerState
 
 __all__ = ["Correlations", "Maps"]
 
@@ -174,7 +177,7 @@ class Maps(MeasurableMaps):
 
         return to_html(self, path, precision=precision, largest=largest, overwrite=overwrite)
 
-    def show(self, *others: Maps, **state: str | int) -> Any:
+    def show(self, *others: Maps, **state: Unpack[ViewerState]) -> object:
         """The interactive viewer for a notebook cell; `others` are maps to compare with.
 
         ``maps.show(layer=3, scope="FF")`` opens it there.

@@ -204,7 +204,7 @@ def test_what_cannot_go_into_one_folder(
         reproduce("ff", tiny_bert, letters, tmp_path / "new", seeds=1)
     with pytest.raises(InputError, match="choose one of: ff, mixing"):
         reproduce("tables", tiny_bert, letters, tmp_path / "new")
-    with pytest.raises(InputError, match="--resamples must be at least 100"):
+    with pytest.raises(InputError, match=r"^resamples must be at least 100"):
         reproduce("ff", tiny_bert, letters, tmp_path / "new", resamples=3)
     with pytest.raises(InputError, match="holds no results"):
         build_report(tmp_path)

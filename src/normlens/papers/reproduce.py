@@ -6,16 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import fixed_path
+from normlens.corpus.runs.options import ExecutionKeywords
+from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.runs import model_name, resume, run
+from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
 from normlens.loading import load
+from normlens.option_fields import shows_fields_of
 from normlens.papers.from_model import read_ranks_file, write_from_model
 from normlens.papers.reporting import build_report
 from normlens.papers.results_folder import (
@@ -26,7 +28,10 @@ from normlens.papers.results_folder import (
     save_settings,
     short_names,
 )
-from normlens.papers.settings import Settings
+from normlens.papers.settings import Settings, SettingsKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: The papers mask in the experiments on similarity and mixing, and not in those on FF-amp.
 MEASURES = {"masked": "similarity,mixing,norms", "plain": "amplification"}
@@ -60,16 +65,17 @@ def plan(settings: Settings, causal: bool) -> list[Planned]:
     return planned
 
 
+@shows_fields_of(Settings, without=("kinds", "model", "data", "limits"))
 def reproduce(
     kinds: str | Sequence[str],
-    model: Any,
+    model: str | os.PathLike[str] | Lens,
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
     limit: int | None = None,
     progress: Progress | None = None,
-    execution: dict[str, Any] | None = None,
-    **options: Any,
+    execution: ExecutionKeywords | None = None,
+    **options: Unpack[SettingsKeywords],
 ) -> Path:
     """Compute every table and figure of the papers: ``reproduce("ff", "minilm", "sample", "out")``.
 
@@ -109,7 +115,9 @@ def reproduce(
     return build_report(folder)
 
 
-def _lens(model: Any, settings: Settings, execution: dict[str, Any]) -> Lens:
+def _lens(
+    model: str | os.PathLike[str] | Lens, settings: Settings, execution: ExecutionKeywords
+) -> Lens:
     if not isinstance(model, (str, os.PathLike)):
         return model
     return load(
@@ -126,8 +134,8 @@ def _do(
     folder: Path,
     settings: Settings,
     lens: Lens,
-    model: Any,
-    execution: dict[str, Any],
+    model: str | os.PathLike[str] | Lens,
+    execution: ExecutionKeywords,
     progress: Progress,
 ) -> Run:
     """Do the run, or finish one that was begun."""

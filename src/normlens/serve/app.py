@@ -11,8 +11,8 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from normlens._version import __version__
-from normlens.decomposition import RULES
 from normlens.errors import InputError, one_line, valid_choice
+from normlens.nonlinearities import RULES
 from normlens.serve.jobs import CANCELLED, DONE, Job, Jobs, Question, QueueFullError
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from normlens.options import AnalysisOptions
 from normlens.serve.limits import Limits
 
 QUEUED, RUNNING, DONE, FAILED, CANCELLED = STATES = (
@@ -31,7 +32,7 @@ class Question:
     model: str
     text: str
     pair: str | None = None
-    rule: str = "ig"
+    rule: str = AnalysisOptions.nonlinearity
 
 
 @dataclass

@@ -21,7 +21,7 @@ from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
@@ -36,7 +36,7 @@ LARGEST_BATCH = 64  # of Lens, where it chooses
 class Task:
     """The instructions of a worker, which are sent to other processes and machines."""
 
-    options: Options
+    options: RunOptions
     measures: tuple[str | Measure, ...]
     device: str = "auto"
     dtype: str = "auto"
@@ -210,7 +210,7 @@ def _check_tokenizer(lens: Lens) -> None:
         )
 
 
-def _check_masking(options: Options, lens: Lens) -> None:
+def _check_masking(options: RunOptions, lens: Lens) -> None:
     if options.mask and lens.causal:
         raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.json_text import parse_json
 
 NAME = "manifest.json"
@@ -37,7 +37,7 @@ FIXED = {
 class Manifest:
     """A run's identity card, written once, before the first shard."""
 
-    options: Options
+    options: RunOptions
     model: dict[str, Any]
     data: dict[str, Any]  # name, fingerprint, sequences
     tables: dict[str, dict[str, Any]]  # table → measure, columns, order, merged
@@ -95,7 +95,7 @@ class Manifest:
                 raise RunError(f"{str(folder)!r} was written by {age}")
             digest = fields.pop("digest")
             _check_types(fields)
-            manifest = cls(**{**fields, "options": Options.from_json(fields["options"])})
+            manifest = cls(**{**fields, "options": RunOptions.from_json(fields["options"])})
             _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(

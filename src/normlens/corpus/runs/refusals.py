@@ -10,7 +10,7 @@ from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.merging import NAMES_CODE
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.recovery import is_run_file
 from normlens.corpus.runs.shards import recorded
 from normlens.errors import InputError, OutputError
@@ -36,7 +36,7 @@ def check_free(folder: Folder) -> None:
         )
 
 
-def check_named(folder: Folder, options: Options, measures: bool, settings: bool) -> None:
+def check_named(folder: Folder, options: RunOptions, measures: bool, settings: bool) -> None:
     """Refuse to import code that a run's options name unless the user names it too."""
     user_measures = [name for name in options.measures if ":" in name]
     relations = any(given.get(NAMES_CODE) for given in options.settings.values())
