@@ -13,6 +13,7 @@ from normlens import analysis, store
 from normlens.axes import Axes, LayerTarget, LayerTargetSource, PerLayer, axes_of
 from normlens.errors import InputError, MissingDependencyError
 from normlens.labelled import Correlations, LabelledMaps
+from normlens.rolled import scope_rollout
 from normlens.scopes import feed_forward_pair, resolve
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class Maps(LabelledMaps):
                 "without_special_tokens() drops some"
             )
         return self.mixing[name]
+
+    def rollout(self, scope: str) -> Maps:
+        """``R_ℓ = Â_ℓ R_{ℓ−1}``: a scope's maps multiplied from layer 0 up to each layer.
+
+        Sources are then the model's input tokens, as far as a product of layers can tell. Abnar &
+        Zuidema's ``Â = ½ W̄ + ½ I`` for "ATTN-W"; for norms rows that sum to 1, mixed with the
+        identity alike where the scope has no residual connection (`normlens.rollouts` has more).
+        """
+        return scope_rollout(self, scope)
 
     def top_pairs(
         self,
