@@ -54,6 +54,14 @@ def rolled_out(maps: M, scope: str, *, method: str, residual: float, normalise: 
     )
 
 
+def rollout_words(maps: LabelledMaps) -> str | None:
+    """What the values of rolled-out maps are, in words; None for maps of single layers."""
+    about = maps.provenance.get("rollout")
+    if maps.provenance.get("origin") != ROLLOUT or not isinstance(about, dict):
+        return None
+    return f"rollout ({about.get('method')}) up to each layer"
+
+
 def _check(maps: LabelledMaps, layers: int, shape: tuple[int, ...]) -> None:
     """Raise unless each layer's sources are the targets of the layer before it."""
     origin = maps.provenance.get("origin", "layer")

@@ -18,7 +18,7 @@ def rollout(
     """``R_ℓ = Â_ℓ R_{ℓ−1}`` with ``Â = (1 − r) A + r I``; (layer, i, j) → (layer, i, j).
 
     Each row of A first sums to 1, unless `normalise` says no; a row of zeros stays as it is. The
-    residual's share r is ½ for attention weights (Abnar & Zuidema 2020, section 3) and 0 for maps
+    residual's share r is ½ for attention weights (Abnar & Zuidema 2020) and 0 for maps
     that have the residual connection in them. In float64: a product of many layers that are not
     normalised may leave the range of float32.
     """

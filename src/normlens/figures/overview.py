@@ -61,7 +61,7 @@ def plot_overview(
     rows = [[panel(k, scope) for scope in chosen.scopes] for k in range(len(chosen.layers))]
     n = len(maps.tokens)
     whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
-    what = measured(chosen.scopes, normalise)
+    what = measured(maps, chosen.scopes, normalise)
     return heat_maps(
         maps,
         rows,

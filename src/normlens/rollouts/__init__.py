@@ -8,11 +8,11 @@ sources are the model's input tokens: [layer, target, source], the last layer fo
 """
 
 from normlens.analysis import rollout
-from normlens.rollouts.alti import alti
-from normlens.rollouts.globenc import globenc
+from normlens.rollouts.alti_rollout import alti
+from normlens.rollouts.globenc_rollout import globenc
 from normlens.rollouts.layerwise import RolloutOptions
 from normlens.rollouts.registry import METHODS, Method, method, rollout_of_scope, rollout_of_weights
-from normlens.rollouts.value_zeroing import value_zeroing
+from normlens.rollouts.value_zeroing_rollout import value_zeroing
 
 __all__ = [
     "METHODS",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from normlens.errors import InputError
 from normlens.maps import Maps
 from normlens.options import AnalysisOptions
-from normlens.rollouts.alti import alti
-from normlens.rollouts.globenc import globenc
+from normlens.rollouts.alti_rollout import alti
+from normlens.rollouts.globenc_rollout import globenc
 from normlens.rollouts.layerwise import Given, RolloutOptions, as_given, check_stack, sequences
-from normlens.rollouts.value_zeroing import value_zeroing
+from normlens.rollouts.value_zeroing_rollout import value_zeroing
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
     c_ij = max(0, ‖y_i‖₁ − ‖y_i − F_i(x_j)‖₁),    rows to 1, rollout
 
-Ferrando et al. 2022, section 4.1. Its authors take the attention block: y and F behind ATTN RES LN
-of a post-LN layer (scope "LN1"), behind ATTN RES of a pre-LN layer. By default this module takes
-the whole layer, whose output is what the next layer reads.
+Ferrando et al. 2022. Its authors take the attention block of a post-LN layer: y and F behind ATTN
+RES LN (scope "LN1"; its counterpart in a pre-LN layer is ATTN RES, "RES1"). By default this module
+takes the whole layer, whose output is what the next layer reads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     c_ij = 1 − cos(y_i, y_i with v_j = 0 in all heads of the layer),    rows to 1, rollout
 
-Mohebbi et al. 2023, section 3. The model's own blocks run again with a hook on the value
-projection, which is taken off on every way out.
+Mohebbi et al. 2023. The model's own blocks run again with a hook on the value projection, which is
+taken off on every way out.
 """
 
 from __future__ import annotations

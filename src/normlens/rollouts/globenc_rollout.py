@@ -2,8 +2,8 @@
 
     ‖(P_ij − mean P_ij) / σ(LN2)_i ⊙ γ₂‖,    P the parts behind ATTN RES LN
 
-Modarressi et al. 2022, section 3.2 (N_Enc). The feed-forward block is left out of the parts, which
-pass it by the residual connection, but σ is that of LN2's real input. Rows are not normalised.
+Modarressi et al. 2022. The feed-forward block is left out of the parts, which pass it by the
+residual connection, but σ is that of LN2's real input. Rows are not normalised.
 """
 
 from __future__ import annotations
