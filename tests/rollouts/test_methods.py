@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,28 @@ def test_texts_and_lists_of_texts(name, minilm):
         method(minilm, " ")
     with pytest.raises(InputError, match="not both in one list"):
         method(minilm, ["Rain.", *minilm.encode("Rain.")])
+
+
+def test_the_code_in_the_document_runs(minilm):
+    document = Path(__file__).parents[2] / "docs" / "rollouts.md"
+    (code,) = re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.S)
+    exec(
+        compile(code, "rollouts.md", "exec"),
+        {"lens": minilm, "text": "Rain.", "normlens": normlens},
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_case
+def test_on_a_gpu(family, name, dtype):
+    method = rollouts.method(name)
+    found = []
+    for device in ("cpu", "cuda"):
+        lens = normlens.load(tiny_model(family).to(device, dtype))
+        found.append(method(lens, lens.encode(input_ids=BATCH), RolloutOptions(batch_size=3)))
+    for here, there in zip(*found, strict=True):
+        assert_equal(there, here, 1e-3 if dtype == torch.float32 else 1e-6)
 
 
 # Names --------------------------------------------------------------------------------------------
