@@ -10,6 +10,7 @@ from normlens import conversions, store
 from normlens.axes import LayerTargetSource
 from normlens.labelled import Correlations
 from normlens.measuring import MeasurableMaps
+from normlens.rolled import scope_rollout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,15 @@ class Maps(MeasurableMaps):
     scopes, as with a dictionary. Where a model's layers differ, ``maps[scope]`` covers the layers
     ``maps.layers_of(scope)``, and ``maps.at(scope, layer)`` is the map of one of them.
     """
+
+    def rollout(self, scope: str) -> Maps:
+        """``R_ℓ = Â_ℓ R_{ℓ−1}``: a scope's maps multiplied from layer 0 up to each layer.
+
+        Sources are then the model's input tokens, as far as a product of layers can tell. Abnar &
+        Zuidema's ``Â = ½ W̄ + ½ I`` for "ATTN-W"; for norms rows that sum to 1, mixed with the
+        identity alike where the scope has no residual connection (`normlens.rollouts` has more).
+        """
+        return scope_rollout(self, scope)
 
     # Taking away ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from normlens.rolled import rollout_words
 from normlens.scopes import components_of, consecutive
 from normlens.wording import quoted
 
@@ -24,19 +25,21 @@ def additions(names: Sequence[str]) -> dict[str, str]:
     return added
 
 
-def unit(scope: str, normalise: str) -> str:
+def unit(maps: Maps, scope: str, normalise: str) -> str:
     """Say what a scope's colours measure."""
     if normalise != "none":
         return {
             "source": "share of each source's column",
             "target": "share of each target's row",
         }[normalise]
+    if (how := rollout_words(maps)) is not None:
+        return how
     return "norm of the part ‖F_i(x_j)‖" if scope.endswith("-N") else "attention weight"
 
 
-def measured(names: Sequence[str], normalise: str) -> str:
+def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
     """Say what the colours measure, and in which panels."""
-    kinds = {unit(scope, normalise): scope[-1] for scope in names}
+    kinds = {unit(maps, scope, normalise): scope[-1] for scope in names}
     if len(kinds) == 1:
         return next(iter(kinds))
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())

@@ -55,7 +55,7 @@ def plot_layer(
     values = {scope: array[0] for scope, array in masked(chosen, normalise).items()}
     tops = {scope: largest(values[scope]) for scope in names}
     if scale == "shared":
-        units = {scope: unit(scope, normalise) for scope in names}
+        units = {scope: unit(maps, scope, normalise) for scope in names}
         tops = {s: max(tops[t] for t in names if units[t] == units[s]) for s in names}
     if ax is not None:
         scope = only_scope(names)
@@ -71,7 +71,7 @@ def plot_layer(
     n = max(len(maps.targets), len(maps.sources))
     smallest = {1: 3.0, 2: 2.4}.get(columns, 1.9)
     how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
-    what = measured(names, normalise)
+    what = measured(maps, names, normalise)
     return heat_maps(
         maps,
         [panels[start : start + columns] for start in range(0, len(panels), columns)],

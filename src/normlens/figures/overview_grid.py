@@ -65,7 +65,7 @@ def plot_overview(
     n = max(len(maps.targets), len(maps.sources))
     lacking = ["A layer without a map has other components."] if chosen.coverage else []
     whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
-    what = measured(chosen.scopes, normalise)
+    what = measured(maps, chosen.scopes, normalise)
     return heat_maps(
         maps,
         rows,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from normlens.errors import InputError
 from normlens.labelled import LabelledMaps
 from normlens.plain_json import plain
+from normlens.rolled import rollout_words
 from normlens.viewer.shapes import of_like_layers, square
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dic
         left_out = [*left_out, "Head-level maps are left out; the maps file has them."]
     if maps.standard_error:
         left_out = [*left_out, "Standard errors are left out; the maps file has them."]
+    if (how := rollout_words(maps)) is not None:
+        left_out = [*left_out, f"Norms of single layers are left out; values are a {how}."]
     completeness = float(maps.completeness)
     text = [maps.text] if isinstance(maps.text, str) else maps.text
     return {
