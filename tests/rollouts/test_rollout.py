@@ -15,6 +15,7 @@ import normlens
 from normlens.analysis import reachable, rollout
 from normlens.errors import InputError, UnknownScopeError
 from normlens.rolled import ROLLOUT
+from normlens.tokens import TokenAxis
 
 
 @pytest.fixture
