@@ -90,7 +90,7 @@ def integrated_gradients(model: Any, ids: list[int], score: Callable[[Any], Any]
 
 
 class Case:
-    """One model and one text: its forward pass, its explanation, and the number that is explained."""
+    """One model and one text: its forward pass, its explanation, and what is explained."""
 
     def __init__(self, lens: Any, n: int):
         self.lens, self.model = lens, lens.adapter.whole

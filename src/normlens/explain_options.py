@@ -27,7 +27,7 @@ class ExplainOptions:
 
     - `nonlinearity` is the rule for activations: "ig", "ig-bias" or "gradient".
     - `flow` keeps how much of the score goes where in each layer, by default unless a text is so
-      long that these maps would take more than a gibibyte; `heads` keeps the same by head, `scopes`
+      long that these maps would take more than 128 MB; `heads` keeps the same by head, `scopes`
       the same behind each of these scopes.
     - `first_piece` accepts the first token of a target that is several.
     - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.

@@ -45,4 +45,4 @@ def weighted(alpha: Tensor, v: Tensor) -> Tensor:
 def _halves(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A number of the lower precision, and what it misses."""
     high = v.to(dtype)
-    return high, (v - high.to(v.dtype)).to(dtype)
+    return high, (v - high).to(dtype)

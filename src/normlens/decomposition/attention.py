@@ -19,6 +19,9 @@ from normlens.decomposition.parts import Bias, Factors, Parts
 from normlens.decomposition.scored import Scored, inner
 from normlens.matmul import times, weighted
 
+#: Pairs of tokens whose flow is computed at a time, of some heads; more of them are not faster.
+_FLOW_PAIRS = 1 << 20
+
 
 @dataclass(frozen=True)
 class FrozenAttention:
@@ -90,13 +93,29 @@ class FrozenAttention:
         Shape (…, b, h, i, j); `at_heads` is g as it arrives there (`score`). No token owns value
         biases, nor `unowned` (d,) of the attention's input.
         """
+        values = self._owned_values(unowned)  # (b, h, d_head, j)
+        return (at_heads @ values).mul_(self.alpha)
+
+    def flow(self, at_heads: Tensor, unowned: Tensor | None = None) -> Tensor:
+        """The same of all heads together, (…, b, i, j), a few heads at a time."""
+        values = self._owned_values(unowned)
+        total: Tensor | None = None
+        count = self.attention.heads
+        step = max(1, _FLOW_PAIRS * count // self.alpha.numel())
+        for first in range(0, count, step):
+            heads = slice(first, first + step)
+            some = (at_heads[..., heads, :, :] @ values[:, heads]).mul_(self.alpha[:, heads])
+            total = some.sum(-3) if total is None else total.add_(some.sum(-3))
+        assert total is not None
+        return total
+
+    def _owned_values(self, unowned: Tensor | None) -> Tensor:
+        """What the heads' values owe to tokens, (b, h, d_head, j)."""
         bias = self.attention.value.bias
         if unowned is not None:
             bias = self.attention.value(unowned[None])[0]
-        values = self.values
-        if bias is not None:
-            values = values - _by_head(self.attention, bias)
-        return (at_heads @ values.permute(0, 2, 3, 1)).mul_(self.alpha)
+        values = self.values if bias is None else self.values - _by_head(self.attention, bias)
+        return values.permute(0, 2, 3, 1)
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""

@@ -51,10 +51,10 @@ class FrozenFeedForward:
         """What the block adds to the score of g (…, b, i, d)."""
         at_neurons = times(g, self.ff.down.weight.T)
         if self._all_owned:
-            passed = (at_neurons * self.neurons.hidden).sum(-1)
+            passed = _inner(at_neurons, self.neurons.hidden)
             return Scored(self._inputs_adjoint(at_neurons), passed)
-        passed = (at_neurons * (self.neurons.hidden - self._unowned_neurons)).sum(-1)
-        unowned = (at_neurons * self._unowned_neurons).sum(-1)
+        unowned = _inner(at_neurons, self._unowned_neurons)
+        passed = _inner(at_neurons, self.neurons.hidden) - unowned
         if self.ff.down.bias is not None:
             unowned = unowned + g @ self.ff.down.bias
         return Scored(self._inputs_adjoint(at_neurons), passed, unowned)
@@ -101,6 +101,11 @@ class FrozenFeedForward:
         for z, slope in zip(inputs[1:], self.neurons.slopes[1:], strict=True):
             total = torch.addcmul(total, z, slope)
         return total
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """``a_i · b_i`` of neurons (…, b, i, m), without the products in memory."""
+    return (a[..., None, :] @ b[..., None])[..., 0, 0]
 
 
 @dataclass(frozen=True)

@@ -98,10 +98,13 @@ def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Li
     ``r^a = u ∫ α g′(αa) dα`` and ``r^u = ∫ g(αa) dα``. With ``g(t) = g(0) + t r(t)`` both follow
     from ``J = ∫ α r(αa) dα``: ``r^u = g(0) + a J`` and, by parts, ``r^a = u (r(a) − J)``.
     """
-    mean = g.mean_slope(a)
-    r_a = u * (g.slope(a) - mean)
-    r_u = g.at_zero + a * mean
-    return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, g.value(a) * u, True)
+    mean, slope = g.mean_slope(a), g.slope(a)
+    r_a = u * (slope - mean)
+    r_u = mean.mul_(a)
+    h = slope.mul_(a)  # g(a) − g(0)
+    if g.at_zero:
+        r_u, h = r_u.add_(g.at_zero), h.add_(g.at_zero)
+    return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h.mul_(u), True)
 
 
 def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 #: Flow maps of one score are kept without being asked for up to this size.
-FLOW_BYTES = 1 << 30
+FLOW_BYTES = 1 << 27
 
 #: Answers, each with the place of its question.
 Answers = list[tuple[int, Explanation]]
