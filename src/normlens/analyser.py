@@ -13,17 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.analysis import special_dimensions
-from normlens.batches import batches, launched
+from normlens.batches import affordable, batches, launched, vector_batch
 from normlens.checks import Checks
 from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.decomposition.projections import ProductStore
+from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.explain.whole_maps import whole_maps
 from normlens.maps import Correlations, Maps
 from normlens.options import Request
+from normlens.origins import INPUT
+from normlens.precisions import AUTO
 from normlens.text import Encoded, pad
-from normlens.trace import LayerTrace, trace
+from normlens.trace import LayerTrace, reading, trace
+from normlens.turns import alone_with_model
 from normlens.verdicts import TOLERANCE, check_completeness, check_kernels
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ class Analyser:
         """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
         device = self.lens.device
         waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
-        for indices in batches(self.lens, encoded, batch_size):
+        for indices in batches(self.lens, encoded, self._batch_size(encoded, batch_size)):
             batch = [encoded[i] for i in indices]
             waiting.append((indices, launched(batch, self._launch, self._finish, device)))
             while len(waiting) > (0 if device.type == "cpu" else 1):
@@ -66,8 +72,22 @@ class Analyser:
         for places, finish in waiting:
             yield places, finish()
 
+    def _batch_size(self, encoded: Sequence[Encoded], batch_size: int | str) -> int | str:
+        """The batch size that is asked for, or fewer where whole vectors would not fit."""
+        if self.request.origin != INPUT:
+            return batch_size
+        longest = max(map(len, encoded), default=1)
+        wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
+        return vector_batch(self.lens, longest, wanted, self._limit)
+
+    @property
+    def _limit(self) -> int:
+        return self.request.settings.memory_limit or DEFAULT_LIMIT
+
     def _launch(self, batch: list[Encoded]) -> Collected:
         """Run the model and the algebra; on a GPU the results are not there yet."""
+        if self.request.origin == INPUT:
+            return self._launch_whole_way(batch)
         lens, request = self.lens, self.request
         lengths = [len(sequence) for sequence in batch]
         checks = Checks(lens.adapter, lens.dtype, lengths)
@@ -94,21 +114,39 @@ class Analyser:
                 self.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
         # A caller's autocast would run the model in one precision and the algebra in another.
-        with _without_autocast(lens.device):
-            trace(lens.adapter, self._inputs(batch), request.layers, consume)
+        with without_autocast(lens.device):
+            trace(lens.adapter, model_inputs(lens, batch), request.layers, consume)
         return collected
 
-    def _inputs(self, batch: Sequence[Encoded]) -> dict[str, Tensor]:
-        adapter = self.lens.adapter
-        pad_id = getattr(adapter.config, "pad_token_id", None)
-        # Any id will do under the mask; some configurations name none, or −1.
-        usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
-        inputs = pad(batch, usable, self.lens.device)
-        # A tokenizer may give types that its model does not know.
-        types = {kind for sequence in batch for kind in sequence.type_ids or ()}
-        if types and max(types) >= adapter.token_types():
-            del inputs["token_type_ids"]
-        return inputs
+    def _launch_whole_way(self, batch: list[Encoded]) -> Collected:
+        """The same for sources that are the model's input tokens."""
+        lens, request = self.lens, self.request
+        dtype, limit = lens.compute_dtype, self._limit
+        lengths = [len(sequence) for sequence in batch]
+        checks = Checks(lens.adapter, lens.dtype, lengths)
+        collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
+        network = FrozenNetwork(
+            lens.adapter,
+            lengths,
+            request.settings.rule,
+            dtype,
+            limit // KEPT_SHARE,
+            watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
+        )
+
+        def advance(part: float) -> None:
+            if self.progress is not None:
+                self.progress(int(part * len(request.layers)), len(request.layers))
+
+        def run() -> None:
+            with without_autocast(lens.device), reading(lens.model):
+                network.run(lens.model, model_inputs(lens, batch))
+                found = whole_maps(network, request.layers, request.scopes, limit, advance)
+                for index, layer, maps in found:
+                    collected.add(maps, index, layer)
+
+        alone_with_model(lens.model, run)
+        return collected
 
     def _finish(self, batch: list[Encoded], collected: Collected) -> list[Maps]:
         """Check a batch's results and pack them up."""
@@ -160,6 +198,7 @@ class Analyser:
             "components": lens.component_sequence,
             "causal": lens.causal,
             "nonlinearity": settings.rule,
+            "origin": self.request.origin,
             "completeness": completeness,
             "tolerance": TOLERANCE[lens.dtype],
             "dtype": str(lens.dtype).removeprefix("torch."),
@@ -175,6 +214,20 @@ class Analyser:
         return provenance
 
 
+def model_inputs(lens: Lens, batch: Sequence[Encoded]) -> dict[str, Tensor]:
+    """What the lens's model takes for a batch, padded on the right."""
+    adapter = lens.adapter
+    pad_id = getattr(adapter.config, "pad_token_id", None)
+    # Any id will do under the mask; some configurations name none, or −1.
+    usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
+    inputs = pad(batch, usable, lens.device)
+    # A tokenizer may give types that its model does not know.
+    types = {kind for sequence in batch for kind in sequence.type_ids or ()}
+    if types and max(types) >= adapter.token_types():
+        del inputs["token_type_ids"]
+    return inputs
+
+
 def _ordinary_dimensions(layer: Layer) -> Tensor | None:
     """Every dimension but the special ones of the norm behind the feed-forward block."""
     norm = layer.norm_behind_feed_forward
@@ -182,7 +235,7 @@ def _ordinary_dimensions(layer: Layer) -> Tensor | None:
 
 
 @contextmanager
-def _without_autocast(device: torch.device) -> Iterator[None]:
+def without_autocast(device: torch.device) -> Iterator[None]:
     """Switch a caller's autocast off; a device that knows none (meta) needs nothing."""
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         yield

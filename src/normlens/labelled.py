@@ -22,6 +22,7 @@ from normlens.axes import (
     take,
 )
 from normlens.errors import InputError, UnknownScopeError
+from normlens.origins import IN_WORDS, LAYER
 from normlens.scopes import resolve, resolve_all
 from normlens.tokens import readable_tokens
 
@@ -68,6 +69,16 @@ class LabelledMaps:
         return {name: getattr(self, name) for name in GROUPS}
 
     @property
+    def origin(self) -> str:
+        """Whose contributions these are: "layer", its input vectors, or "input", the tokens."""
+        return str(self.provenance.get("origin", LAYER))
+
+    @property
+    def origin_in_words(self) -> str:
+        """What titles say of it; nothing of a layer's own sources."""
+        return IN_WORDS.get(self.origin, "")
+
+    @property
     def scopes(self) -> list[str]:
         """The scopes at hand, in the order of the layer's components."""
         return list(self.arrays)
@@ -104,9 +115,10 @@ class LabelledMaps:
 
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
+        sources = "".join(f"{words}, " for words in [self.origin_in_words] if words)
         return (
             f"Maps({model}: {len(self.raw_tokens)} tokens, {len(self.layers)} layers, "
-            f"{len(self.scopes)} scopes, completeness {self.completeness:.1e})"
+            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
         )
 
     # Choosing and merging -----------------------------------------------------------------------

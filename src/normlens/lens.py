@@ -11,13 +11,14 @@ from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
-from normlens.decomposition.least import check_limit
+from normlens.decomposition.least import check_limit, check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
 from normlens.decomposition.projections import ProductStore
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.maps import Maps
 from normlens.models import adapt
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
+from normlens.origins import INPUT, LAYER
 from normlens.precisions import AUTO
 from normlens.text import (
     Encoded,
@@ -186,6 +187,7 @@ class Lens:
         samples: int = 64,
         seed: int = 0,
         precision: str = AUTO,
+        origin: str = LAYER,
         progress: Progress | None = None,
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
@@ -197,9 +199,10 @@ class Lens:
         inputs and outputs; `truncate` accepts the beginning of a text that is too long.
         `statistics` adds what the papers measure of the feed-forward block's vectors. `precision`
         is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
-        "bfloat16"; the maps' provenance says which it was. `progress` is called with the layers
-        done and the layers asked for, after each layer of each batch; what it raises ends the
-        analysis.
+        "bfloat16"; the maps' provenance says which it was. `origin`
+        "input" makes the model's input tokens the sources, through all layers before; biases then
+        belong to no token. `progress` is called with the layers done and the layers asked for,
+        after each layer of each batch; what it raises ends the analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         options = AnalysisOptions(
@@ -213,6 +216,7 @@ class Lens:
             samples=samples,
             seed=seed,
             precision=precision,
+            origin=origin,
         )
         done = self.analyse(encoded, options, progress=progress)
         return done if many else done[0]
@@ -237,12 +241,16 @@ class Lens:
             options.settings,
             arrays,
             correlations,
+            options.origin,
         )
-        if options.memory_limit is not None:
+        limit, lengths = request.settings.memory_limit or DEFAULT_LIMIT, [*map(len, encoded)]
+        if options.memory_limit is not None and options.origin == INPUT:
+            check_vectors_limit(limit, self.layers[0], lengths, self.compute_dtype.itemsize)
+        elif options.memory_limit is not None:
             check_limit(
-                request.settings.memory_limit or DEFAULT_LIMIT,
+                limit,
                 [self.layers[index] for index in request.layers],
-                [len(sequence) for sequence in encoded],
+                lengths,
                 self.scopes if options.statistics else request.scopes,
                 request.settings.rule,
                 self.compute_dtype.itemsize,

@@ -69,6 +69,7 @@ _PROVENANCE: dict[str, tuple[type, ...]] = {
     "components": (str,),
     "causal": (bool,),
     "nonlinearity": (str,),
+    "origin": (str,),
     "tolerance": (float, int),
     "dtype": (str,),
     "compute_dtype": (str,),

@@ -9,8 +9,11 @@ from typing import TypedDict
 
 from normlens import scopes as scope_names
 from normlens.decomposition import RULES, Settings
+from normlens.decomposition.feedforward import NOT_LINEAR
 from normlens.decomposition.memory import DEFAULT_LIMIT, parse_bytes
+from normlens.decomposition.rules import SHAPLEY
 from normlens.errors import InputError, valid_choice
+from normlens.origins import INPUT, LAYER, ORIGINS
 from normlens.precisions import AUTO, PRECISIONS
 
 
@@ -28,6 +31,7 @@ class AnalysisOptions:
     samples: int = 64
     seed: int = 0
     precision: str = AUTO
+    origin: str = LAYER
 
     def __post_init__(self) -> None:
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
@@ -39,6 +43,25 @@ class AnalysisOptions:
             if isinstance(self.batch_size, str):
                 raise InputError(f"batch_size is a number or 'auto', not {self.batch_size!r}")
             at_least_one(self.batch_size, "batch_size")
+        valid_choice(self.origin, ORIGINS, "origin")
+        if self.origin == INPUT:
+            self._check_whole_way()
+
+    def _check_whole_way(self) -> None:
+        """Refuse what only a layer's own sources have."""
+        if self.nonlinearity == SHAPLEY:
+            raise InputError(NOT_LINEAR)
+        for asked, what in ((self.heads, "heads"), (self.statistics, "statistics")):
+            if asked:
+                raise InputError(
+                    f"{what} are of one layer and its own sources, not of the way from the input "
+                    f"tokens; leave `{what}` out, or take origin={LAYER!r}"
+                )
+        if self.precision not in (AUTO, "float32"):
+            raise InputError(
+                f"precision {self.precision!r} is of kernels for one layer's sources; with "
+                f"origin={INPUT!r} leave it out"
+            )
 
     @property
     def settings(self) -> Settings:
@@ -55,7 +78,17 @@ class AnalysisOptions:
 
     def scopes_of(self, known: list[str]) -> list[str]:
         """The chosen ones of a model's scopes, in its order."""
-        return scope_names.resolve_all(self.scopes, known)
+        chosen = scope_names.resolve_all(self.scopes, known)
+        if self.origin == LAYER:
+            return chosen
+        norms = [scope for scope in chosen if scope not in scope_names.WEIGHT_SCOPES]
+        if len(norms) < len(chosen) and self.scopes not in (None, "all"):
+            weights = next(scope for scope in chosen if scope in scope_names.WEIGHT_SCOPES)
+            raise InputError(
+                f"{weights} shows one layer's attention weights, which do not go back to the input "
+                f"tokens; choose scopes that end in -N, or take origin={LAYER!r}"
+            )
+        return norms
 
     def layers_of(self, count: int, name: str) -> list[int]:
         """The chosen ones of a model's layers, in order; negative ones count from the end."""
@@ -88,6 +121,7 @@ class AnalysisKeywords(TypedDict, total=False):
     samples: int
     seed: int
     precision: str
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -99,6 +133,7 @@ class Request:
     settings: Settings
     arrays: bool = True
     correlations: bool = False
+    origin: str = LAYER
 
     def settings_of(self, layer: int) -> Settings:
         """The settings of one layer: kernels are sampled in the first and the last one."""

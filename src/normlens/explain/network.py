@@ -6,14 +6,14 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Layer
+from normlens.components import Layer, Reach
 from normlens.decomposition import FrozenLayer, freeze
 from normlens.decomposition.completeness import relative_error
 from normlens.errors import UnsupportedModelError
@@ -47,6 +47,8 @@ class FrozenNetwork:
     visited: list[_Visited] = field(default_factory=list)
     last: Tensor | None = None  # (b, i, d), behind the last layer
     errors: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by layer and scope
+    reaches: list[Reach] = field(default_factory=list)  # of every layer
+    watch: Callable[[LayerTrace], None] | None = None  # is shown every layer as the model ran it
 
     def run(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Run `model`, the adapter's or the one that holds it, and return its output."""
@@ -56,6 +58,9 @@ class FrozenNetwork:
     def _visit(self, trace: LayerTrace) -> None:
         if self.last is not None and not _same(trace.x, self.last):
             raise_between(self.adapter, trace.index)
+        if self.watch is not None:
+            self.watch(trace)
+        self.reaches.append(trace.layer.reach)
         self.kept_bytes -= trace.alpha.nbytes
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
@@ -68,8 +73,17 @@ class FrozenNetwork:
         """The input (b, i, d) of one layer, in the algebra's precision."""
         return self.visited[index].x.detach().to(self.dtype)
 
+    @property
+    def causal(self) -> bool:
+        """Whether no layer lets a token see a later one."""
+        return all(reach.ahead == 0 for reach in self.reaches)
+
     def layer(self, index: int) -> FrozenLayer:
         """One layer, frozen, and compared with what the model computed."""
+        return self.layer_beside_model(index)[0]
+
+    def layer_beside_model(self, index: int) -> tuple[FrozenLayer, dict[int, Tensor]]:
+        """The same, and the model's own vectors (b, i, d) behind its steps."""
         visited = self.visited[index]
         trace = visited.trace
         if trace is None:
@@ -84,7 +98,7 @@ class FrozenNetwork:
             parts=False,
             observe=lambda step, y: self._compare(index, layer, step, y, trace.real),
         )
-        return frozen
+        return frozen, trace.real
 
     def _compare(
         self, index: int, layer: Layer, step: int, y: Tensor, real: dict[int, Tensor]
