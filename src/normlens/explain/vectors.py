@@ -43,7 +43,7 @@ def push(
     x = network.x(0)
     causal = network.causal
     layer = network.adapter.layer(network.visited[0].block)
-    groups = group_sources(VectorSizes.of(layer, *x.shape[:2], x.itemsize), limit, causal)
+    groups = group_sources(VectorSizes.of(layer, len(x), x.shape[1], x.itemsize), limit, causal)
     done, all_passes = 0, len(groups) * (until + 1)
     for number, group in enumerate(groups):
         chunks = [Sources.at_input(x, first, count, causal) for first, count in group]

@@ -14,7 +14,7 @@ from normlens.decomposition.rules import projections
 #: Vectors that a product should have to make reading the weights worth it; more are not faster.
 ROWS = 1024
 #: Chunks that a causal text is cut into at least: each computes the targets of its first source on.
-CAUSAL_CHUNKS = 16
+CAUSAL_CHUNKS = 8
 #: Copies of a chunk's vectors while they pass a layer: saved for the residual connections, laid out
 #: by head, mixed, and written.
 COPIES = 8
