@@ -2,7 +2,7 @@
 
 gpu_stage        the feed-forward stage: published, unfused and fused; limits, memory, error
 gpu_experiment   correlations of real maps in each precision; the papers' experiment
-gpu_ways         silent neurons left out, and one matrix per target
+gpu_methods      silent neurons left out, and one matrix per target
 
 python benchmarks/gpu.py            # prints the tables
 python benchmarks/gpu.py --docs     # and writes them into docs/performance.md
@@ -15,7 +15,7 @@ import argparse
 import re
 from pathlib import Path
 
-import gpu_ways
+import gpu_methods
 import torch
 from gpu_experiment import experiment, spearman_errors
 from gpu_stage import BATCH, BERT, LLAMA, stage_table
@@ -37,7 +37,7 @@ def main() -> None:
     sequences = 128 if options.quick else 992
     lines = stage_table(shapes)
     lines += spearman_errors(options.model) if options.model else []
-    lines += experiment(sequences) + gpu_ways.tables(options.quick)
+    lines += experiment(sequences) + gpu_methods.tables(options.quick)
     text = "\n".join(lines).rstrip()
     print(text)
     if options.out:

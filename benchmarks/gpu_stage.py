@@ -27,9 +27,10 @@ import torch
 from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
 from normlens.decomposition import decompose_layer, plan
 from normlens.decomposition.engine import run_feed_forward
+from normlens.decomposition.feedforward_job import FeedForwardJob
 from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.projections import ProductStore
-from normlens.decomposition.tiles import FeedForwardJob, feed_forward_norms
+from normlens.decomposition.head_products import ProductStore
+from normlens.decomposition.tiles import feed_forward_norms
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 import normlens
-from normlens.analyser import model_inputs
 from normlens.decomposition import FrozenLayer
 from normlens.explain.network import FrozenNetwork
+from normlens.inputs import model_inputs
 from normlens.trace import reading
 
 PASSES = 4  # of the n frozen forward passes, which are all alike
@@ -28,7 +28,7 @@ def frozen_layers(lens: normlens.Lens, ids: list[int]) -> list[FrozenLayer]:
     """Every layer of the model, frozen at one text."""
     network = FrozenNetwork(lens.adapter, [len(ids)], "ig", lens.compute_dtype, 1 << 40)
     with reading(lens.model):
-        network.run(lens.model, model_inputs(lens, lens.encode(input_ids=ids)))
+        network.run(lens.model, model_inputs(lens.adapter, lens.encode(input_ids=ids), lens.device))
         return [network.layer(index) for index in range(len(network))]
 
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
 from normlens.components import Reach
-from normlens.decomposition import projections, shapley, tiles
+from normlens.decomposition import head_products, shapley, tiles
 from normlens.decomposition.costs.tiles import player_memory
 from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
 from normlens.errors import InputError
@@ -28,7 +28,7 @@ from normlens.estimate import (
     sizes_of,
     skeleton,
 )
-from normlens.estimate.plans import covered, forms_paths, sequence_shape
+from normlens.estimate.plans import covered, forms_head_products, sequence_shape
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 
 #: How far an estimate may be off, as a factor. Operations are counted, memory is bounded by what
@@ -165,8 +165,8 @@ def many_requests() -> list[tuple[str, int, int, str]]:
 def test_the_plan_is_that_of_the_lens(
     family: str, n: int, limit: int, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The method, the tiles, the paths, and the targets that are sampled at once."""
-    made: dict[str, list[Any]] = {"choose_plan": [], "sampled_targets": [], "pay_for": []}
+    """The method, the tiles, the head products, and the targets that are sampled at once."""
+    made: dict[str, list[Any]] = {"choose_plan": [], "sampled_targets": [], "used_for": []}
 
     def watch(place: Any, name: str, end: bool = False) -> None:
         original = getattr(place, name)
@@ -181,7 +181,7 @@ def test_the_plan_is_that_of_the_lens(
 
     watch(tiles, "choose_plan")
     watch(shapley, "sampled_targets", end=True)
-    watch(projections.Paths, "pay_for")
+    watch(head_products.HeadProducts, "used_for")
     monkeypatch.setattr(tiles, "_run_sequence", stop_watching)
     monkeypatch.setattr("normlens.lens.check_limit", lambda *_: None)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
@@ -192,7 +192,7 @@ def test_the_plan_is_that_of_the_lens(
     analysis = replace(analysis_of(lens, n, lens.scopes[-1:], rule=rule), memory_limit=limit)
     sizes = sizes_of(lens)
     layer = sizes.layers[0]
-    assert forms_paths(layer, sizes, analysis) == any(made["pay_for"])
+    assert forms_head_products(layer, sizes, analysis) == any(made["used_for"])
     if rule == "ig":
         assert [estimate(sizes, analysis).plan] == made["choose_plan"]
     else:

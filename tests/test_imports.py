@@ -20,7 +20,7 @@ CIRCLES = {
     ("normlens.store", "normlens.maps"),
     ("normlens.corpus.runs.results", "normlens.corpus.runs.runs"),
     # The kernels need Triton, which is optional.
-    ("normlens.decomposition.engine", "normlens.decomposition.fused.ways"),
+    ("normlens.decomposition.engine", "normlens.decomposition.fused.choice"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.factored"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.stage"),
 }

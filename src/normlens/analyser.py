@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,17 +17,16 @@ from normlens.collect import CORRELATIONS, Collected, versions
 from normlens.components import Layer
 from normlens.decomposition import decompose_layer
 from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT
-from normlens.decomposition.projections import ProductStore
-from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.whole_maps import whole_maps
+from normlens.explain.whole_maps import collect_whole_way
+from normlens.inputs import model_inputs, without_autocast
 from normlens.maps import Correlations, Maps
 from normlens.options import Request
 from normlens.origins import INPUT
 from normlens.precisions import AUTO
-from normlens.text import Encoded, pad
-from normlens.trace import LayerTrace, reading, trace
-from normlens.turns import alone_with_model
+from normlens.text import Encoded
+from normlens.trace import LayerTrace, trace
 from normlens.verdicts import TOLERANCE, check_completeness, check_kernels
 
 if TYPE_CHECKING:
@@ -87,7 +84,7 @@ class Analyser:
     def _launch(self, batch: list[Encoded]) -> Collected:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         if self.request.origin == INPUT:
-            return self._launch_whole_way(batch)
+            return collect_whole_way(self.lens, self.request, batch, self.progress)
         lens, request = self.lens, self.request
         lengths = [len(sequence) for sequence in batch]
         checks = Checks(lens.adapter, lens.dtype, lengths)
@@ -113,39 +110,9 @@ class Analyser:
             if self.progress is not None:
                 self.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
-        # A caller's autocast would run the model in one precision and the algebra in another.
+        inputs = model_inputs(lens.adapter, batch, lens.device)
         with without_autocast(lens.device):
-            trace(lens.adapter, model_inputs(lens, batch), request.layers, consume)
-        return collected
-
-    def _launch_whole_way(self, batch: list[Encoded]) -> Collected:
-        """The same for sources that are the model's input tokens."""
-        lens, request = self.lens, self.request
-        dtype, limit = lens.compute_dtype, self._limit
-        lengths = [len(sequence) for sequence in batch]
-        checks = Checks(lens.adapter, lens.dtype, lengths)
-        collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
-        network = FrozenNetwork(
-            lens.adapter,
-            lengths,
-            request.settings.rule,
-            dtype,
-            limit // KEPT_SHARE,
-            watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
-        )
-
-        def advance(part: float) -> None:
-            if self.progress is not None:
-                self.progress(int(part * len(request.layers)), len(request.layers))
-
-        def run() -> None:
-            with without_autocast(lens.device), reading(lens.model):
-                network.run(lens.model, model_inputs(lens, batch))
-                found = whole_maps(network, request.layers, request.scopes, limit, advance)
-                for index, layer, maps in found:
-                    collected.add(maps, index, layer)
-
-        alone_with_model(lens.model, run)
+            trace(lens.adapter, inputs, request.layers, consume)
         return collected
 
     def _finish(self, batch: list[Encoded], collected: Collected) -> list[Maps]:
@@ -214,31 +181,7 @@ class Analyser:
         return provenance
 
 
-def model_inputs(lens: Lens, batch: Sequence[Encoded]) -> dict[str, Tensor]:
-    """What the lens's model takes for a batch, padded on the right."""
-    adapter = lens.adapter
-    pad_id = getattr(adapter.config, "pad_token_id", None)
-    # Any id will do under the mask; some configurations name none, or −1.
-    usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
-    inputs = pad(batch, usable, lens.device)
-    # A tokenizer may give types that its model does not know.
-    types = {kind for sequence in batch for kind in sequence.type_ids or ()}
-    if types and max(types) >= adapter.token_types():
-        del inputs["token_type_ids"]
-    return inputs
-
-
 def _ordinary_dimensions(layer: Layer) -> Tensor | None:
     """Every dimension but the special ones of the norm behind the feed-forward block."""
     norm = layer.norm_behind_feed_forward
     return None if norm is None or norm.gamma is None else special_dimensions(norm.gamma)[1]
-
-
-@contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
-    """Switch a caller's autocast off; a device that knows none (meta) needs nothing."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        yield
-        return
-    with torch.autocast(device.type, enabled=False):
-        yield

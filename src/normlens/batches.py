@@ -1,4 +1,4 @@
-"""Which sequences are analysed together, and what happens where they do not fit into memory."""
+"""Batches: the sequences that are analysed together, halved where memory runs out."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Started = TypeVar("Started")
 
 
 def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
-    """Indices of sequences to run together, alike in length."""
+    """Indices of the sequences in each batch, which are of similar length."""
     if batch_size == "auto":
         size = affordable(lens, max(map(len, encoded), default=1))
     else:
         size = at_least_one(int(batch_size), "batch_size")
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     for start in range(0, len(order), size):
-        together = order[start : start + size]
-        if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in together]):
-            yield from ([index] for index in together)
+        batch = order[start : start + size]
+        if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
+            yield from ([index] for index in batch)
         else:
-            yield together
+            yield batch
 
 
 def affordable(lens: Lens, n: int) -> int:
-    """How many sequences of n tokens are run together on the model's device.
+    """How many sequences of n tokens a batch has on the model's device.
 
-    Where memory is short for other reasons, the batch is halved.
+    Other programs may leave less memory than this assumes; then `launched` halves the batch.
     """
     attention = lens.layers[0].attention
     d = attention.output.weight.shape[1]
@@ -61,12 +61,15 @@ def launched(
     finish: Callable[[list[Encoded], Started], list[Maps]],
     device: torch.device,
 ) -> Callable[[], list[Maps]]:
-    """Launch one batch and return what gives its maps; halved where memory runs out."""
+    """Launch one batch and return a function that waits for its maps.
+
+    A batch that runs out of memory is halved.
+    """
 
     def halves() -> list[Maps]:
         half = len(batch) // 2
-        parts = batch[:half], batch[half:]
-        return [maps for part in parts for maps in launched(part, launch, finish, device)()]
+        smaller = batch[:half], batch[half:]
+        return [maps for part in smaller for maps in launched(part, launch, finish, device)()]
 
     try:
         started = launch(batch)
@@ -85,7 +88,7 @@ def launched(
 
 
 def _check_memory(error: BaseException, batch: list[Encoded], device: torch.device) -> None:
-    """Raise unless fewer sequences at once may help."""
+    """Raise `error`, or one that explains it, unless a smaller batch may help."""
     if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
         raise error
     if len(batch) == 1:

@@ -18,7 +18,7 @@ from normlens.analysis.device_ranks import spearman_matrices
 from normlens.axes import axes_of
 from normlens.checks import Checks
 from normlens.components import Layer, Reach
-from normlens.decomposition.norm_maps import FeedForwardStatistics, LayerMaps
+from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
 
 #: Bytes of results that may stay on a device until the last layer is through.
 HELD_ON_DEVICE = 2 << 30

@@ -1,4 +1,4 @@
-"""The vocabulary that the rest of the package shares: what a Transformer layer consists of.
+"""The components of a Transformer layer: the vocabulary that the rest of the package shares.
 
 Axis words, the same everywhere:
 
@@ -44,7 +44,7 @@ class Linear:
     weight: Tensor  # (in, out)
     bias: Tensor | None = None  # (out,)
     module: nn.Module | None = None  # where the model computes it
-    part: Callable[[Tensor], Tensor] = _whole  # takes this map's share of the module's output
+    part: Callable[[Tensor], Tensor] = _whole  # selects this map's share of the module's output
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -54,14 +54,14 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """Remember the parts here: the next residual connection adds them back."""
+    """The point whose parts the next residual connection adds back."""
 
     symbol = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """``y ↦ y + (what the last branch remembered)``."""
+    """``y ↦ y + (y at the last branch)``."""
 
     symbol = "RES"
 
@@ -89,7 +89,7 @@ class Attention:
     groups: int
     weights: nn.Module | None = None  # returns α, alone or as its second output
     module: nn.Module | None = None  # returns the attention's output vector
-    source: str | None = None  # another sequence that it reads; None: the layer's own tokens
+    source: str | None = None  # another sequence that it reads; None: the layer's tokens
 
     @property
     def symbol(self) -> str:
@@ -128,7 +128,7 @@ Step = Branch | Residual | Norm | Attention | FeedForward | ParallelFeedForward
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a target sees: ``i − back ≤ j ≤ i + ahead``; None is without limit."""
+    """The sources that a target sees: ``i − back ≤ j ≤ i + ahead``; None: no limit."""
 
     back: int | None = None
     ahead: int | None = None
@@ -165,7 +165,7 @@ class Reach:
 
 
 class Layer:
-    """One layer: its steps in the order in which the model takes them."""
+    """One layer: its steps in the order in which the model runs them."""
 
     def __init__(self, steps: Sequence[Step], reach: Reach = Reach()):
         self.steps = tuple(steps)
@@ -176,8 +176,8 @@ class Layer:
         last_attention = len(kinds) - 1 - kinds[::-1].index(Attention)
         if FeedForward in kinds and kinds.index(FeedForward) < last_attention:
             raise ValueError("a feed-forward block before an attention is not supported")
-        own = [step for step in self.attentions if step.source is None]
-        if len(own) > 1:
+        self_attentions = [step for step in self.attentions if step.source is None]
+        if len(self_attentions) > 1:
             raise ValueError("a layer has one Attention over its own tokens")
         if kinds.count(Branch) != kinds.count(Residual):
             raise ValueError("a layer needs one Branch for each Residual")
@@ -250,12 +250,12 @@ class Layer:
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Every map of this layer: the two weight-based ones, then one per prefix."""
+        """The scopes of this layer: the two weight-based ones, then one per prefix."""
         return ("ATTN-W", "ATTNRES-W", *self.scope_of_step.values())
 
     @property
     def component_sequence(self) -> str:
-        """Readable order of components; a norm before the attention is bracketed."""
+        """The components in order, as text; a norm before the attention is in brackets."""
         words: list[str] = []
         for step in self.steps:
             if isinstance(step, Branch):

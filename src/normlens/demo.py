@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from normlens import analysis, export, figures, store
+from normlens import export, figures, store
 from normlens.corpus.runs.progress import Lines
+from normlens.demo_tables import (
+    amplification_table,
+    best_pairs,
+    completeness_table,
+    rendered,
+    similarity_table,
+)
 from normlens.embedded import EMBEDDED
 from normlens.errors import MissingDependencyError, OutputError
 from normlens.layers import thinned
@@ -42,7 +41,7 @@ SENTENCES = (
 PAPERS = "papers"  # the folder of the papers' experiments
 SEQUENCES = 80  # of the embedded sample
 _NEEDED = ("duckdb", "jinja2")
-_TABLE_LAYERS = 6  # a deep model's layers are thinned to about so many
+_TABLE_LAYERS = 6  # at most so many layers of a deep model are shown
 
 
 def run_demo(
@@ -51,8 +50,8 @@ def run_demo(
     """Analyse `SENTENCES` with the embedded encoder and, where installed, the embedded decoder.
 
     Prints tables through `echo`, writes maps and pictures into the folder `out`, and returns it.
-    With `force` the demo's own files in a folder that is not empty are written anew; other files
-    there stay.
+    With `force` the folder need not be empty: the demo's files there are overwritten, and others
+    stay.
     """
     encoder, decoder = EMBEDDED["minilm"], EMBEDDED["smollm2"]
     folder = Path(out)
@@ -114,14 +113,14 @@ def _without_pictures() -> bool:
 
 
 def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | None:
-    """`reproduce ff` and `reproduce mixing` on the embedded sample; the report's path."""
+    """Reproduce the papers' experiments on the embedded sample; return the report's path."""
     missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
     if missing or _without_pictures():
         echo("\nThe papers' tables and figures need more: pip install 'normlens[reproduce]'.")
         return None
-    own = folder / PAPERS
-    if (own / SETTINGS).is_file():
-        shutil.rmtree(own)  # of a demo before this one
+    papers = folder / PAPERS
+    if (papers / SETTINGS).is_file():
+        shutil.rmtree(papers)  # from an earlier demo
     echo(
         f"\nThe papers' experiments on {SEQUENCES} sequences of the embedded sample "
         "(this takes a minute or two) …"
@@ -130,7 +129,7 @@ def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | No
         ("ff", "mixing"),
         name,
         "sample",
-        own,
+        papers,
         limit=SEQUENCES,
         progress=Lines(sys.stderr),
     )
@@ -140,7 +139,7 @@ def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | No
 
 
 def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[Path, str]]:
-    """Analyse, print and write; returns the files and what they hold."""
+    """Analyse, print and write; return each file and a description of it."""
     lens = load(name)
     _make(folder)
     results = lens.maps(list(SENTENCES))
@@ -149,16 +148,16 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
     echo(f"\n{name}: {EMBEDDED[name].description}")
     echo(f"Components of each layer: {lens.component_sequence}")
     for table in (
-        _completeness_table(results),
-        _similarity_table(results, layers),
-        _amplification_table(results, step, layers),
+        completeness_table(results),
+        similarity_table(results, layers),
+        amplification_table(results, step, layers),
     ):
-        echo(_rendered(table))
+        echo(rendered(table))
     written = []
     for number, maps in enumerate(results, start=1):
         path = maps.save(folder / f"{name}-{number}.safetensors", overwrite=True)
         written.append((path, f"maps of “{maps.text}”"))
-    # Their texts can be compared in it where they have one length.
+    # The page can compare texts that have the same length.
     page = to_html(results, folder / f"{name}-viewer.html", overwrite=True)
     written.append((page, "all of them to look at: open it in a browser"))
     if not _without_pictures():
@@ -170,6 +169,7 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
 
 
 def _feed_forward(maps: Maps) -> Step:
+    """The step through the feed-forward block."""
     return next(step for step in consecutive(maps.scopes) if step.component == "FF")
 
 
@@ -177,7 +177,7 @@ def _pictures(
     name: str, folder: Path, maps: Maps, step: Step, layers: list[int]
 ) -> list[tuple[Path, Figure, str]]:
     """Four views of one sentence, at the layer where the feed-forward block amplifies most."""
-    best = {layer: _best_pairs(maps, step, layer, 1) for layer in maps.layers}
+    best = {layer: best_pairs(maps, step, layer, 1) for layer in maps.layers}
     layer = max(maps.layers, key=lambda index: sum(pair.value for pair in best[index]))
     return [
         (
@@ -201,83 +201,3 @@ def _pictures(
             "how much each component changes the map",
         ),
     ]
-
-
-# Tables ------------------------------------------------------------------------------------------
-
-
-def _best_pairs(maps: Maps, step: Step, layer: int, count: int) -> list[analysis.Pair]:
-    """The most strengthened pairs of ordinary tokens."""
-    only = maps.choose(layer)
-    ordinary = ~np.array(maps.special)
-    allowed = only.allowed[0] & ordinary & ordinary[:, None]
-    difference = only.amplification(step.before, step.after)[0]
-    return analysis.strongest_pairs(difference, allowed, count)[0]
-
-
-@dataclass(frozen=True)
-class _Table:
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-    note: str
-
-
-def _completeness_table(results: Sequence[Maps]) -> _Table:
-    return _Table(
-        "Completeness",
-        ["sentence", "tokens", "error"],
-        [[str(m.text), str(len(m.tokens)), f"{m.completeness:.1e}"] for m in results],
-        "Largest relative error of parts + bias against the model's own hidden states.",
-    )
-
-
-def _similarity_table(results: Sequence[Maps], layers: Sequence[int]) -> _Table:
-    steps = consecutive(results[0].scopes)
-    rho = np.array(
-        [[maps.similarity(before, after) for maps in results] for _, before, after in steps]
-    ).mean(axis=1)  # (component, layer)
-    positions = [results[0].layers.index(layer) for layer in layers]
-    return _Table(
-        "How alike the maps before and after each component are (Spearman's ρ)",
-        ["layer", *(step.component for step in steps)],
-        [
-            [str(layer), *(f"{value:.2f}" for value in rho[:, position])]
-            for layer, position in zip(layers, positions, strict=True)
-        ],
-        "Layers count from 0; mean over the sentences; the lower, the more it changes the map.",
-    )
-
-
-def _amplification_table(results: Sequence[Maps], step: Step, layers: Sequence[int]) -> _Table:
-    rows = []
-    for layer in layers:
-        best = [(pair, maps) for maps in results for pair in _best_pairs(maps, step, layer, 2)]
-        for pair, maps in sorted(best, key=lambda found: -found[0].value)[:2]:
-            labels = maps.tokens
-            words = f"{labels[pair.source]} → {labels[pair.target]}"
-            rows.append([str(layer), f"{pair.value:+.3f}", words, str(maps.text)])
-    return _Table(
-        f"Pairs that FF amplifies most ({step.before} → {step.after})",
-        ["layer", "FF-amp", "source → target", "sentence"],
-        rows,
-        "Layers count from 0; two pairs a layer; special tokens are left out.",
-    )
-
-
-def _rendered(content: _Table) -> str:
-    """The table as text, with colour and emphasis only on a terminal."""
-    terminal = sys.stdout.isatty()
-    console = Console(file=io.StringIO(), width=None if terminal else 100, force_terminal=terminal)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in content.columns:
-        words = column in ("sentence", "source → target")
-        table.add_column(Text(column), justify="left" if words else "right")
-    # As Text, so that a token such as [b] is not read as markup.
-    for row in content.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    with console.capture() as capture:
-        console.print(Text(f"\n{content.title}", style="bold"))
-        console.print(table, end="")
-        console.print(Text(content.note, style="dim"))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())

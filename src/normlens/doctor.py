@@ -1,8 +1,8 @@
 """The state of this installation, and a check of its numbers against an independent computation.
 
 The check takes a tiny BERT and a tiny Llama and computes their maps a second time, straight from
-the definition: every part F_i(x_j) as a vector of its own, in float64, from the model's own
-weights. It shares no code with `normlens.decomposition`.
+the definition: every part F_i(x_j) as a separate vector, in float64, from the model's weights. It
+shares no code with `normlens.decomposition`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PACKAGES = (
     "gguf",
     "accelerate",
 )
-#: Both computations run in float64; what is left is the order of the sums.
+#: Both computations run in float64 and differ only in the order of their sums.
 AGREEMENT = 1e-8
 TOKENS = [5, 17, 3, 42, 17, 8, 60]
 
@@ -48,7 +48,7 @@ TOKENS = [5, 17, 3, 42, 17, 8, 60]
 
 
 def installation() -> dict[str, dict[str, str]]:
-    """What is installed and what this machine offers, by section."""
+    """Installed versions, the machine and the models it can load, by section."""
     return {
         "versions": _versions(),
         "machine": _machine(),
@@ -57,13 +57,13 @@ def installation() -> dict[str, dict[str, str]]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"normlens": __version__, "python": platform.python_version()}
+    versions = {"normlens": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
 
 
 def _machine() -> dict[str, str]:
@@ -85,7 +85,7 @@ def _machine() -> dict[str, str]:
 
 
 def _cores() -> int:
-    """Cores that this process may use, which a container can make fewer than there are."""
+    """Cores that this process may use, which a container may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -137,7 +137,7 @@ def self_check() -> list[Check]:
 
 
 def _check(model_type: str, parts: Callable[[Any, Tensor, Tensor], Iterator[Tensor]]) -> Check:
-    # One layer's input norms differ from the next one's, so both layers count.
+    # Both layers are compared, because their inputs have different norms.
     model = tiny_model(model_type).double()
     maps: Any = Lens(model).maps(input_ids=TOKENS)
     with torch.no_grad():
@@ -157,8 +157,9 @@ def _blocks(model: Any) -> Any:
     return model.encoder.layer if hasattr(model, "encoder") else model.layers
 
 
-def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-    error = float(np.abs(found - expected).max() / np.abs(expected).max())
+def _difference(norms: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of any entry, relative to the largest entry."""
+    error = float(np.abs(norms - expected).max() / np.abs(expected).max())
     return error if np.isfinite(error) else float("inf")
 
 

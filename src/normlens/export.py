@@ -1,4 +1,4 @@
-"""Maps as files for other programs: the file name's ending chooses the format.
+"""Export of maps to files for other programs; the file name's ending chooses the format.
 
 Layers, heads and positions of tokens count from 0 in all of them.
 """
@@ -56,9 +56,9 @@ def write(
 
 
 def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
-    """The format that `path` asks for, or an error before any work is done.
+    """The format that the ending of `path` names, or an error before any work is done.
 
-    `drawing` names options that only a picture can follow.
+    `drawing` names options that only pictures have.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -77,7 +77,10 @@ def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
 
 
 def to_table(maps: Maps) -> pd.DataFrame:
-    """One row per scope, layer, head (none for whole maps), target and source; all from 0."""
+    """A table with one row per scope, layer, head, target and source, all counted from 0.
+
+    Whole maps have no head.
+    """
     import pandas as pd
 
     whole = maps.to_pandas()
@@ -156,7 +159,7 @@ def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure in a form that prints well, and the same for the same figure."""
+    """Write a figure in a form that prints well; the same figure gives the same bytes."""
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with _for_print():
         figure.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
@@ -164,7 +167,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 @contextmanager
 def _for_print() -> Iterator[None]:
-    """Fonts that publishers accept (TrueType, not Type 3), names that do not change every time."""
+    """Use fonts that publishers accept (TrueType, not Type 3) and reproducible names."""
     import matplotlib
 
     with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "normlens"}):
@@ -179,5 +182,5 @@ _WRITERS: dict[str, Callable[..., None]] = {
     ".pdf": _write_pages,
 }
 PICTURES = (".png", ".svg", ".pdf")
-#: Endings of file names that `write` knows.
+#: Endings of file names that `write` accepts.
 FORMATS = (".safetensors", ".html", *_WRITERS)

@@ -1,4 +1,4 @@
-"""The table of supported model families, read off tiny models instead of written by hand."""
+"""The table of supported model families, computed from tiny models instead of written by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Family:
     """One model type and what its layers consist of, as far as a tiny model can tell."""
 
     model_type: str
-    causal: bool | None = None  # None: there is no tiny model to read it off
+    causal: bool | None = None  # None: there is no tiny model to tell
     components: str = "unknown"
     scopes: tuple[str, ...] = ()
 
@@ -31,7 +31,7 @@ class Family:
 
 
 def family_table() -> list[Family]:
-    """Every model type that has an adapter: encoders, decoders, those without a tiny model."""
+    """Every model type that has an adapter: encoders, decoders, then those without a tiny model."""
     tiny = set(tiny_families())
     families = [
         _family(model_type) if model_type in tiny else Family(model_type)
@@ -60,7 +60,7 @@ def _family(model_type: str) -> Family:
 
 
 def by_components(families: list[Family]) -> list[list[Family]]:
-    """Families whose layers are alike, together."""
+    """Group families whose layers have the same components and kind of attention."""
 
     def alike(family: Family) -> tuple[bool | None, str]:
         return family.causal, family.components

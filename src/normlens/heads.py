@@ -7,7 +7,7 @@ classes. An adapter describes it (`Adapter.head`); sentence encoders have one wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -60,6 +60,7 @@ class Head:
     output: Linear | None = None  # (d, words or classes); None: the vector itself is the result
     soft_cap: float | None = None  # scores are c · tanh(score / c)
     labels: Mapping[int, str] = field(default_factory=dict)  # names of classes
+    exclusive: bool = True  # one class excludes the others, so scores have probabilities
     note: str | None = None  # what a user should know about it
 
     def to(self, dtype: torch.dtype) -> Head:
@@ -67,13 +68,8 @@ class Head:
 
         The output stays as it is: only the columns that are asked for are ever converted.
         """
-        return Head(
-            self.task,
-            self.reads,
-            tuple(cast(step, dtype) for step in self.body),
-            tuple(cast(step, dtype) for step in self.steps),
-            self.output,
-            self.soft_cap,
-            self.labels,
-            self.note,
+        return replace(
+            self,
+            body=tuple(cast(step, dtype) for step in self.body),
+            steps=tuple(cast(step, dtype) for step in self.steps),
         )

@@ -1,4 +1,4 @@
-"""Models elsewhere: whether the Hugging Face hub answers, and what its refusals mean."""
+"""Models from folders and the Hugging Face hub: whether it answers, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normlens.errors import ModelLoadError, NormLensError, reason_of
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _YES = ("1", "TRUE", "YES", "ON")
-_OFFLINE_WAYS = (
+_OFFLINE_ALTERNATIVES = (
     f"without the hub, use an embedded model (load() or --model {DEFAULT}), a folder that "
     "save_pretrained wrote, or a model that is in the cache already"
 )
@@ -26,7 +26,7 @@ _OFFLINE_WAYS = (
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model's files come from, and how transformers is asked for them."""
+    """The origin of a model's files, and the options with which transformers loads them."""
 
     name: str
     local: bool
@@ -34,6 +34,7 @@ class Origin:
 
     @classmethod
     def find(cls, name: str, revision: str | None, trust_remote_code: bool) -> Origin:
+        """The origin of a model's name: a folder, the hub, or only the cache if that is offline."""
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         local = is_local(name)
         if local:
@@ -44,7 +45,7 @@ class Origin:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name means a folder here rather than a model on the hub."""
+    """Whether a name means a local folder rather than a model on the hub."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         return True
     try:
@@ -57,7 +58,7 @@ def is_local(name: str) -> bool:
 
 
 def reachable(timeout: float = 3.0) -> bool:
-    """Whether the hub answers at all: its client alone would retry for half a minute."""
+    """Whether the hub answers at all; its client would retry for half a minute."""
     if _set_offline():
         return False
     if _has_proxy():
@@ -96,15 +97,15 @@ def _set_offline() -> bool:
 
 @contextmanager
 def explained(origin: Origin) -> Iterator[None]:
-    """Turn the many ways in which loading fails into one line each."""
+    """Turn any error of loading into one line that says what to do."""
     try:
         yield
     except NormLensError:
         raise
     except Exception as error:
-        known = known_cause(origin, error)
-        if known is not None:
-            raise known from error
+        clearer = known_cause(origin, error)
+        if clearer is not None:
+            raise clearer from error
         line = reason_of(error)
         if origin.local:
             raise ModelLoadError(
@@ -113,12 +114,12 @@ def explained(origin: Origin) -> Iterator[None]:
             ) from error
         raise ModelLoadError(
             f"cannot load {origin.name!r} from the Hugging Face hub: {line}; check the name, or, "
-            f"{_OFFLINE_WAYS}"
+            f"{_OFFLINE_ALTERNATIVES}"
         ) from error
 
 
 def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
-    """A clearer error where the libraries' own would mislead, or None."""
+    """A clearer error where the libraries' message would mislead, or None."""
     from huggingface_hub import errors
 
     name, text = origin.name, str(error).lower()
@@ -174,7 +175,7 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
         why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
         return ModelLoadError(
             f"cannot load {name!r}: the Hugging Face hub is unreachable{why} and the model is not "
-            f"in the local cache; {_OFFLINE_WAYS}"
+            f"in the local cache; {_OFFLINE_ALTERNATIVES}"
         )
     return None
 
@@ -188,7 +189,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Loading reports, warnings and progress bars are for a terminal that asked for them."""
+    """Switch off the reports, warnings and progress bars of transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

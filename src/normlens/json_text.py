@@ -1,4 +1,4 @@
-"""JSON from files and arguments that somebody else may have written."""
+"""Parsing of JSON that comes from outside the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that a JSON text holds; a ValueError says what is wrong with it."""
+    """The value of a JSON text, or a ValueError that says what is wrong with it."""
     try:
         return json.loads(text)
     except RecursionError as error:

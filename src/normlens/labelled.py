@@ -21,10 +21,11 @@ from normlens.axes import (
     axes_of,
     take,
 )
+from normlens.equality import same
 from normlens.errors import InputError, UnknownScopeError
 from normlens.origins import IN_WORDS, LAYER
 from normlens.scopes import resolve, resolve_all
-from normlens.tokens import readable_tokens
+from normlens.tokens import readable_tokens, word_groups
 
 M = TypeVar("M", bound="LabelledMaps")
 
@@ -109,7 +110,7 @@ class LabelledMaps:
         if not isinstance(other, LabelledMaps):
             return NotImplemented
         names = [f.name for f in fields(self) if f.name not in ("provenance", "correlations")]
-        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+        return all(same(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -154,19 +155,7 @@ class LabelledMaps:
 
     def words(self: M) -> M:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
-        if self.token_words is None:
-            raise InputError(
-                "words are known only for texts read by a fast tokenizer, not for input_ids; "
-                "pass the text itself"
-            )
-        groups: dict[Any, list[int]] = {}
-        for position, word in enumerate(self.token_words):
-            groups.setdefault(("token", position) if word is None else word, []).append(position)
-        members = list(groups.values())
-        labels = [
-            self.raw_tokens[group[0]] if isinstance(key, tuple) else self.word_labels[key]
-            for key, group in groups.items()
-        ]
+        members, labels = word_groups(self.raw_tokens, self.token_words, self.word_labels)
         # Norms of sums, spreads and statistics of tokens say nothing of words.
         alone = replace(self, mixing={}, standard_error={}, statistics={})
         return replace(
@@ -223,15 +212,3 @@ class LabelledMaps:
             for group, arrays in self.groups.items()
         }
         return replace(self, correlations=None, **changed)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two fields of maps are equal, bit for bit in their arrays."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        floats = np.issubdtype(a.dtype, np.inexact) and np.issubdtype(b.dtype, np.inexact)
-        return np.array_equal(a, b, equal_nan=floats)
-    if isinstance(a, float) and isinstance(b, float) and np.isnan(a):
-        return bool(np.isnan(b))
-    return bool(a == b)

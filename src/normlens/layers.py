@@ -1,4 +1,4 @@
-"""Layers as people read them: some of many, and their numbers in words."""
+"""Layers for people to read: a few of many, and their numbers as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def thinned(layers: Sequence[int], most: int) -> list[int]:
 
 
 def layers_in_words(layers: Iterable[int]) -> str:
-    """``layer 4``, ``layers 0–2``, ``layers 3–7 and 9``."""
+    """Numbers of layers as text: ``layer 4``, ``layers 0–2``, ``layers 3–7 and 9``."""
     numbers = sorted(set(layers))
     runs = []
     for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):

@@ -6,15 +6,21 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
+from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit, check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
-from normlens.decomposition.projections import ProductStore
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.explain.ask import Positions, Targets, ask
+from normlens.explain.options import ExplainKeywords, ExplainOptions
+from normlens.explanation import Explanation
+from normlens.explanations import Explanations
 from normlens.maps import Maps
 from normlens.models import adapt
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
@@ -199,10 +205,10 @@ class Lens:
         inputs and outputs; `truncate` accepts the beginning of a text that is too long.
         `statistics` adds what the papers measure of the feed-forward block's vectors. `precision`
         is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
-        "bfloat16"; the maps' provenance says which it was. `origin`
-        "input" makes the model's input tokens the sources, through all layers before; biases then
-        belong to no token. `progress` is called with the layers done and the layers asked for,
-        after each layer of each batch; what it raises ends the analysis.
+        "bfloat16"; the maps' provenance says which it was. `origin` "input"
+        makes the model's input tokens the sources, through all layers before; biases then belong to
+        no token. `progress` is called with the layers done and the layers asked for, after each
+        layer of each batch; what it raises ends the analysis.
         """
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         options = AnalysisOptions(
@@ -259,6 +265,38 @@ class Lens:
             self._refresh(self._products, request.layers)
         analyser = Analyser(self, request, self._products, progress)
         return analyser.maps(encoded, options.batch_size)
+
+    def explain(
+        self,
+        text: Text | Texts | None = None,
+        *,
+        target: Targets = None,
+        contrast: Targets = None,
+        position: Positions = None,
+        direction: Sequence[float] | torch.Tensor | NDArray[np.floating] | None = None,
+        layer: int | None = None,
+        input_ids: Ids | None = None,
+        attention_mask: Ids | None = None,
+        token_type_ids: Ids | None = None,
+        truncate: bool = False,
+        **options: Unpack[ExplainKeywords],
+    ) -> Explanation | Explanations | list[Explanation | Explanations]:
+        """Trace a score back to every input token, exactly, at the price of one backward pass.
+
+        `target` is what the score is about: the next token of a causal model, the token at the
+        mask of a masked one, a classifier's label; a word, a label or an index; by default what the
+        model says. `contrast` asks why the target and not that. `position` is where the score is
+        read, "all" explains each next token of a text in turn. `direction` is a vector that is read
+        at `position` behind layer `layer`, or behind the model's last step. A list of texts,
+        targets, contrasts or positions gives a list.
+
+        `nonlinearity` is "ig", "ig-bias" or "gradient"; `flow` keeps how much of the score goes
+        where in each layer, `heads` the same by head, `scopes` the same behind these scopes.
+        `first_piece` accepts the first token of a target that is several.
+        """
+        encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
+        chosen = ExplainOptions(**options)
+        return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
 
     def encode(
         self,

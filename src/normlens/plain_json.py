@@ -1,4 +1,4 @@
-"""Any value as one that strict JSON can hold."""
+"""Conversion of any value to one that strict JSON can hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """Plain values for strict JSON: no NumPy, null for what is not finite, text for the rest."""
+    """A value for strict JSON: no NumPy, None for NaN and infinity, text for the rest."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
 
 
 def _plain_array(array: np.ndarray) -> Any:
-    """The array as lists; one of numbers without a call for each of them."""
+    """An array as nested lists; arrays of numbers without a Python call per number."""
     if array.dtype.kind not in "fiub":
         return plain(array.tolist())
     values = array.astype(object)

@@ -1,4 +1,4 @@
-"""A few rows of what goes into each linear module and what comes out of it."""
+"""A few rows of the input and output of each linear module."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-#: How many tokens' vectors are kept of each module: enough to tell whether it does what its weight
-#: says, and next to nothing beside a layer.
+#: Tokens whose vectors are kept of each module: enough to check that it computes x W + b, and very
+#: little memory beside a layer's.
 ROWS = 8
 
 
 class Rows(NamedTuple):
-    """Some rows of a module's input and the rows of its output that belong to them."""
+    """Some rows of a module's input, and the same rows of its output."""
 
     input: Tensor  # (row, in)
     output: Tensor  # (row, out)
@@ -28,7 +28,7 @@ class RowKeeper:
     def keep(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Keep some of a call's rows, evenly spread; a chunked block calls its modules often."""
+        """Keep some rows of a call, evenly spread; a chunked block makes several calls."""
         calls = self._calls.setdefault(module, [])
         if sum(len(rows.input) for rows in calls) >= ROWS:
             return
@@ -39,7 +39,7 @@ class RowKeeper:
         calls.append(Rows(*(table[::stride][:ROWS].clone() for table in tables)))
 
     def rows(self) -> dict[nn.Module, Rows]:
-        """What was kept of each module since the last `clear`."""
+        """The rows of each module since the last `clear`."""
         return {
             module: Rows(*(torch.cat(tables) for tables in zip(*calls, strict=True)))
             for module, calls in self._calls.items()

@@ -1,4 +1,4 @@
-"""Names of scopes: the papers' own, the naming rule, and short aliases."""
+"""Names of scopes: the papers' names, the rule behind them, and short aliases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def components_of(scope: str) -> list[str]:
 
 
 def aliases(scopes: Iterable[str]) -> dict[str, str]:
-    """Short names: a scope by its last component, numbered where the layer has several of it.
+    """Short names: a scope's last component, numbered where the layer has several of its kind.
 
     BERT has ATTN, RES1, LN1, FF, RES2 and LN2; the name without its ``-N`` works too.
     """
@@ -40,7 +40,7 @@ def aliases(scopes: Iterable[str]) -> dict[str, str]:
 
 
 def resolve(name: str, scopes: Sequence[str]) -> str:
-    """The scope that `name` (full or short, in any case) means, or an error that lists them."""
+    """The scope that `name` (full or short, in any case) means, or an error that lists all."""
     wanted = str(name).strip().upper()
     if wanted in scopes:
         return wanted
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 
 
 def consecutive(scopes: Sequence[str]) -> list[Step]:
-    """The steps between scopes that follow each other: ATTN-W → ATTN-N → ATTNRES-N → … .
+    """The steps between consecutive scopes: ATTN-W → ATTN-N → ATTNRES-N → … .
 
     ATTNRES-W is a baseline beside the sequence, not a step of it.
     """

@@ -1,7 +1,7 @@
 """CSV for spreadsheets: numbers stay numbers, and no text is taken for a formula.
 
-A spreadsheet runs a cell that begins with one of `= + - @`, whoever wrote it, and tokens come from
-anywhere. Such a text gets an apostrophe in front, which is how spreadsheets mark plain text.
+A spreadsheet runs a cell that begins with one of `= + - @`, and tokens may come from anyone. Such
+a text gets an apostrophe in front, which is how spreadsheets mark plain text.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def write_csv(frame: pd.DataFrame, target: str | IO[str]) -> None:
     for position, dtype in enumerate(frame.dtypes):
         if is_numeric_dtype(dtype):
             continue
-        column = frame.iloc[:, position].astype(object)  # a category's values as they are
+        column = frame.iloc[:, position].astype(object)  # the values of a category
         safe.isetitem(position, column.map(harmless))
         if any(isinstance(cell, str) and "\r" in cell for cell in column):
-            quoting = csv.QUOTE_NONNUMERIC  # a return inside a cell is not quoted on its own
+            quoting = csv.QUOTE_NONNUMERIC  # pandas does not quote a return inside a cell by itself
     safe.to_csv(target, index=False, encoding="utf-8", quoting=quoting, lineterminator="\n")
 
 
 def harmless_sql(query: str, columns: Iterable[tuple[str, str]]) -> str:
-    """A query with the same answer whose texts are harmless; `columns` are its names and types."""
+    """A query with the same answer, its texts made harmless; `columns` are names and types."""
     aliases, cells = [], []
     for position, (name, kind) in enumerate(columns):
         alias = cell = f"c{position}"  # two columns of an answer may have one name

@@ -1,9 +1,7 @@
-"""From what a user passes to token ids, and from token ids to labels and words."""
+"""Encoded sequences: from texts or token ids to the inputs of a model."""
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.token_words import words_of
 from normlens.turns import alone_with
 
 Text: TypeAlias = str | tuple[str, str]
@@ -25,7 +24,7 @@ Tokenizer: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One sequence, without padding."""
+    """One tokenised sequence, without padding."""
 
     ids: list[int]
     tokens: list[str]
@@ -47,7 +46,7 @@ def encode_texts(
     truncate: bool,
     vocabulary: int | None = None,
 ) -> list[Encoded]:
-    """Tokenise texts or text pairs, each as the model expects it, special tokens included."""
+    """Tokenise texts or pairs of texts as the model expects them, with special tokens."""
     if tokenizer is None:
         raise InputError(
             "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or pass "
@@ -79,7 +78,7 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
             f"the text has {len(ids)} tokens and the model takes at most {limit}; shorten it, or "
             "accept its beginning with truncate=True (--truncate)"
         )
-    words, labels = _words(batch, pair) if tokenizer.is_fast else (None, [])
+    words, labels = words_of(batch, pair) if tokenizer.is_fast else (None, [])
     return Encoded(
         ids=ids,
         tokens=[str(token) for token in tokenizer.convert_ids_to_tokens(ids)],
@@ -92,55 +91,12 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
 
 
 def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
-    """What the tokenizer makes of a text or a pair; threads take turns.
+    """Call the tokenizer on a text or a pair of texts, one thread at a time.
 
-    Truncation is a state of a fast tokenizer, which its calls change.
+    A fast tokenizer stores the truncation of its last call.
     """
-    # Without `verbose` a long text makes the tokenizer print a warning of its own.
+    # With `verbose` the tokenizer prints a warning about a long text.
     return alone_with([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
-
-
-def _words(batch: Any, pair: tuple[str, ...]) -> tuple[list[int | None], list[str]]:
-    """Word of each token, and the words themselves.
-
-    The tokenizer's own pre-tokenisation says what a word is. Some (SentencePiece without one) call
-    the whole text one word; there words are what white space separates.
-    """
-    own, offsets = batch.word_ids(), batch["offset_mapping"]
-    segments = batch.sequence_ids()
-    starts = [_unsplit_words(part, k, own, segments) for k, part in enumerate(pair)]
-    keys: list[Any] = []
-    for position, segment in enumerate(segments):
-        if segment is None or own[position] is None:
-            keys.append(None)
-            continue
-        begins = starts[segment]
-        if begins is None:
-            keys.append((segment, own[position]))
-            continue
-        start, stop = offsets[position]
-        token = pair[segment][start:stop]
-        first = start + len(token) - len(token.lstrip())
-        keys.append((segment, bisect_right(begins, first) - 1))
-    order = {
-        key: index for index, key in enumerate(dict.fromkeys(k for k in keys if k is not None))
-    }
-    spans: dict[Any, tuple[int, int]] = {}
-    for key, (start, stop) in zip(keys, offsets, strict=True):
-        if key is not None:
-            low, high = spans.get(key, (start, stop))
-            spans[key] = (min(low, start), max(high, stop))
-    labels = [pair[key[0]][slice(*spans[key])].strip() for key in order]
-    return [None if key is None else order[key] for key in keys], labels
-
-
-def _unsplit_words(
-    text: str, segment: int, own: Sequence[int | None], segments: Sequence[int | None]
-) -> list[int] | None:
-    """Where the words of a text begin if its tokenizer calls all of it one word; else None."""
-    begins = [match.start() for match in re.finditer(r"\S+", text)]
-    words = {word for word, part in zip(own, segments, strict=True) if part == segment}
-    return begins if len(words) == 1 and len(begins) > 1 else None
 
 
 def encode_ids(
@@ -151,7 +107,7 @@ def encode_ids(
     vocabulary: int | None,
     limit: int | None,
 ) -> tuple[list[Encoded], bool]:
-    """Token ids as they are, padding (left or right) taken off; and whether they were a batch."""
+    """Sequences of given token ids without their padding, and whether the ids were a batch."""
     rows, is_batch = _rows(input_ids, "input_ids")
     masks = [[1] * len(row) for row in rows]
     if attention_mask is not None:
@@ -188,7 +144,7 @@ def encode_ids(
 
 
 def _tokens_of(mask: list[int]) -> slice:
-    """Where the tokens stand: one run of ones, with padding before or behind it."""
+    """The positions of the tokens: one run of ones, with padding before or behind it."""
     other = next((value for value in mask if value not in (0, 1)), None)
     if other is not None:
         raise InputError(f"attention_mask holds {other}; it says 1 for a token and 0 for padding")
@@ -204,15 +160,15 @@ def _tokens_of(mask: list[int]) -> slice:
     return slice(start, stop)
 
 
-def check_token_types(encoded: Sequence[Encoded], known: int, name: str) -> None:
-    """Refuse token types that the model does not have; 0 is what it takes where none are given."""
-    largest = max(1, known)
+def check_token_types(encoded: Sequence[Encoded], count: int, name: str) -> None:
+    """Raise for token types beyond the model's `count`; type 0 is always allowed."""
+    allowed = max(1, count)
     for kind in (kind for sequence in encoded for kind in sequence.type_ids or ()):
-        if not 0 <= kind < largest:
-            has = f"knows types 0 to {known - 1}" if known > 1 else "has no token types"
+        if not 0 <= kind < allowed:
+            has = f"knows types 0 to {count - 1}" if count > 1 else "has no token types"
             raise InputError(
                 f"token_type_ids holds {kind}, and {name} {has}; leave token_type_ids out"
-                + (", or give types that it knows" if known > 1 else "")
+                + (", or give types that it knows" if count > 1 else "")
             )
 
 
@@ -229,7 +185,7 @@ def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> Non
 
 
 def _rows(values: Any, what: str) -> tuple[list[list[int]], bool]:
-    """Nested integers from a tensor, an array or lists, and whether there is a batch axis."""
+    """Rows of integers from a tensor, an array or lists, and whether there is a batch axis."""
     listed = _plain(values)
     batched = isinstance(listed, list) and bool(listed) and isinstance(_plain(listed[0]), list)
     rows = [_plain(row) for row in listed] if batched else [listed]
@@ -252,9 +208,9 @@ def _plain(values: Any) -> Any:
 def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Model inputs for several sequences, padded on the right.
 
-    Padding always goes to the right, whatever the tokenizer prefers: there it changes neither
-    positions nor causal attention. Token types are given for all sequences or for none: GPT-2
-    takes their absence for something else than zeros.
+    Padding goes to the right, whatever the tokenizer prefers: there it changes neither positions
+    nor causal attention. Token types are given for all sequences or for none, because GPT-2 does
+    not treat missing types as zeros.
     """
     width = max(map(len, batch))
 

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Sequence
 from functools import cache
 
+from normlens.errors import InputError
+
 SPACE = "␣"  # a space that belongs to a token
 
 
@@ -26,6 +28,24 @@ def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list
         text = text.replace("▁", SPACE).replace("\n", "↵").replace("\r", "").replace("\t", "⇥")
         shown.append("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) or "∅")
     return shown
+
+
+def word_groups(
+    tokens: Sequence[str], words: Sequence[int | None] | None, labels: Sequence[str]
+) -> tuple[list[list[int]], list[str]]:
+    """The places of each word's tokens, and what to call it; special tokens stay alone."""
+    if words is None:
+        raise InputError(
+            "words are known only for texts read by a fast tokenizer, not for input_ids; "
+            "pass the text itself"
+        )
+    groups: dict[int | tuple[str, int], list[int]] = {}
+    for position, word in enumerate(words):
+        groups.setdefault(("token", position) if word is None else word, []).append(position)
+    names = [
+        tokens[group[0]] if isinstance(key, tuple) else labels[key] for key, group in groups.items()
+    ]
+    return list(groups.values()), names
 
 
 @cache

@@ -1,9 +1,9 @@
 """Threads that share a model or a tokenizer take turns.
 
-Hooks, the training mode and the kind of attention belong to a model's modules and configuration,
+Hooks, the training mode and the kind of attention are state of a model's modules and configuration,
 so two analyses at once would read each other's vectors. The lock belongs to these objects, not to
 a lens: two lenses on one model wait for each other, and so do lenses on two models that have a
-module in common. Two models without common parts run side by side.
+module in common. Models without common parts run in parallel.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from normlens.errors import InputError
 T = TypeVar("T")
 
 _numbers = itertools.count()
-_guard = threading.Lock()  # of the table below, never held while a turn is waited for
+_guard = threading.Lock()  # of the table below; never held while waiting for a turn
 
 
 @dataclass(eq=False)
 class _Turn:
-    """One lock; turns are taken in the order of their numbers, so that nobody waits in a circle."""
+    """A lock with a number; locks are taken in the order of numbers, which prevents deadlock."""
 
     number: int = field(default_factory=lambda: next(_numbers))
-    lock: Any = field(default_factory=threading.RLock)  # of the kind that knows its owner
+    #: an RLock, because it can tell whether this thread holds it
+    lock: Any = field(default_factory=threading.RLock)
 
 
-#: The turn of each object, by its id; an entry goes when its object does.
+#: The turn of each object, by its id; an entry is removed when its object is.
 _turns: dict[int, tuple[weakref.ref[Any], _Turn]] = {}
 _without_weak_references = _Turn()
 
 
 def alone_with_model(model: nn.Module, work: Callable[[], T]) -> T:
-    """What `work` returns, while no other thread is at work with this model or a part of it."""
+    """Call `work` while no other thread uses this model or a part of it, and return its result."""
     modules = list(model.modules())
     configs = [m.config for m in modules if getattr(m, "config", None) is not None]
     return alone_with([*modules, *configs], work, what="model")
 
 
 def alone_with(shared: Iterable[Any], work: Callable[[], T], what: str = "object") -> T:
-    """What `work` returns, while no other thread is at work with one of the `shared` objects."""
+    """Call `work` while no other thread uses one of the `shared` objects; return its result."""
     turns = _turns_of(shared)
     if any(turn.lock._is_owned() for turn in turns):
         raise InputError(
@@ -57,35 +58,37 @@ def alone_with(shared: Iterable[Any], work: Callable[[], T], what: str = "object
 
 
 def _holding(turns: Sequence[_Turn], work: Callable[[], T]) -> T:
+    """Call `work` while this thread holds all `turns`."""
     if not turns:
         return work()
-    # Python takes and releases a lock of this kind in a `with` statement without a point between
-    # where Ctrl-C could strike; no other way is as safe.
+    # In a `with` statement Python takes and releases such a lock with no point in between where
+    # Ctrl-C could interrupt it; nothing else is as safe.
     with turns[0].lock:
         return _holding(turns[1:], work)
 
 
 def _turns_of(shared: Iterable[Any]) -> list[_Turn]:
-    """The turns to take, in order; objects that have none join those of their company."""
+    """The turns to take, in order; objects without a turn share that of the others."""
     with _guard:
-        found: set[_Turn] = set()
+        turns: set[_Turn] = set()
         new: list[Any] = []
         for item in shared:
-            known = _turns.get(id(item))
-            if known is None:
+            entry = _turns.get(id(item))
+            if entry is None:
                 new.append(item)
             else:
-                found.add(known[1])
+                turns.add(entry[1])
         if new:
-            turn = min(found, key=lambda turn: turn.number, default=None) or _Turn()
-            found |= {_register(item, turn) for item in new}
-    return sorted(found, key=lambda turn: turn.number)
+            turn = min(turns, key=lambda turn: turn.number, default=None) or _Turn()
+            turns |= {_register(item, turn) for item in new}
+    return sorted(turns, key=lambda turn: turn.number)
 
 
 def _register(item: Any, turn: _Turn) -> _Turn:
+    """Give an object its turn; those without weak references share one."""
     key = id(item)
     try:
-        # Runs when the object dies, before its id can be used again.
+        # The callback runs when the object dies, before its id can be used again.
         reference = weakref.ref(item, lambda _: _turns.pop(key, None))
     except TypeError:
         return _without_weak_references

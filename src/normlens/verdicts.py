@@ -18,6 +18,15 @@ TOLERANCE = {
     torch.bfloat16: 1e-1,
 }
 
+#: Largest error of contributions and biases against the model's own score, relative to the largest
+#: of the score and its summands.
+SCORE_TOLERANCE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-5,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
 #: Largest error of the sum of a kernel's parts, by the precision of its products, and of sampled
 #: norms beside their recomputation.
 KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
@@ -35,6 +44,21 @@ def check_completeness(errors: Sequence[tuple[int, str, float]], dtype: torch.dt
                 f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
                 "the model may differ from its family, or its values overflow"
             )
+
+
+def check_scores(errors: Sequence[float], dtype: torch.dtype) -> None:
+    """Raise where contributions and biases miss a score; `errors` by layer, the last behind all."""
+    tolerance = SCORE_TOLERANCE[dtype]
+    wrong = [place for place, error in enumerate(errors) if not error <= tolerance]
+    if wrong:
+        # Scores are carried from the end, so the last layer that misses is where it began.
+        place = wrong[-1]
+        where = "the head" if place == len(errors) - 1 else f"layer {place}"
+        raise CompletenessError(
+            f"contributions and biases miss the model's own score from {where} on: relative error "
+            f"{errors[place]:.1e}, tolerance {tolerance:.0e} for "
+            f"{str(dtype).removeprefix('torch.')}; the model may differ from its family"
+        )
 
 
 def check_kernels(errors: Sequence[tuple[int, str, float]], precision: str | None) -> None:

@@ -20,7 +20,8 @@ from normlens.components import (
     Reach,
     Residual,
 )
-from normlens.decomposition.norm_maps import LayerMaps, Settings, decompose_layer
+from normlens.decomposition.norm_maps import Settings, decompose_layer
+from normlens.decomposition.results import LayerMaps
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -152,3 +154,16 @@ def test_an_unknown_activation_is_named_beside_the_known_ones():
 def test_only_silent_activations_have_slopes_of_zero(name):
     z = torch.linspace(-3, -0.1, 30)
     assert activation(name).silent == bool((activation(name).slope(z) == 0).all())
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_mean_slopes_in_float32_are_those_of_the_quadrature(name):
+    """Single precision reads J from a table; also at its ends, beyond them, and of NaN."""
+    special = [0.0, -0.0, 39.999, 40.0, -40.0, 40.001, 1e4, -1e4, 1e-30]
+    z = torch.cat([torch.linspace(-45, 45, 20001), torch.tensor(special)])
+    g = ACTIVATIONS[name]
+    exact = g.mean_slope(z.double())
+    # Squares double the error of their argument.
+    relative = 1e-6 if name == "relu2" else 2e-7
+    assert ((g.mean_slope(z) - exact).abs() <= 1e-7 + relative * exact.abs()).all()
+    assert g.kinked or g.mean_slope(torch.tensor([math.nan])).isnan().all()

@@ -9,7 +9,7 @@ from normlens.decomposition import freeze
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.feedforward import FrozenFeedForward
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.scores import flow, layer_scores
+from normlens.decomposition.scores import flow, flow_behind, layer_scores
 from normlens.errors import InputError
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
@@ -45,9 +45,9 @@ def test_what_arrives_and_what_no_token_owns_are_the_score(order, rule, problem)
 def test_columns_of_a_flow_are_the_sources_and_rows_the_targets(order, problem):
     given = problem(order, batch=2, groups=2)
     layer, g = frozen(given), gradient(given, 2)
-    by_head, beside = flow(layer, g)
-    whole = by_head.sum(-3) + torch.diag_embed(beside)
     scores = layer_scores(layer, g)
+    by_head, beside = flow(layer, scores)
+    whole = by_head.sum(-3) + torch.diag_embed(beside)
     columns = (scores.arriving * given.x).sum(-1)
     torch.testing.assert_close(whole.sum(-2), columns, rtol=0, atol=1e-11)
     rows = (g * layer.forward(given.x)).sum(-1)
@@ -68,7 +68,7 @@ def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, prob
         head = freeze(given.layer, given.x, given.alpha, [n], until=step, parts=False)
         parts = head.forward(alone)[:, 0]  # (j, i, d)
         expected = torch.einsum("id,jid->ij", kept[step][0], parts)
-        by_head, beside = flow(layer, kept[step], step)
+        by_head, beside = flow_behind(layer, kept[step], step)
         found = by_head.sum(-3) + torch.diag_embed(beside)
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
 

@@ -4,7 +4,7 @@ from normlens.analysis.amplification import Pair, amplification, normalise, stro
 from normlens.analysis.mixing import mixing_ratio
 from normlens.analysis.similarity import spearman
 from normlens.analysis.special_dimensions import special_dimensions
-from normlens.analysis.words import merge_words
+from normlens.analysis.words import merge_words, sum_words
 
 __all__ = [
     "Pair",
@@ -15,4 +15,5 @@ __all__ = [
     "spearman",
     "special_dimensions",
     "strongest_pairs",
+    "sum_words",
 ]

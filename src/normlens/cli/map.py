@@ -34,6 +34,7 @@ from normlens.cli.printing import status
 from normlens.cli.summary import completeness, layers_in_words, show_maps
 from normlens.embedded import DEFAULT
 from normlens.errors import InputError, NormLensError, OutputError, valid_choice
+from normlens.origins import LAYER, ORIGINS
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -58,6 +59,10 @@ def map_command(
     ] = None,
     layers: LayersOption = None,
     scope: ScopeOption = None,
+    origin: Annotated[
+        str,
+        typer.Option(metavar="ORIGIN", help="Sources: a layer's own (layer) or tokens (input)."),
+    ] = LAYER,
     heads: Annotated[bool, typer.Option("--heads", help="Head-level ATTN maps too.")] = False,
     nonlinearity: NonlinearityOption = "ig",
     samples: SamplesOption = 64,
@@ -106,6 +111,7 @@ def map_command(
     ranges = parse_layers(layers)
     options = checked_options(nonlinearity, samples, memory_limit)
     options["precision"] = checked_precision(precision)
+    options["origin"] = valid_choice(origin, ORIGINS, "--origin")
     drawing = _drawing(normalise, colour)
     if out is not None:
         _check_out(out, force, drawing)

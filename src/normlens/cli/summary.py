@@ -30,6 +30,8 @@ def show_maps(maps: Maps) -> None:
     )
     console.print(f"{len(shown)} tokens: {' '.join(shown)}")
     console.print(completeness(maps))
+    if maps.origin_in_words:
+        console.print(f"{maps.origin_in_words}, through all layers; what no token owns is left out")
     if "outside_scopes" in about:
         console.print(f"outside every scope: {about['outside_scopes']}")
     if maps.heads:

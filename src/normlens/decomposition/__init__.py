@@ -1,7 +1,8 @@
 """The algebra of parts: from a layer's weights, input and attention to its norms."""
 
 from normlens.decomposition.frozen import FrozenLayer, freeze
-from normlens.decomposition.norm_maps import LayerMaps, decompose_layer, layer_maps
+from normlens.decomposition.norm_maps import decompose_layer, layer_maps
+from normlens.decomposition.results import LayerMaps
 from normlens.decomposition.rules import RULES
 from normlens.decomposition.settings import Settings
 

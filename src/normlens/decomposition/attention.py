@@ -97,13 +97,13 @@ class FrozenAttention:
             of_values = (at_heads * bias).sum(-1) * self.alpha.sum(-1)
             heads = heads - of_values
             unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
-        return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads)
+        return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads, at_heads)
 
-    def head_flow(self, g: Tensor, unowned: Tensor | None = None) -> Tensor:
+    def head_flow(self, at_heads: Tensor, unowned: Tensor | None = None) -> Tensor:
         """``g_i · α^h_ij s_j W_V^h W_O^h``: how much of a score goes from j to i by each head.
 
-        Shape (…, b, h, i, j). No token owns value biases, nor `unowned` (d,) of the attention's
-        input.
+        Shape (…, b, h, i, j); `at_heads` is g as it arrives there (`score`). No token owns value
+        biases, nor `unowned` (d,) of the attention's input.
         """
         bias = self.attention.value.bias
         if unowned is not None:
@@ -111,7 +111,7 @@ class FrozenAttention:
         values = self.values
         if bias is not None:
             values = values - _by_head(self.attention, bias)
-        return (self._heads_adjoint(g) @ values.permute(0, 2, 3, 1)) * self.alpha
+        return (at_heads @ values.permute(0, 2, 3, 1)) * self.alpha
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""

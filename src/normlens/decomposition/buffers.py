@@ -1,4 +1,4 @@
-"""Memory that tiles share: fresh pages for each of them would cost more than filling them."""
+"""Memory that tiles share, because fresh pages for each tile would cost more than filling them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Buffers:
         size = prod(shape)
         stored = self._storage.get(name)
         if stored is None or stored.numel() < size or stored.dtype != like.dtype:
-            self._storage.pop(name, None)  # let go of the old piece before taking a larger one
+            self._storage.pop(name, None)  # free the old piece before taking a larger one
             stored = self._storage[name] = like.new_empty(size)
         return stored[:size].view(shape)
 

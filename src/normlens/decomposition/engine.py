@@ -1,7 +1,7 @@
-"""Who computes the norms of pairs, and in which precision: decided here and nowhere else.
+"""The choice between PyTorch and the fused kernels for the norms of pairs, made only here.
 
-On CUDA the fused kernels do, where Triton is there and the layer is of a kind that they know; in
-every other case `parts` and the tiles of `feedforward` do, in the precision of the weights.
+The kernels run on CUDA, where Triton is installed and they support the layer. In every other case
+`parts` and `tiles` compute the norms by PyTorch, in the precision of the weights.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
 from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIONS
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tail import tail_of
 from normlens.decomposition.parts import Factors
-from normlens.decomposition.tiles import FeedForwardJob, TileNorms, feed_forward_norms
+from normlens.decomposition.tiles import feed_forward_norms
 from normlens.precisions import AUTO
 
-#: The fastest one whose error cannot change a Spearman's ρ at three decimals (docs/performance.md).
+#: The fastest precision whose error cannot change a Spearman's ρ at three decimals
+#: (docs/performance.md).
 DEFAULT_PRECISION = "float32"
 OLDEST_CAPABILITY = (8, 0)  # of GPUs that multiply bfloat16
 
 
 def run_feed_forward(
     job: FeedForwardJob, lengths: Sequence[int], precision: str, memory_limit: int | None
-) -> tuple[TileNorms, str]:
-    """The norms behind the block, and the precision of the products that they come from."""
+) -> tuple[PairNorms, str]:
+    """The norms behind the block, and the precision of their products."""
     if not is_fused(job):
-        found = feed_forward_norms(job, lengths, memory_limit)
-        return found, str(job.ff.down.weight.dtype).removeprefix("torch.")
-    from normlens.decomposition.fused.ways import fused_norms
+        norms = feed_forward_norms(job, lengths, memory_limit)
+        return norms, str(job.ff.down.weight.dtype).removeprefix("torch.")
+    from normlens.decomposition.fused.choice import fused_norms
 
     chosen = kernel_precision(precision).name
     return fused_norms(job, lengths, chosen, memory_limit), chosen
 
 
 def kernel_precision(name: str) -> Precision:
-    """How the kernels form their products under a precision that was asked for."""
+    """The kernels' precision for a name that the user may give; "auto" is the default."""
     return KERNEL_PRECISIONS[DEFAULT_PRECISION if name == AUTO else name]
 
 
 def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
-    """Norms (b, i, j) of factored parts, 0 where the source is the target's own token."""
+    """Norms (b, i, j) of factored parts, 0 where i = j."""
     if factors.source is not None or not has_kernels(factors.weights):
         return factors.norms()
     from normlens.decomposition.fused.factored import fused_factored_norms
@@ -54,19 +56,19 @@ def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
 
 
 def is_fused(job: FeedForwardJob) -> bool:
-    """Whether the fused kernels can do this job on the device where it lies."""
+    """Whether the fused kernels can do this job on its device."""
     return has_kernels(job.ff.down.weight) and tail_of(job) is not None
 
 
 def has_kernels(weight: Tensor) -> bool:
-    """Whether kernels can work on what lies where `weight` does."""
+    """Whether kernels can work with this weight's device and dtype."""
     return kernels_run_on(weight.device, weight.dtype)
 
 
 def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels can work on numbers of this type on `device`.
 
-    Where no GPU is here to be asked, one that is young enough, with Triton beside it, is assumed.
+    Without a GPU in this machine, one that is recent enough, with Triton, is assumed.
     """
     if device.type != "cuda" or dtype != torch.float32:
         return False
@@ -77,7 +79,7 @@ def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed; where it is missed, that is said once."""
+    """Whether Triton is installed; warns once where it is missing."""
     if importlib.util.find_spec("triton") is not None:
         return True
     warnings.warn(

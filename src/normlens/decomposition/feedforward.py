@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normlens.components import FeedForward, Linear, ParallelFeedForward
+from normlens.decomposition.activations import activation
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.rules import SHAPLEY, Linearised, hidden, linearise, projections
@@ -64,6 +65,9 @@ class FrozenFeedForward:
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
         at_neurons = g @ self.ff.down.weight.T
+        if self._all_owned:
+            passed = (at_neurons * self.neurons.hidden).sum(-1)
+            return Scored(self._inputs_adjoint(at_neurons), passed)
         passed = (at_neurons * (self.neurons.hidden - self._unowned_neurons)).sum(-1)
         unowned = (at_neurons * self._unowned_neurons).sum(-1)
         if self.ff.down.bias is not None:
@@ -89,8 +93,16 @@ class FrozenFeedForward:
 
     @cached_property
     def outgoing(self) -> Bias:
-        """What the block makes of the incoming bias, its own included."""
+        """The bias behind the block: the incoming one passed through it, and the block's."""
         return Bias.dense(self.ff.down(self.neurons.bias))
+
+    @property
+    def _all_owned(self) -> bool:
+        """Whether the block adds nothing of its own: no bias, and a path that starts at 0."""
+        linears = (self.ff.gate, self.ff.up, self.ff.down)
+        biased = any(linear is not None and linear.bias is not None for linear in linears)
+        at_zero = activation(self.ff.activation).at_zero if self.ff.gate is None else 0.0
+        return self.neurons.from_zero and not biased and at_zero == 0
 
     @cached_property
     def _unowned_neurons(self) -> Tensor:
@@ -108,7 +120,7 @@ class FrozenFeedForward:
 
 @dataclass(frozen=True)
 class SampledFeedForward:
-    """A block whose nonlinearity is passed on by sampled Shapley values: no linear operator."""
+    """A block under the rule of sampled Shapley values, which is not a linear operator."""
 
     ff: FeedForward
     output: Tensor  # (b, i, d), the block's real output
@@ -123,8 +135,8 @@ class SampledFeedForward:
 class FrozenParallelFeedForward:
     """A block beside the attention, which reads the layer's input token by token.
 
-    Its input is the token alone, so inside the layer all of its output is the token's own, under
-    any rule; slopes are computed when the linear face is asked for.
+    Its input is the token alone, so inside the layer all of its output belongs to the token, under
+    any rule; slopes are computed only when the linear operator is needed.
     """
 
     ff: FeedForward
@@ -141,7 +153,7 @@ class FrozenParallelFeedForward:
 
     @cached_property
     def block(self) -> FrozenFeedForward:
-        """The block itself, of whose input no token owns β."""
+        """The block linearised at its input, whose unowned part is β."""
         if self.rule == SHAPLEY:
             raise InputError(NOT_LINEAR)
         if self.linearised is not None:
@@ -150,7 +162,7 @@ class FrozenParallelFeedForward:
         return FrozenFeedForward.at(self.ff, self._input, bias, self.rule)
 
     def linear(self, v: Tensor) -> Tensor:
-        """What the block makes of the layer's input vectors (…, i, d)."""
+        """The norm and the block, linearised, on the layer's input vectors (…, i, d)."""
         return self.block.linear(v if self.norm is None else self.norm.linear(v))
 
     def from_token(self, first: int) -> FrozenParallelFeedForward:
@@ -160,7 +172,7 @@ class FrozenParallelFeedForward:
         return FrozenParallelFeedForward(self.ff, norm, self.x[:, first:], self.rule, block)
 
     def adjoint(self, g: Tensor) -> Tensor:
-        """What arrives at the layer's input."""
+        """The gradient at the layer's input."""
         g = self.block.adjoint(g)
         return g if self.norm is None else self.norm.adjoint(g)
 
@@ -178,7 +190,7 @@ class FrozenParallelFeedForward:
 
     @property
     def unowned(self) -> Tensor:
-        """What the block makes of β and its own biases, (b, i, d)."""
+        """The block's output of β and of its biases, which no token owns, (b, i, d)."""
         return self.block.outgoing.vectors
 
     @cached_property

@@ -1,7 +1,7 @@
 """From factored parts to the norms behind the feed-forward block and the steps that follow it.
 
 Behind the nonlinearity parts no longer factor, so they exist only inside tiles or kernels, and only
-norms and sums come out. This module puts together what those need, group by group of sources.
+norms and sums come out. This module assembles their inputs for each group of sources.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch import Tensor
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.engine import run_feed_forward
 from normlens.decomposition.feedforward import FrozenFeedForward, SampledFeedForward
+from normlens.decomposition.feedforward_job import AddBypass, FeedForwardJob, Normalise, TailStep
+from normlens.decomposition.head_products import KeptProducts
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Factors, Parts, side_by_side
-from normlens.decomposition.projections import KeptProducts
 from normlens.decomposition.residual import FrozenResidual
 from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.shapley import shapley_norms
-from normlens.decomposition.tiles import AddBypass, FeedForwardJob, Normalise, TailStep
 from normlens.errors import InputError
 
 
 class Behind(NamedTuple):
-    """A step behind the feed-forward block."""
+    """A step behind the feed-forward block, with its position and scope."""
 
     position: int  # among the layer's steps
     scope: str
     step: FrozenNorm | FrozenResidual
-    saved: Parts | None = None  # what a residual adds
+    saved: Parts | None = None  # the parts that a residual adds
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """What the stage gives."""
+    """The norms and sums behind the block, and their errors."""
 
-    sums: Parts  # just behind the block: own, mixed and bias vectors, without factors
+    sums: Parts  # just behind the block, without factors
     norms: dict[str, Tensor]  # scope → (b, i, j), of the block and of every step behind it
     precision: str | None = None  # of the products; None: sampled
-    #: of parts whose sum was not formed from them: of that sum, and of a sample of their norms
+    #: errors of the kernels' parts: of their sum, and of a sample of their norms
     kernel_error: Tensor | None = None
     sampled_error: Tensor | None = None
     standard_error: dict[str, Tensor] = field(default_factory=dict)  # Shapley only
@@ -60,18 +60,18 @@ def feed_forward_stage(
     buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
 ) -> StageResult:
-    """Norms of all parts behind the block, and their sums.
+    """Norms of all parts behind the block, and sums of the parts.
 
-    The mixed vectors are summed from the tiles. The fused kernels give no vectors; there they are
-    what the diagonal and the bias leave of the real output, and the kernels' parts are compared
-    with it. `kept` are products of the layer's weights, `buffers` the memory that layers share for
-    their tiles, and `ordinary` the dimensions that one more map keeps.
+    Tiles sum the mixed vectors from their parts. The fused kernels give no vectors; there the mixed
+    vector is the real output without diagonal and bias, and the kernels' parts are compared with
+    it. `kept` are products of the layer's weights, `buffers` the memory that layers share for their
+    tiles, and `ordinary` the dimensions of one more map.
     """
     if isinstance(block, SampledFeedForward):
         return _sampled(block, parts, scope, tail, lengths, settings, ordinary)
     own, bias, output = block.linear(parts.own), block.outgoing, block.output
     alone = len(parts.groups) == 1
-    found = []
+    results = []
     for factors in parts.groups:
         job = FeedForwardJob(
             scope,
@@ -85,19 +85,19 @@ def feed_forward_stage(
             output,
             output - own - bias.vectors if alone else None,
         )
-        found.append(run_feed_forward(job, lengths, settings.precision, settings.memory_limit))
-    tiles, precision = found[0]
-    mixed = (
-        torch.stack([group.mixed for group, _ in found]).sum(0) if len(found) > 1 else tiles.mixed
-    )
+        results.append(run_feed_forward(job, lengths, settings.precision, settings.memory_limit))
+    first, precision = results[0]
+    mixed = first.mixed
+    if len(results) > 1:
+        mixed = torch.stack([group.mixed for group, _ in results]).sum(0)
     norms = {
-        name: side_by_side([group.norms[name] for group, _ in found], parts.groups)
-        for name in tiles.norms
+        name: side_by_side([group.norms[name] for group, _ in results], parts.groups)
+        for name in first.norms
     }
     sampled = None
-    if tiles.error is not None and settings.sample_kernels:
-        sampled = sampled_error(job, lengths, tiles.norms)
-    return StageResult(Parts(own, bias, mixed), norms, precision, tiles.error, sampled)
+    if first.error is not None and settings.sample_kernels:
+        sampled = sampled_error(job, lengths, first.norms)
+    return StageResult(Parts(own, bias, mixed), norms, precision, first.error, sampled)
 
 
 def _sampled(
@@ -118,12 +118,12 @@ def _sampled(
     sampled = shapley_norms(
         job, parts, lengths, settings.samples, settings.seed, settings.memory_limit
     )
-    sums = Parts(sampled.diagonal, Bias.dense(sampled.bias), sampled.tiles.mixed)
-    return StageResult(sums, sampled.tiles.norms, standard_error=sampled.standard_error)
+    sums = Parts(sampled.diagonal, Bias.dense(sampled.bias), sampled.pairs.mixed)
+    return StageResult(sums, sampled.pairs.norms, standard_error=sampled.standard_error)
 
 
 def _tail_of_group(tail: Sequence[Behind], factors: Factors) -> tuple[TailStep, ...]:
-    """The steps behind the block as one group of sources meets them."""
+    """The steps behind the block, for one group of sources."""
     steps: list[TailStep] = []
     for behind in tail:
         if isinstance(behind.step, FrozenNorm):

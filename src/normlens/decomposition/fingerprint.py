@@ -1,9 +1,9 @@
-"""What tells whether weights are still the same: a number that depends on every bit of them.
+"""Fingerprints of weights: numbers that depend on every bit, to notice any change.
 
 The bits of a tensor, as 64-bit words x_k, are reduced to ``Σ_k a_k x_k mod 2^64`` with fixed random
-odd a_k. One word that changes always changes the sum; several that change together leave it as it
-was with a probability near 2^-64. Versions and addresses of tensors would not do: weights that are
-edited through ``.data`` keep both.
+odd a_k. A change of one word always changes the sum; a change of several leaves it as it was with a
+probability near 2^-64. Versions and addresses of tensors would not do: weights that are edited
+through ``.data`` keep both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Fingerprint = tuple[Hashable, ...]
 
 
 def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable, Fingerprint]:
-    """Each entry's shapes, types, places and contents; a device is waited for once."""
+    """Fingerprints of some tensors by key: shape, strides, dtype, device and content of each.
+
+    A device is waited for only once.
+    """
     tensors = [tensor for group in weights.values() for tensor in group]
     if not tensors:
         return dict.fromkeys(weights, ())
@@ -34,16 +37,16 @@ def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable,
 
 
 def description(tensor: Tensor) -> tuple[Hashable, ...]:
-    """What can be told of a tensor without reading it."""
+    """The part of a fingerprint that does not need the tensor's content."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def _content(tensor: Tensor) -> Tensor:
     """``Σ_k a_k x_k``, a 64-bit number that is still on the tensor's device."""
-    held = tensor.detach()
-    if held.dim() == 2 and not held.is_contiguous():
-        held = held.T  # a weight is often a transposed view, whose order in memory needs no copy
-    words = held.contiguous().view(-1).view(_WORDS[held.element_size()])
+    data = tensor.detach()
+    if data.dim() == 2 and not data.is_contiguous():
+        data = data.T  # a weight is often a transposed view; in memory order it needs no copy
+    words = data.contiguous().view(-1).view(_WORDS[data.element_size()])
     per_word = 8 // words.element_size()
     if words.storage_offset() % per_word:
         words = words.clone()
@@ -61,7 +64,7 @@ def _reduced(words: Tensor) -> Tensor:
     rest = words[full:]
     sums.append((rest * _factors(ROW, words.device)[: len(rest)]).sum()[None])
     joined = torch.cat(sums)
-    # Factors of rows are others than those within them, or rows could change places unnoticed.
+    # Rows have factors that differ from those of words, or an exchange of rows would go unnoticed.
     return (joined * _factors(len(joined), words.device, seed=1)).sum()
 
 

@@ -206,7 +206,8 @@ def freeze(
                 frozen = SampledFeedForward.at(step, y)
             else:
                 frozen = FrozenFeedForward.at(step, y, bias, rule)
-                bias = frozen.outgoing
+                if parts:  # nothing behind the block's norm reads the bias otherwise
+                    bias = frozen.outgoing
             y = frozen.output
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)

@@ -1,7 +1,7 @@
-"""The least memory that the feed-forward stage can work with, known before anything runs.
+"""The least memory limit of the feed-forward stage, checked before anything runs.
 
-A limit below it would not be kept, or would be kept by tiles of a few pairs: each reads all of
-W_down, so that a text of some hundred tokens would take hours.
+A lower limit would be exceeded, or would force tiles of a few pairs, each of which reads all of
+W_down: a text of some hundred tokens would take hours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_limit(
 ) -> None:
     """Raise unless a memory limit suffices for sequences of these lengths.
 
-    Without a scope behind the feed-forward block there are no tiles.
+    Without a scope behind the feed-forward block there are no tiles, so any limit does.
     """
     behind = sum("FF" in components_of(scope) for scope in scopes)
     if not behind:
@@ -64,7 +64,7 @@ def check_vectors_limit(limit: int, layer: Layer, lengths: Sequence[int], itemsi
 
 
 def _size(count: int) -> str:
-    """Bytes as `parse_bytes` reads them, rounded up so that what is shown is enough."""
+    """Bytes in the form that `parse_bytes` reads, rounded up so that the size shown is enough."""
     for unit, size in _UNITS:
         if count >= size:
             return f"{math.ceil(10 * count / size) / 10:g}{unit}"

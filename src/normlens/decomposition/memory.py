@@ -1,4 +1,4 @@
-"""How much memory may be used, and what running out of it looks like."""
+"""Memory limits, memory of devices, and errors that mean too little of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from normlens.errors import InputError
 
 GIB = 1 << 30
-#: Of the feed-forward stage: larger tiles are not faster. It is the same on every machine, because
-#: the sizes of tiles decide the last digits.
+#: The limit of the feed-forward stage: larger tiles are not faster. It is the same on every
+#: machine, because the sizes of tiles decide the last digits.
 DEFAULT_LIMIT = GIB // 4
 DEFAULT_PREPARED = GIB // 2  # of products that a prepared lens keeps
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -39,7 +39,7 @@ def parse_bytes(value: int | float | str | None) -> int | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on `device`; what Linux calls available, for a CPU."""
+    """Bytes free on `device`; for a CPU, what Linux calls available memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -53,7 +53,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes that a device has in all; 4 GiB where it does not tell."""
+    """Total memory of a device in bytes; 4 GiB where it does not tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return 4 * GIB

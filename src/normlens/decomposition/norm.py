@@ -49,7 +49,7 @@ class FrozenNorm:
         return FrozenNorm(self.norm, self.inverse_deviation[:, first:])
 
     def apply(self, y: Tensor) -> Tensor:
-        """The whole norm of the real vectors."""
+        """The complete norm of the real vectors, β included."""
         y = self.linear(y)
         return y if self.norm.beta is None else y + self.norm.beta
 
@@ -62,7 +62,7 @@ class FrozenNorm:
         return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), groups)
 
     def on_bias(self, bias: Bias) -> Bias:
-        """What the norm makes of the bias once tokens are mixed: as of any part, and β."""
+        """The bias behind the norm once tokens are mixed: treated as any part, plus β."""
         return bias.scaled(self.stretch, self.inverse_deviation).plus(self.norm.beta)
 
     def stretch(self, v: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class FrozenNorm:
         return stretch(v, self.norm)
 
     def stretch_(self, v: Tensor) -> None:
-        """The same in place."""
+        """`stretch` in place."""
         if self.norm.centred:
             v.sub_(v.mean(-1, keepdim=True))
         if self.norm.gamma is not None:
@@ -83,7 +83,7 @@ class FrozenNorm:
 
 
 def stretch(v: Tensor, norm: Norm) -> Tensor:
-    """What a norm does to vectors without the division, which depends on weights alone."""
+    """A norm without the division, which depends on weights alone: centre, times γ."""
     if norm.centred:
         v = v - v.mean(-1, keepdim=True)
     return v if norm.gamma is None else v * norm.gamma

@@ -2,11 +2,11 @@
 
 Until the feed-forward block every part is a mixture of a few vectors of its source token:
 
-    F_i(x_j) = s_i Σ_h A_ijh U_jh  for j ≠ i,        F_i(x_i) a vector of its own,
+    F_i(x_j) = s_i Σ_h A_ijh U_jh        for j ≠ i,
 
-so the n×n parts are never formed. The bias b_i is a mixture, too, of a few rows that are weights.
-What the model really computes is the sum, ``y_i = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``. What each
-component does to parts is said in its own module; this one only holds them.
+so the n×n parts are never formed. The token's own part F_i(x_i) is kept as a vector (`own`). The
+bias b_i is a mixture, too, of a few rows that are weights. The model's vector is the sum,
+``y_i = Σ_{j≠i} F_i(x_j) + F_i(x_i) + b_i``. Each component's module says what it does to parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Stretch = Callable[[Tensor], Tensor]
 class Bias:
     """What no token owns, ``b_i = Σ_k κ_ik c_k + rest_i``: rows of weights, scaled per target.
 
-    The rest is what a feed-forward block has made of it; nothing before the first one.
+    The rest is the bias behind a feed-forward block, which no longer is such a mixture.
     """
 
     coefficients: Tensor  # κ (b, i, k)
@@ -43,7 +43,7 @@ class Bias:
 
     @classmethod
     def dense(cls, vectors: Tensor) -> Bias:
-        """A bias that is known as vectors (b, i, d) only."""
+        """A bias given as vectors (b, i, d)."""
         return replace(cls.none(vectors), rest=vectors)
 
     def from_token(self, first: int) -> Bias:
@@ -58,12 +58,12 @@ class Bias:
         return mixed if self.rest is None else mixed + self.rest
 
     def through(self, linear: Linear) -> Tensor:
-        """What `linear` makes of b, (b, i, m), for the price of its rows."""
+        """``b W`` plus the bias of `linear`, (b, i, m), at the cost of a few rows."""
         mixed = Linear(self.rows @ linear.weight, linear.bias)(self.coefficients)
         return mixed if self.rest is None else mixed + self.rest @ linear.weight
 
     def plus(self, row: Tensor | None) -> Bias:
-        """One more row, the same for every target."""
+        """Add one row, the same for every target."""
         if row is None:
             return self
         ones = self.coefficients.new_ones(*self.coefficients.shape[:2], 1)
@@ -80,7 +80,7 @@ class Bias:
         )
 
     def scaled(self, stretch: Stretch, factor: Tensor) -> Bias:
-        """``κ_i ← factor_i κ_i`` and ``c ← stretch(c)``: what a norm does, but for its β."""
+        """``κ_i ← factor_i κ_i`` and ``c ← stretch(c)``: a norm without its β."""
         rest = None if self.rest is None else stretch(self.rest) * factor[..., None]
         return Bias(self.coefficients * factor[..., None], stretch(self.rows), rest)
 
@@ -89,13 +89,13 @@ class Bias:
 class Factors:
     """One group of sources: ``F_i(x_j) = s_i Σ_h A_ijh U_jh`` with ``U_jh = v_jh B_h``."""
 
-    weights: Tensor  # A (b, j, i, h), zero where source j is target i's own token
+    weights: Tensor  # A (b, j, i, h), zero where i = j
     scale: Tensor  # s (b, i)
     heads: Tensor  # v (b, j, h, d_head), each head's value vectors
-    basis: Tensor  # B (h, d_head, d), what the layer has done to them since
+    basis: Tensor  # B (h, d_head, d), W_O and every norm behind it
     reach: Reach  # which sources each target sees
-    source: str | None = None  # another sequence; None: the layer's own tokens
-    lengths: tuple[int, ...] | None = None  # real sources of each sequence; None: as targets
+    source: str | None = None  # name of another sequence; None: the layer's tokens
+    lengths: tuple[int, ...] | None = None  # real sources of each sequence; None: the targets'
 
     @cached_property
     def values(self) -> Tensor:
@@ -129,17 +129,17 @@ class Factors:
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a layer's vectors (b, i, d) consist of at one point."""
+    """The parts of a layer's vectors (b, i, d) at one point inside it."""
 
-    own: Tensor  # F_i(x_i), what the token itself contributes
+    own: Tensor  # F_i(x_i), the part of the token itself
     bias: Bias  # b_i, what no token owns
-    #: Σ_{j≠i} F_i(x_j), what the other sources contribute together; None: nothing is mixed yet
+    #: Σ_{j≠i} F_i(x_j), the sum of the other sources' parts; None: no tokens are mixed yet
     mixed: Tensor | None = None
     groups: tuple[Factors, ...] = ()  # the other sources' parts, as long as they are factored
 
     @classmethod
     def of_tokens(cls, x: Tensor) -> Parts:
-        """Before anything is mixed a token is its own only part."""
+        """The parts before any attention: each token's vector is its own part."""
         return cls(x, Bias.none(x))
 
     @property
@@ -150,10 +150,10 @@ class Parts:
 
 
 def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors]) -> Tensor:
-    """The groups' maps side by side, the layer's own tokens last; zeros if they sent nothing."""
+    """Join the groups' maps along j, the layer's tokens last; zeros if they are no source."""
     others = [norm for norm, group in zip(norms, groups, strict=True) if group.source is not None]
-    own = [norm for norm, group in zip(norms, groups, strict=True) if group.source is None]
+    same = [norm for norm, group in zip(norms, groups, strict=True) if group.source is None]
     if not others:
-        return own[0]
+        return same[0]
     b, n, _ = others[0].shape
-    return torch.cat([*others, *(own or [others[0].new_zeros(b, n, n)])], dim=-1)
+    return torch.cat([*others, *(same or [others[0].new_zeros(b, n, n)])], dim=-1)

@@ -1,7 +1,7 @@
-"""Which way through the feed-forward stage: the cheapest by `costs`, in pieces that fit.
+"""The plan for a feed-forward stage: the cheapest method by `costs`, in pieces that fit.
 
 PyTorch takes tiles or one matrix per target, sequence by sequence (`choose_plan`); the kernels of
-a GPU take one of their ways for a whole batch (`choose_way`).
+a GPU take one of their methods for a whole batch (`choose_kernel_plan`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BY_SOURCE = "by source"
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of one tile and the method that fills it."""
+    """The method of the PyTorch stage and the sizes of its tiles."""
 
     method: str  # `TILES` or `MATRICES`
     sources: int
@@ -68,9 +68,9 @@ def choose_plan(shape: Shape, limit: int | None) -> Plan:
 
 
 def sampled_targets(shape: Shape, scopes: int, limit: int | None) -> int:
-    """Targets whose players are sampled at once.
+    """How many targets the Shapley rule samples at once.
 
-    As many as the plan's tiles have, fewer where all their players do not fit; `scopes` counts
+    As many as the plan's tiles have, or fewer where all their players do not fit; `scopes` counts
     those from the feed-forward block on.
     """
     targets = choose_plan(shape, limit).targets
@@ -81,23 +81,23 @@ def sampled_targets(shape: Shape, scopes: int, limit: int | None) -> int:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """The way that the kernels take through a batch."""
+    """The method that the kernels take for a batch."""
 
     method: str  # `BY_SOURCE` or `MATRICES`
-    #: whether leaving out silent neurons costs less if there are enough, which the input decides
+    #: whether leaving out silent neurons could cost less; their share in the input decides
     may_gather: bool = False
 
 
-def choose_way(costs: KernelCosts, *, silent: bool, paths: bool) -> KernelPlan:
-    """The cheapest way that needs no look at the input, and whether one is worth it.
+def choose_kernel_plan(costs: KernelCosts, *, silent: bool, head_products: bool) -> KernelPlan:
+    """The cheapest method by sizes alone, and whether counting active neurons is worth it.
 
-    Neurons are gathered where the activation has `silent` ones and each head has `paths` to them.
+    Gathering needs an activation with `silent` neurons and rows from `head_products`.
     """
     least = min(costs.by_source, costs.matrices)
     method = MATRICES if costs.matrices < costs.by_source else BY_SOURCE
-    return KernelPlan(method, silent and paths and costs.gather(0) < least)
+    return KernelPlan(method, silent and head_products and costs.gather(0) < least)
 
 
-def gathers(costs: KernelCosts, share: float) -> bool:
-    """Whether gathering this share of the neurons is the cheapest way."""
+def gather_pays(costs: KernelCosts, share: float) -> bool:
+    """Whether gathering this share of the neurons is the cheapest method."""
     return costs.gather(share) < min(costs.by_source, costs.matrices)

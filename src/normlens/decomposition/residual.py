@@ -14,7 +14,7 @@ from normlens.decomposition.parts import Parts
 
 @dataclass(frozen=True)
 class FrozenBranch:
-    """Where vectors are saved for a residual connection."""
+    """A branching point, where vectors are saved for a residual connection."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rules that pass a feed-forward block's nonlinearity on to the parts.
+"""Rules that linearise a feed-forward block's nonlinearity for its parts.
 
 The hidden vector is ``h = g(z)``, or ``g(a) ⊙ u`` in a gated block. A rule writes it as
 
@@ -33,6 +33,7 @@ class Linearised:
     slopes: tuple[Tensor, ...]  # one (b, i, m) per input projection of `projections`
     bias: Tensor  # (b, i, m), the share of h that no token owns
     hidden: Tensor  # (b, i, m), the real h
+    from_zero: bool = False  # the path starts at 0, so all of h but g(0) and biases is owned
 
 
 def projections(ff: FeedForward) -> tuple[Tensor, ...]:
@@ -61,7 +62,7 @@ def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearis
 def _ig(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
     """Path 0 → z: ``r = (g(z) − g(0)) / z``."""
     r = g.slope(z)
-    return Linearised((r,), z_b * r + g.at_zero, g.value(z))
+    return Linearised((r,), z_b * r + g.at_zero, g.value(z), True)
 
 
 def _ig_bias(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
@@ -90,7 +91,7 @@ def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> 
     mean = g.mean_slope(a)
     r_a = u * (g.slope(a) - mean)
     r_u = g.at_zero + a * mean
-    return Linearised((r_a, r_u), a_b * r_a + u_b * r_u, g.value(a) * u)
+    return Linearised((r_a, r_u), a_b * r_a + u_b * r_u, g.value(a) * u, True)
 
 
 def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
@@ -117,9 +118,10 @@ def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tenso
 
 
 def _path(g: Activation, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Length of each path, and where it is so short that a difference quotient would cancel.
+    """Length of each path, and whether it is so short that a difference quotient would cancel.
 
-    A path across a kink at 0 is never called short: the quotient is exact there, quadrature not.
+    A path across a kink at 0 never counts as short: there the quotient is exact, and quadrature
+    is not.
     """
     delta = stop - start
     short = delta.abs() < SHORT_PATH

@@ -1,8 +1,8 @@
-"""A few pairs recomputed in float32, as a check on the kernels.
+"""A few norms of the kernels, compared with a recomputation in float32.
 
-The sum of all parts (`Stage.norms`) does not notice errors of both signs that cancel. Norms of
-single pairs do. A handful of them takes some fifteen short launches, about as long as the whole
-stage of a short text, so a lens asks for it in its first and last layers only.
+Comparing the sum of all parts (`Stage.norms`) does not notice errors of both signs that cancel;
+norms of single pairs do. The sample takes some fifteen short launches, about as long as the whole
+stage of a short text, so a lens takes it in its first and last layers only.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from normlens.decomposition.feedforward_job import FeedForwardJob
 from normlens.decomposition.rules import projections
-from normlens.decomposition.tiles import FeedForwardJob, scope_norms, tile_by_rows
+from normlens.decomposition.tiles import scope_norms, tile_by_rows
 
 TARGETS = SOURCES = 4  # of the sample
 
@@ -21,10 +22,10 @@ TARGETS = SOURCES = 4  # of the sample
 def sampled_error(
     job: FeedForwardJob, lengths: Sequence[int], norms: Mapping[str, Tensor]
 ) -> Tensor:
-    """``√(Σ (‖part‖ − exact)² / Σ exact²)`` over sampled pairs, of the scope where it is largest.
+    """``√(Σ (‖part‖ − exact)² / Σ exact²)`` over sampled pairs, in the scope where it is largest.
 
     The sample lies in the longest sequence of the batch: targets from its second half, which see
-    the most, and sources from all of it. The number stays on the device.
+    the most sources, and sources from all of it. The number stays on the device.
     """
     index = max(range(len(lengths)), key=lambda place: lengths[place])
     n = lengths[index]
@@ -33,10 +34,10 @@ def sampled_error(
     errors = []
     tile = tile_by_rows(job, index, targets, sources, _rows(job, index, sources))
     for scope, exact in scope_norms(job, index, targets, sources, tile):
-        found = norms[scope][index, targets, sources].T  # (j, i)
+        sampled = norms[scope][index, targets, sources].T  # (j, i)
         size = exact.square().sum().clamp_min(torch.finfo(exact.dtype).tiny)
-        errors.append(((found - exact).square().sum() / size).sqrt())
-    # NaN must not pass for a small error.
+        errors.append(((sampled - exact).square().sum() / size).sqrt())
+    # NaN must not pass as a small error.
     return torch.stack(errors).max().nan_to_num(nan=float("inf"), posinf=float("inf"))
 
 
@@ -47,5 +48,5 @@ def _rows(job: FeedForwardJob, index: int, sources: slice) -> list[Tensor]:
 
 
 def _spread(start: int, stop: int, count: int) -> slice:
-    """About `count` places between `start` and `stop`, evenly spread."""
+    """About `count` positions between `start` and `stop`, evenly spread."""
     return slice(start, stop, max(1, (stop - start) // count))

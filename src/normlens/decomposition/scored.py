@@ -19,6 +19,7 @@ class Scored:
     passed: Tensor | None = None  # (…, b, i), what its output owes to its input
     unowned: Tensor | None = None  # (…, b, i), what its output owes to biases
     heads: Tensor | None = None  # (…, b, h, i), `passed` by head
+    at_heads: Tensor | None = None  # ∂s/∂(what each head reads) (…, b, h, i, d_head)
 
 
 def inner(g: Tensor, vectors: Tensor | None) -> Tensor | None:

@@ -11,8 +11,8 @@ sums are ``g_j · x_j``, its row sums and biases ``g_i · y_i``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,28 +33,58 @@ from normlens.errors import InputError
 class LayerScores:
     """What one layer does to scores; `…` are scores side by side."""
 
-    arriving: Tensor  # ∂s/∂x_j (…, b, j, d)
+    through: Tensor  # ∂s/∂x_j (…, b, j, d) by way of the attention
+    beside: Tensor  # ∂s/∂x_j (…, b, j, d) by every other way, on which a token stays by itself
     passed: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to its input
     unowned: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to biases
     heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `passed` by head
-    gradients: Mapping[int, Tensor] = field(default_factory=dict)  # step → ∂s/∂(its output)
+    at_heads: Tensor  # ∂s/∂(what each head reads) (…, b, h, i, d_head)
+    gradients: Mapping[int, Tensor]  # step → ∂s/∂(its output), of those asked for
+
+    @property
+    def arriving(self) -> Tensor:
+        """∂s/∂x_j (…, b, j, d)."""
+        return self.through + self.beside
 
 
-def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Sequence[int] = ()) -> LayerScores:
+def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> LayerScores:
     """Carry g (…, b, i, d) behind a layer to its input; `keep` the gradient behind these steps."""
-    _check(frozen)
+    return _carry(frozen, g, len(frozen.steps) - 1, keep)
+
+
+def flow(frozen: FrozenLayer, scores: LayerScores) -> tuple[Tensor, Tensor]:
+    """The flow map by head (…, b, h, i, j), and what passes beside the attention (…, b, i).
+
+    What passes beside is the diagonal's.
+    """
+    place, attention = _attention(frozen)
+    by_head = attention.head_flow(scores.at_heads, _unowned_before(frozen, place))
+    return by_head, (scores.beside * frozen.x).sum(-1)
+
+
+def flow_behind(frozen: FrozenLayer, g: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The same of what passes the end of `step` only, g (…, b, i, d) being the gradient there."""
+    return flow(frozen, _carry(frozen, g, step, ()))
+
+
+def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> LayerScores:
+    """Carry g from behind step `last` to the layer's input."""
     passed: dict[int, Tensor] = {}
     unowned: dict[int, Tensor] = {}
     heads: dict[int, Tensor] = {}
     kept: dict[int, Tensor] = {}
     saved: list[Tensor] = []
+    inside = _closed_branches(frozen, last)
+    attention, _ = _attention(frozen)
+    at_heads: Tensor | None = None
+    through: Tensor | None = None  # once the attention is passed; then g is what goes beside it
     at_start: Tensor | None = None
-    for index in reversed(range(len(frozen.steps))):
+    for index in reversed(range(last + 1)):
         step = frozen.steps[index]
         if index in keep:
             kept[index] = g
         if isinstance(step, FrozenBranch):
-            g = g + saved.pop()
+            g = g + saved.pop() if index in inside else g
             continue
         if isinstance(step, FrozenResidual):
             saved.append(g)
@@ -69,44 +99,34 @@ def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Sequence[int] = ()) -> La
             heads[index] = scored.heads
         if isinstance(step, FrozenParallelFeedForward):
             at_start = scored.arriving if at_start is None else at_start + scored.arriving
-        else:
+        elif index == attention:
+            through, g = scored.arriving, torch.zeros_like(g)
+            at_heads = scored.at_heads
+        elif through is None:
             g = scored.arriving
-    arriving = g if at_start is None else g + at_start
-    return LayerScores(arriving, passed, unowned, heads, kept)
-
-
-def flow(frozen: FrozenLayer, g: Tensor, until: int | None = None) -> tuple[Tensor, Tensor]:
-    """The flow map by head (…, b, h, i, j), and what passes beside the attention (…, b, i).
-
-    `g` (…, b, i, d) is the gradient behind step `until`; without it, behind the layer. What passes
-    beside is the diagonal's: each token's way through residuals and blocks that see it alone.
-    """
-    _check(frozen)
-    last = len(frozen.steps) - 1 if until is None else until
-    inside = _matched(frozen, last)
-    saved: list[Tensor] = []
-    by_head: Tensor | None = None
-    at_start: Tensor | None = None
-    # Behind the attention all of g may still pass it; in front of it, g is what came beside it.
-    for index in reversed(range(last + 1)):
-        step = frozen.steps[index]
-        if isinstance(step, FrozenBranch):
-            if index in inside:
-                g = g + saved.pop()
-        elif isinstance(step, FrozenResidual):
-            saved.append(g)
-        elif isinstance(step, FrozenParallelFeedForward):
-            beside = step.adjoint(g)
-            at_start = beside if at_start is None else at_start + beside
-        elif isinstance(step, FrozenAttention):
-            by_head = step.head_flow(g, _unowned_before(frozen, index))
-            g = torch.zeros_like(g)
         else:
-            assert not isinstance(step, (SampledFeedForward, FrozenResidual))
-            g = step.adjoint(g)
-    assert by_head is not None
-    g = g if at_start is None else g + at_start
-    return by_head, (g * frozen.x).sum(-1)
+            also = step.score(through)
+            if scored.unowned is not None and also.unowned is not None:
+                unowned[index] = scored.unowned + also.unowned
+            through, g = also.arriving, scored.arriving
+    assert through is not None
+    assert at_heads is not None
+    beside = g if at_start is None else g + at_start
+    return LayerScores(through, beside, passed, unowned, heads, at_heads, kept)
+
+
+def _attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
+    """The layer's one attention, over its own tokens."""
+    if any(isinstance(step, SampledFeedForward) for step in frozen.steps):
+        raise InputError(NOT_LINEAR)
+    places = [
+        (index, step)
+        for index, step in enumerate(frozen.steps)
+        if isinstance(step, FrozenAttention)
+    ]
+    if len(places) != 1 or places[0][1].attention.source is not None:
+        raise InputError("scores are carried back through layers with one attention")
+    return places[0]
 
 
 def _unowned_before(frozen: FrozenLayer, attention: int) -> Tensor | None:
@@ -117,7 +137,7 @@ def _unowned_before(frozen: FrozenLayer, attention: int) -> Tensor | None:
     return norms[0].unowned if norms else None
 
 
-def _matched(frozen: FrozenLayer, last: int) -> set[int]:
+def _closed_branches(frozen: FrozenLayer, last: int) -> set[int]:
     """The branches whose residual stands at or before step `last`."""
     inside: set[int] = set()
     waiting: list[int] = []
@@ -127,11 +147,3 @@ def _matched(frozen: FrozenLayer, last: int) -> set[int]:
         elif isinstance(step, FrozenResidual):
             inside.add(waiting.pop())
     return inside
-
-
-def _check(frozen: FrozenLayer) -> None:
-    if any(isinstance(step, SampledFeedForward) for step in frozen.steps):
-        raise InputError(NOT_LINEAR)
-    attentions = [step for step in frozen.steps if isinstance(step, FrozenAttention)]
-    if any(step.attention.source is not None for step in attentions):
-        raise InputError("scores of layers that read another sequence are not carried back yet")

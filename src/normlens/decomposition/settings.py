@@ -1,4 +1,4 @@
-"""What is asked of the algebra."""
+"""Settings of a decomposition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from normlens.precisions import AUTO
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked of the algebra, apart from the scopes."""
+    """The settings of a decomposition, apart from its scopes."""
 
     rule: str = "ig"
     heads: bool = False

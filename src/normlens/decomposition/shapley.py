@@ -16,18 +16,19 @@ from torch import Tensor
 
 from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
+from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
 from normlens.decomposition.parts import Parts
 from normlens.decomposition.plan import sampled_targets
 from normlens.decomposition.rules import projections
 from normlens.decomposition.shapley_error import NormSpread
-from normlens.decomposition.tiles import FeedForwardJob, TileNorms, scope_norms
+from normlens.decomposition.tiles import scope_norms
 
 
 @dataclass
 class ShapleyResult:
-    """Norms behind the block with their standard error, and the vectors that are not pairs."""
+    """Norms behind the block with their standard errors, and the vectors of diagonal and bias."""
 
-    tiles: TileNorms
+    pairs: PairNorms
     diagonal: Tensor  # (b, i, d)
     bias: Tensor  # (b, i, d)
     standard_error: dict[str, Tensor]  # scope → (b, i, j), of each norm
@@ -41,13 +42,13 @@ def shapley_norms(
     seed: int,
     memory_limit: int | None = None,
 ) -> ShapleyResult:
-    """Sampled Shapley parts behind the block; the same orders for every target of a sequence."""
+    """Norms of sampled Shapley parts; every target of a sequence has the same orders."""
     b, n = job.factors.scale.shape
     empty = parts.own.new_zeros
     d = job.ff.down.weight.shape[1]
     norms = {scope: empty(b, n, n) for scope in job.scopes}
     result = ShapleyResult(
-        TileNorms(norms, empty(b, n, d)),
+        PairNorms(norms, empty(b, n, d)),
         empty(b, n, d),
         empty(b, n, d),
         {scope: torch.full_like(zeros, torch.nan) for scope, zeros in norms.items()},
@@ -63,7 +64,7 @@ def shapley_norms(
 
 
 def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: int) -> list[Tensor]:
-    """Each input projection of every player, (n + 1, i, m); the last player is the bias."""
+    """The players' shares of each input projection, (n + 1, i, m); the bias is the last player."""
     rows = torch.arange(targets.start, targets.stop)
     local = rows - targets.start
     weights = job.factors.weights[index, :n, targets] * job.factors.scale[index, targets, None]
@@ -81,21 +82,22 @@ def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: i
 
 
 def _coalition_value(ff: FeedForward, sums: list[Tensor]) -> Tensor:
+    """``g(Σ z)``, or ``g(Σ a) · Σ u`` in a gated block."""
     g = activation(ff.activation).value
     return g(sums[0]) if ff.gate is None else g(sums[0]) * sums[1]
 
 
 def _contributions(ff: FeedForward, players: list[Tensor], order: Tensor) -> Tensor:
-    """What each player adds to the hidden vector when it comes in this order, (n + 1, i, m)."""
+    """What each player adds to the hidden vector when players join in `order`, (n + 1, i, m)."""
     values = _coalition_value(ff, [z[order].cumsum(0) for z in players])
     values[1:] -= values[:-1].clone()
-    values[:1] -= _nobody(ff, players)
-    found = torch.empty_like(values)
-    found[order] = values
-    return found
+    values[:1] -= _empty_coalition(ff, players)
+    contributions = torch.empty_like(values)
+    contributions[order] = values
+    return contributions
 
 
-def _nobody(ff: FeedForward, players: list[Tensor]) -> Tensor:
+def _empty_coalition(ff: FeedForward, players: list[Tensor]) -> Tensor:
     """The hidden vector without any player, (1, i, m)."""
     return _coalition_value(ff, [torch.zeros_like(z[:1]) for z in players])
 
@@ -119,17 +121,17 @@ def _run_targets(
 
     rows = torch.arange(targets.start, targets.stop)
     result.diagonal[index, targets] = shares[rows, rows - targets.start]
-    bias = shares[n] + _nobody(ff, players)[0] @ ff.down.weight
+    bias = shares[n] + _empty_coalition(ff, players)[0] @ ff.down.weight
     result.bias[index, targets] = bias if ff.down.bias is None else bias + ff.down.bias
     shares = shares[:n]
-    result.tiles.mixed[index, targets] = shares.sum(0) - result.diagonal[index, targets]
+    result.pairs.mixed[index, targets] = shares.sum(0) - result.diagonal[index, targets]
 
     sources = slice(0, n)
-    if len(orders) > 1:  # one order alone says nothing of its spread
+    if len(orders) > 1:  # a single order has no spread
         spread = NormSpread(job, index, targets, mean[:n], shares)
         for order in orders:
             spread.add(_contributions(ff, players, order)[:n])
         for scope, error in spread.standard_error(len(orders)):
             result.standard_error[scope][index, targets, sources] = error
     for scope, norms in scope_norms(job, index, targets, sources, shares):
-        result.tiles.norms[scope][index, targets, sources] = norms.transpose(0, 1)
+        result.pairs.norms[scope][index, targets, sources] = norms.transpose(0, 1)

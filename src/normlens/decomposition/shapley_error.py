@@ -1,4 +1,4 @@
-"""How far a sampled Shapley map may be off: the standard error of each norm.
+"""The standard error of each norm of a sampled Shapley map.
 
 A part is a mean over S orders, ``v = Σ_s v_s / S``. To first order its norm changes with v's
 component along v alone (delta method), so
@@ -6,11 +6,11 @@ component along v alone (delta method), so
     SE(‖v‖) = sd_s(v_s · v/‖v‖) / √S
 
 which is less than the spread ``√(E‖v_s − v‖² / S)`` of the vector. Steps behind the block are
-affine in the part, so ``v/‖v‖`` is carried back through them and through W_down once, and an order
-costs a scalar product of hidden vectors.
+affine in the part, so ``v/‖v‖`` is carried back through them and through W_down once; then each
+order costs a scalar product of hidden vectors.
 
-It is the spread of the norm from seed to seed. The norm of a mean that still scatters is also too
-large, by about the squared spread across v over 2‖v‖; more samples lessen both.
+This is the spread of the norm from seed to seed. The norm of a mean over few orders is also biased
+upwards, by about the squared spread across v divided by 2‖v‖; more samples reduce both.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normlens.decomposition.feedforward_job import AddBypass, FeedForwardJob
 from normlens.decomposition.norm import FrozenNorm
-from normlens.decomposition.tiles import AddBypass, FeedForwardJob
 
 
 class NormSpread:
-    """Collects, order by order, how the norms of a block of targets scatter."""
+    """The spread over orders of the norms of a block of targets, added up order by order."""
 
     def __init__(
         self, job: FeedForwardJob, index: int, targets: slice, hidden: Tensor, parts: Tensor
     ):
-        """`hidden` (j, i, m) are the means over all orders, `parts` (j, i, d) the same × W_down."""
+        """`hidden` (j, i, m) are means over all orders, and `parts` (j, i, d) those × W_down."""
         down = job.ff.down.weight
         self._gradients = {
             scope: gradient @ down.T for scope, gradient in _gradients(job, index, targets, parts)
@@ -42,7 +42,7 @@ class NormSpread:
         self._squares = {scope: torch.zeros_like(mean) for scope, mean in self._means.items()}
 
     def add(self, hidden: Tensor) -> None:
-        """One order's contributions (j, i, m)."""
+        """Add the contributions (j, i, m) of one order."""
         for scope, gradient in self._gradients.items():
             deviation = torch.linalg.vecdot(gradient, hidden) - self._means[scope]
             self._squares[scope] += deviation.square_()
@@ -84,6 +84,6 @@ def _add_bypass(v: Tensor, step: AddBypass, index: int, targets: slice, sources:
 
 
 def _direction(v: Tensor) -> Tensor:
-    """``v/‖v‖``; 0 for a part that is nothing in every order."""
+    """``v/‖v‖``; 0 for a part that is 0."""
     size = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return v / size.where(size > 0, torch.ones_like(size))

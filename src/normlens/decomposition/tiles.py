@@ -2,123 +2,47 @@
 
 Behind the nonlinearity ``F_i(x_j) ← Σ_k ((F_i(x_j) W_k) ⊙ r^k_i) W_down``, which no longer factors.
 The first product is almost free, because ``F_i(x_j) W_k = s_i Σ_h A_ijh (U_jh W_k)`` mixes H rows
-that are computed once per source. The second one is the floor of the whole method. It is done for
-a block of targets and sources at a time, and only a few numbers per pair leave the block.
+that are computed once per source. The second product sets the cost of the whole method. It is done
+for a tile of targets and sources at a time, and only a few numbers per pair leave the tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from normlens.components import FeedForward, Reach
-from normlens.decomposition.buffers import Buffers
-from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import TILES
+from normlens.decomposition.feedforward_job import (
+    ORDINARY,
+    AddBypass,
+    FeedForwardJob,
+    PairNorms,
+)
+from normlens.decomposition.head_products import HeadProducts, ProductTensors
 from normlens.decomposition.memory import is_out_of_memory
-from normlens.decomposition.norm import FrozenNorm
-from normlens.decomposition.parts import Factors
 from normlens.decomposition.plan import Plan, choose_plan
-from normlens.decomposition.projections import KeptProducts, Paths, Projections
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
-
-#: Name of the map just behind the block without its special dimensions.
-ORDINARY = "ordinary"
-
-
-@dataclass(frozen=True)
-class AddBypass:
-    """RES behind the block: add what this group of sources had at the branching point."""
-
-    scope: str
-    factors: Factors | None  # None: the bypass holds no part of this group's off the diagonal
-    own: Tensor  # (b, i, d), what a token itself sends past the block
-
-
-@dataclass(frozen=True)
-class Normalise:
-    """LN behind the block."""
-
-    scope: str
-    step: FrozenNorm
-
-
-TailStep = AddBypass | Normalise
-
-
-@dataclass(frozen=True)
-class FeedForwardJob:
-    """One group of sources at the feed-forward block of one layer, and what follows it."""
-
-    scope: str
-    ff: FeedForward
-    factors: Factors  # the group's parts at the block's input
-    slopes: tuple[Tensor, ...]  # r^k (b, i, m); none where the rule has none
-    tail: tuple[TailStep, ...]
-    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
-    buffers: Buffers = field(default_factory=Buffers)
-    #: dimensions of the block's output that one more map, `ORDINARY`, keeps
-    ordinary: Tensor | None = None
-    #: the block's real output (b, i, d), and Σ_{j≠i} of the parts behind the block where it is
-    #: known beforehand: what the output leaves without diagonal and bias
-    output: Tensor | None = None
-    mixed: Tensor | None = None
-
-    @property
-    def reach(self) -> Reach:
-        return self.factors.reach
-
-    @property
-    def scopes(self) -> list[str]:
-        ordinary = [] if self.ordinary is None else [ORDINARY]
-        return [self.scope, *ordinary, *(step.scope for step in self.tail)]
-
-    def sources(self, index: int, targets: int) -> int:
-        """How many sources the sequence at `index` has, whose targets are so many."""
-        return targets if self.factors.lengths is None else self.factors.lengths[index]
-
-    def shape(self, targets: int, sources: int | None = None) -> Shape:
-        """The sizes of a sequence with so many targets, and sources where these are others."""
-        return Shape.of_block(
-            self.ff,
-            self.factors.weights.shape[-1],
-            self.reach,
-            targets,
-            self.ff.up.weight.element_size(),
-            None if self.factors.source is None else sources,
-        )
-
-
-@dataclass
-class TileNorms:
-    """What leaves the tiles: off-diagonal norms per scope, and the sum of the block's parts."""
-
-    norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
-    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
-    #: how far the parts miss `mixed` where it was not summed from them; None: it was
-    error: Tensor | None = None
 
 
 def feed_forward_norms(
     job: FeedForwardJob, lengths: Sequence[int], memory_limit: int | None = None
-) -> TileNorms:
-    """Norms behind the block for every pair, sequence by sequence within the batch."""
+) -> PairNorms:
+    """Norms behind the block for every pair, one sequence of the batch after another."""
     b, n_sources, n, _ = job.factors.weights.shape
     scale = job.factors.scale
-    result = TileNorms(
+    result = PairNorms(
         {scope: scale.new_zeros(b, n, n_sources) for scope in job.scopes},
         scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
     )
     sources = [job.sources(index, length) for index, length in enumerate(lengths)]
-    paths = Paths(job.kept, job.factors.basis, projections(job.ff))
+    products = HeadProducts(job.kept, job.factors.basis, projections(job.ff))
     for index, (length, count) in enumerate(zip(lengths, sources, strict=True)):
         first = choose_plan(job.shape(length, count), memory_limit)
-        # Decided for each sequence alone, so that it does not depend on the company in its batch.
-        chosen = paths.for_tokens(count) if first.method == TILES else None
+        # Decided for each sequence alone, so that it does not depend on the rest of the batch.
+        chosen = products.for_tokens(count) if first.method == TILES else None
         plan: Plan | None = first
         while plan is not None:
             try:
@@ -138,10 +62,10 @@ def feed_forward_norms(
 
 
 def _source_rows(
-    job: FeedForwardJob, paths: Projections | None, index: int, rows: slice
+    job: FeedForwardJob, head_products: ProductTensors | None, index: int, rows: slice
 ) -> list[Tensor]:
     """``Q^k_jh = U_jh W_k`` for a block of sources, each (j, h, m)."""
-    if paths is None:
+    if head_products is None:
         u = job.factors.values[index, rows]  # (j, h, d)
         products = []
         for k, w in enumerate(projections(job.ff)):
@@ -151,7 +75,7 @@ def _source_rows(
         return products
     v = job.factors.heads[index, rows].transpose(0, 1)  # (h, j, d_head)
     products = []
-    for k, w in enumerate(paths):
+    for k, w in enumerate(head_products):
         out = job.buffers.take(f"rows {k}", w, *v.shape[:2], w.shape[-1])
         products.append(torch.bmm(v, w, out=out).transpose(0, 1))
     return products
@@ -162,16 +86,17 @@ def _run_sequence(
     index: int,
     n: int,
     plan: Plan,
-    paths: Projections | None,
-    result: TileNorms,
+    head_products: ProductTensors | None,
+    result: PairNorms,
 ) -> None:
+    """Fill the result of one sequence by tiles of the plan's size."""
     result.mixed[index].zero_()
     n_sources = job.sources(index, n)
     rows: list[Tensor] | None = None
     for j in range(0, n_sources, plan.sources):
         block = slice(j, min(j + plan.sources, n_sources))
         if plan.method == TILES:
-            rows = _source_rows(job, paths, index, block)
+            rows = _source_rows(job, head_products, index, block)
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))
             low, high = job.reach.sources(targets.start, targets.stop, n_sources)
@@ -202,7 +127,7 @@ def tile_by_rows(
     m, d = down.shape
     hidden = job.buffers.take("hidden", down, j, i, m)
     for k, (q, slope) in enumerate(zip(rows, job.slopes, strict=True)):
-        # s_i is taken by the slopes: both belong to the target, and the slopes are smaller.
+        # s_i goes into the slopes: both belong to the target, and the slopes are smaller.
         scaled = slope[index, targets] * scale  # (i, m)
         if k == 0:
             torch.bmm(weights, q, out=hidden)
@@ -216,7 +141,7 @@ def tile_by_rows(
 
 
 def tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: slice) -> Tensor:
-    """The same block through ``M_i = Σ_k W_k diag(r^k_i) W_down``, (j, i, d)."""
+    """``F_i(x_j) M_i`` with ``M_i = Σ_k W_k diag(r^k_i) W_down`` for one block, (j, i, d)."""
     weights = job.factors.weights[index, sources, targets]
     parts = torch.bmm(weights, job.factors.values[index, sources])  # (j, i, d)
     d = parts.shape[-1]
@@ -237,7 +162,7 @@ def _emit(
     tile: Tensor,
     norms: dict[str, Tensor],
 ) -> None:
-    """Write the tile's norms at the block and at each step behind it; consumes `tile`."""
+    """Write the tile's norms at the block and at each step behind it; overwrites `tile`."""
     for scope, values in scope_norms(job, index, targets, sources, tile):
         norms[scope][index, targets, sources] = values.transpose(0, 1)
 
@@ -249,7 +174,7 @@ def scope_norms(
     sources: slice,
     tile: Tensor,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Walk a tile (j, i, d) through the rest of the layer, in place: each scope's norms (j, i)."""
+    """Each scope's norms (j, i) of a tile (j, i, d), which is overwritten step by step."""
     yield job.scope, torch.linalg.vector_norm(tile, dim=-1)
     if job.ordinary is not None:
         yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)

@@ -1,14 +1,14 @@
-"""What an analysis costs, before it runs: operations and memory from a model's sizes alone.
+"""The cost of an analysis before it runs: operations and memory from a model's sizes alone.
 
 | module | holds |
 |---|---|
-| `sizes` | a model without weights, and what its layers' costs depend on |
-| `request` | what is asked for, on which device |
-| `plans` | the way that each layer's feed-forward stage will take |
-| `operations`, `memory` | what that costs, item by item |
+| `sizes` | a model without weights, and the sizes that decide its layers' costs |
+| `request` | the analysis to estimate, and its device |
+| `plans` | the plan of each layer's feed-forward stage |
+| `operations`, `memory` | the costs, item by item |
 | `whole` | the estimate of a batch |
 
-The formulas of the feed-forward stage are those of `decomposition.costs`, by which it is run.
+The formulas of the feed-forward stage are those of `decomposition.costs`, which plan the run, too.
 """
 
 from normlens.estimate.request import Analysis

@@ -1,4 +1,4 @@
-"""Memory of an analysis: bytes of what is alive when a layer is analysed."""
+"""Memory of an analysis: bytes of the tensors that are alive while a layer is analysed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from normlens.decomposition.costs.gram import gram_memory
-from normlens.decomposition.costs.paths import path_elements
+from normlens.decomposition.costs.head_products import head_product_elements
 from normlens.decomposition.costs.tiles import MATRICES, player_memory
 from normlens.decomposition.plan import KernelPlan, sampled_targets
 from normlens.decomposition.rules import SHAPLEY
-from normlens.estimate.plans import forms_paths, kernel_memory, plan_of, sequence_shape
+from normlens.estimate.plans import forms_head_products, kernel_memory, plan_of, sequence_shape
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 
@@ -19,7 +19,7 @@ from normlens.estimate.sizes import LayerSizes, ModelSizes
 def memory_of(
     chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis
 ) -> dict[str, int]:
-    """Bytes, item by item; layers are forgotten one after another."""
+    """Bytes of an analysis, item by item; only one layer's tensors are alive at a time."""
     n, b, item = analysis.tokens, analysis.batch, sizes.compute_itemsize
     maps = len(analysis.scopes)
     if analysis.heads:
@@ -29,7 +29,7 @@ def memory_of(
     return {
         "model weights": sizes.parameters * sizes.itemsize,
         **worst,
-        # The layer's own maps are still there while they join those of the layers before.
+        # A layer's maps are still there while they are copied to those of all layers.
         "result maps": b * (len(chosen) + 1) * maps * n * n * item,
     }
 
@@ -37,7 +37,7 @@ def memory_of(
 def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> dict[str, int]:
     n, b, item, d = analysis.tokens, analysis.batch, sizes.compute_itemsize, layer.d
     converted = sizes.itemsize != item
-    # What the model returned, the copy by source, and one more in a product or a conversion.
+    # The weights that the model returned, a copy by source, and one in a product or conversion.
     attention = b * layer.heads * n * n * (sizes.itemsize + 2 * item)
     factors = b * n * layer.heads * (2 * d + layer.d_head) + layer.heads * layer.d_head * d
     tokens = b * n * d * (10 + len(layer.symbols))
@@ -45,8 +45,8 @@ def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> d
     name, buffers = "tile buffers", _factored_buffers(layer, sizes, analysis)
     if analysis.reaches_feed_forward(layer):
         tokens += b * n * layer.m * (layer.projections + 4)
-        if forms_paths(layer, sizes, analysis):
-            factors += path_elements(layer.heads, layer.d_head, layer.m, layer.projections)
+        if forms_head_products(layer, sizes, analysis):
+            factors += head_product_elements(layer.heads, layer.d_head, layer.m, layer.projections)
         if isinstance(plan_of(layer, sizes, analysis), KernelPlan):
             name = "kernel buffers"
         buffers = max(buffers, _stage_buffers(layer, sizes, analysis))
@@ -59,7 +59,7 @@ def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> d
 
 
 def _factored_buffers(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> int:
-    """What norms before the feed-forward block take; the kernel leaves nothing but them."""
+    """Bytes for norms before the feed-forward block; the kernel needs none beside its result."""
     if not analysis.wants_factored(layer) or analysis.has_kernels(sizes):
         return 0
     n, device = analysis.tokens, torch.device(analysis.device).type
@@ -67,7 +67,7 @@ def _factored_buffers(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) 
 
 
 def _stage_buffers(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> int:
-    """What the feed-forward stage takes for intermediates."""
+    """Bytes of the feed-forward stage's intermediates."""
     shape = sequence_shape(layer, sizes, analysis)
     if analysis.rule == SHAPLEY:
         behind = analysis.scopes_behind(layer)

@@ -7,10 +7,10 @@ feed-forward block):
     checks              2·ROWS · (elements of its linear maps)                     per layer
     attention parts     U = v B, their sum over sources, norms of parts            per layer
     feed-forward rows   slopes, the token's own part, and Q = U W                  per layer
-    feed-forward pairs  `decomposition.costs`: the way that the stage takes        per layer
+    feed-forward pairs  `decomposition.costs`: the method of the stage             per layer
 
-Only the forward pass runs through layers that were not asked for. A product of the kernels in
-"float32" is three of short numbers, and counts three.
+Layers that are not requested take part in the forward pass only. A product of the kernels in
+"float32" is three of short numbers, and counts as three.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlens.decomposition.costs.gram import gram_operations
-from normlens.decomposition.costs.paths import path_operations, row_operations
+from normlens.decomposition.costs.head_products import head_product_operations, row_operations
 from normlens.decomposition.costs.tiles import (
     MATRICES,
     TILES,
@@ -29,21 +29,27 @@ from normlens.decomposition.costs.tiles import (
 from normlens.decomposition.fused.precision import SPLIT_PRODUCTS
 from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
 from normlens.decomposition.rules import SHAPLEY
-from normlens.estimate.plans import covered, forms_paths, kernel_costs, plan_of, sequence_shape
+from normlens.estimate.plans import (
+    covered,
+    forms_head_products,
+    kernel_costs,
+    plan_of,
+    sequence_shape,
+)
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.rows import ROWS
 
 
 def forward_operations(sizes: ModelSizes, n: int) -> int:
-    """The model itself, on one sequence."""
+    """Operations of the model's forward pass on one sequence."""
     return sum(
         2 * n * layer.matrices + 4 * n * n * layer.heads * layer.d_head for layer in sizes.layers
     )
 
 
 def layer_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> dict[str, int]:
-    """What the analysis of one layer adds, item by item."""
+    """Operations of the analysis of one layer, item by item."""
     b = analysis.batch
     operations = {"checks": 2 * min(ROWS, b * analysis.tokens) * layer.linear}
     if analysis.depth(layer) == 0:
@@ -72,16 +78,16 @@ def _attention_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analys
         norms = SPLIT_PRODUCTS * mix_operations(sequence_shape(layer, sizes, analysis))
     else:
         norms = gram_operations(n, heads, n, d)
-    seen = False  # a residual leaves the factors, and so their norms, as they were
+    taken = False  # a residual does not change the factors, so their norms are taken once
     last = depth if layer.feed_forward_at is None else min(depth, layer.feed_forward_at)
     for position in range(last):
         if layer.symbols[position] == "LN":
-            seen = False
+            taken = False
         if layer.symbols[position] == "FF":
             total += 2 * n * layer.parallel
-        if analysis.wants(layer, position) and not seen:
+        if analysis.wants(layer, position) and not taken:
             total += norms + values
-            seen = True
+            taken = True
     return total
 
 
@@ -91,7 +97,7 @@ def _sampled_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis
     behind = analysis.scopes_behind(layer)
     blocks = -(-n // sampled_targets(shape, behind, analysis.memory_limit))
     players = blocks * row_operations(n, layer.heads, d, m, k) + 2 * n * n * layer.heads * m * k
-    # Orders are elementwise; their mean, and a gradient of each norm, pass W_down once.
+    # Orders are elementwise; W_down multiplies their mean, and a gradient of each norm, once.
     gradients = behind if analysis.samples > 1 else 0
     products = 2 * n * m * d * (n + 1 + gradients * n)
     return {
@@ -103,7 +109,7 @@ def _sampled_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis
 def _row_operations(
     layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, plan: Plan | KernelPlan
 ) -> int:
-    """What is done once per token, and the rows that are mixed."""
+    """Operations that are done once per token, and those of the rows that are mixed."""
     d, m, heads, k = layer.d, layer.m, layer.heads, layer.projections
     tokens = analysis.batch * analysis.tokens
     # Two products with each input projection (the real vector, the token's own part) and three
@@ -112,14 +118,14 @@ def _row_operations(
     if plan.method == MATRICES:
         return rows
     width, products = d, 1 if plan.method == TILES else analysis.kernel_precision.products
-    if forms_paths(layer, sizes, analysis):
-        rows += path_operations(heads, layer.d_head, d, m, k)
+    if forms_head_products(layer, sizes, analysis):
+        rows += head_product_operations(heads, layer.d_head, d, m, k)
         width = layer.d_head
     return rows + products * row_operations(tokens, heads, width, m, k)
 
 
 def _tile_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, plan: Plan) -> int:
-    """The tiles of one sequence: all the pairs that they cover, allowed or not."""
+    """Operations of one sequence's tiles, for all pairs that they cover, allowed or not."""
     _, pairs = covered(layer.reach, analysis.tokens, plan)
     inside = replace(sequence_shape(layer, sizes, analysis), pairs=pairs)
     count = matrix_operations(inside) if plan.method == MATRICES else tile_operations(inside)
@@ -129,7 +135,7 @@ def _tile_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, p
 def _kernel_operations(
     layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, plan: KernelPlan
 ) -> int:
-    """The kernels of the whole batch, if all neurons are active."""
+    """Operations of the kernels for the whole batch, if all neurons are active."""
     costs = kernel_costs(layer, sizes, analysis)
     mixed = costs.precision.products * mix_operations(costs.shape)
     bypass = analysis.tail(layer).count("RES") * mixed

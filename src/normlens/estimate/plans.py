@@ -1,4 +1,4 @@
-"""The way that a layer's feed-forward stage will take, chosen as the lens chooses it."""
+"""The plan of a layer's feed-forward stage, chosen as the lens chooses it."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from dataclasses import replace
 from functools import lru_cache
 
 from normlens.components import Reach
+from normlens.decomposition.costs.head_products import head_products_pay
 from normlens.decomposition.costs.kernel_memory import KernelMemory
 from normlens.decomposition.costs.kernels import KernelCosts
-from normlens.decomposition.costs.paths import paths_pay
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import TILES
-from normlens.decomposition.fused.tail import Slots, is_known
-from normlens.decomposition.plan import BY_SOURCE, KernelPlan, Plan, choose_plan, choose_way
+from normlens.decomposition.fused.tail import Slots, is_supported
+from normlens.decomposition.plan import BY_SOURCE, KernelPlan, Plan, choose_kernel_plan, choose_plan
 from normlens.decomposition.rules import SHAPLEY
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 
 
 def plan_of(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Plan | KernelPlan:
-    """The kernels' way on a GPU that they run on, where they know the layer; else PyTorch's."""
+    """The kernels' plan where they run and support the layer; otherwise PyTorch's."""
     if is_fused(layer, sizes, analysis):
         costs = kernel_costs(layer, sizes, analysis)
-        paths = paths_pay(layer.d_head, layer.d, analysis.batch * analysis.tokens)
-        return choose_way(costs, silent=layer.silent, paths=paths)
+        pays = head_products_pay(layer.d_head, layer.d, analysis.batch * analysis.tokens)
+        return choose_kernel_plan(costs, silent=layer.silent, head_products=pays)
     return choose_plan(sequence_shape(layer, sizes, analysis), analysis.memory_limit)
 
 
 def is_fused(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
-    """Whether the kernels do the stage; they do not sample, nor read another sequence."""
+    """Whether the kernels do the stage; they neither sample nor read another sequence."""
     if not analysis.has_kernels(sizes) or analysis.rule == SHAPLEY or layer.attentions > 1:
         return False
-    return is_known(analysis.tail(layer))
+    return is_supported(analysis.tail(layer))
 
 
 def sequence_shape(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Shape:
-    """The stage of one sequence."""
+    """The sizes of one sequence's feed-forward stage."""
     return layer.shape(analysis.tokens, sizes.compute_itemsize)
 
 
 def kernel_costs(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> KernelCosts:
-    """What the kernels' ways through the batch cost."""
+    """The cost of each of the kernels' methods for the batch."""
     one, b = sequence_shape(layer, sizes, analysis), analysis.batch
     whole = replace(one, n=b * one.n, pairs=b * one.pairs)
     return KernelCosts(whole, analysis.kernel_precision)
 
 
 def kernel_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> KernelMemory:
-    """What the kernels keep in memory."""
+    """The memory that the kernels take."""
     tail = analysis.tail(layer)
     slots = Slots.for_steps(
         ordinary=False,
@@ -63,28 +63,31 @@ def kernel_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> K
         precision=analysis.kernel_precision,
         slots=slots.count,
         bypassed="RES" in tail,
-        paths=forms_paths(layer, sizes, analysis),
+        head_products=forms_head_products(layer, sizes, analysis),
         memory_limit=analysis.memory_limit,
     )
 
 
-def forms_paths(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
-    """Whether rows come from B W that is formed for them, and not from U W.
+def forms_head_products(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
+    """Whether rows come from head products B_h W_k, formed for them, and not from U W_k.
 
-    Tiles decide it for each sequence, the kernels for the batch.
+    Tiles decide it for each sequence, the kernels for the whole batch.
     """
     plan = plan_of(layer, sizes, analysis)
     if isinstance(plan, KernelPlan):
         tokens = analysis.batch * analysis.tokens
-        return plan.method == BY_SOURCE and paths_pay(layer.d_head, layer.d, tokens)
+        return plan.method == BY_SOURCE and head_products_pay(layer.d_head, layer.d, tokens)
     if analysis.rule == SHAPLEY or plan.method != TILES:
         return False
-    return paths_pay(layer.d_head, layer.d, analysis.tokens)
+    return head_products_pay(layer.d_head, layer.d, analysis.tokens)
 
 
 @lru_cache(maxsize=256)
 def covered(reach: Reach, n: int, plan: Plan) -> tuple[int, int]:
-    """Tiles that are not empty, and the pairs inside them (tiles are rectangles, masks are not)."""
+    """The number of tiles that are not empty, and of the pairs inside them.
+
+    Tiles are rectangles and masks are not, so these are more pairs than the mask allows.
+    """
     tiles = pairs = 0
     for j in range(0, n, plan.sources):
         for i in range(0, n, plan.targets):

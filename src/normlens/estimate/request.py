@@ -1,4 +1,4 @@
-"""What an estimate is asked for."""
+"""The analysis that an estimate is for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlens.precisions import AUTO
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is asked for."""
+    """The analysis to estimate: lengths, layers, scopes, options and device."""
 
     tokens: int
     layers: tuple[int, ...]  # from 0
@@ -24,21 +24,21 @@ class Analysis:
     rule: str = "ig"
     samples: int = 64
     memory_limit: int | None = None
-    device: str = "cpu"  # one that is not here will do
+    device: str = "cpu"  # need not be in this machine
     precision: str = AUTO  # of the kernels' products
 
     def has_kernels(self, sizes: ModelSizes) -> bool:
-        """Whether the GPU's kernels work on this model's numbers."""
+        """Whether the GPU kernels support this device and the model's precision."""
         dtype = torch.float64 if sizes.compute_itemsize == 8 else torch.float32
         return kernels_run_on(torch.device(self.device), dtype)
 
     @property
     def kernel_precision(self) -> Precision:
-        """How the kernels form their products."""
+        """The precision of the kernels' products."""
         return kernel_precision(self.precision)
 
     def depth(self, layer: LayerSizes) -> int:
-        """How many components, counted from the attention, the deepest scope takes; 0 is none."""
+        """The number of components of the deepest scope, from the attention on; 0: none."""
         prefix, deepest = "", 0
         for position, symbol in enumerate(layer.symbols, start=1):
             prefix += symbol
@@ -52,7 +52,7 @@ class Analysis:
         return at is not None and self.depth(layer) > at
 
     def scopes_behind(self, layer: LayerSizes) -> int:
-        """Scopes from the feed-forward block on, up to the deepest that is asked for."""
+        """The number of scopes from the feed-forward block on, up to the deepest requested one."""
         assert layer.feed_forward_at is not None
         return self.depth(layer) - layer.feed_forward_at
 
@@ -62,9 +62,10 @@ class Analysis:
         return layer.symbols[layer.feed_forward_at + 1 : self.depth(layer)]
 
     def wants_factored(self, layer: LayerSizes) -> bool:
-        """Whether norms of parts before the feed-forward block are asked for."""
+        """Whether norms of parts before the feed-forward block are requested."""
         before = len(layer.symbols) if layer.feed_forward_at is None else layer.feed_forward_at
         return any(self.wants(layer, position) for position in range(before))
 
     def wants(self, layer: LayerSizes, position: int) -> bool:
+        """Whether the scope that ends with this component is requested."""
         return f"{''.join(layer.symbols[: position + 1])}-N" in self.scopes

@@ -27,21 +27,21 @@ def skeleton(config: Any, name: str | None = None) -> Lens:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """What one layer's cost depends on."""
+    """The sizes that decide one layer's cost."""
 
     d: int
     heads: int
     groups: int
     d_head: int
     matrices: int  # elements of all its matrices
-    linear: int  # elements of the linear maps that are compared with what their modules did
+    linear: int  # elements of the linear maps that are compared with their modules' outputs
     symbols: tuple[str, ...]  # components from the attention on, in order
     reach: Reach
     m: int = 0  # 0: no feed-forward block behind the attention
     projections: int = 0
     parallel: int = 0  # elements of a feed-forward block beside the attention
-    silent: bool = False  # whether neurons may contribute nothing at all
-    centred: bool = False  # whether the norm behind the block takes the mean away
+    silent: bool = False  # whether the activation has neurons that contribute nothing
+    centred: bool = False  # whether the norm behind the block subtracts the mean
     attentions: int = 1
 
     @property
@@ -57,7 +57,7 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What the cost of a whole analysis depends on."""
+    """The sizes that decide the cost of a whole analysis."""
 
     layers: tuple[LayerSizes, ...]
     parameters: int
@@ -66,14 +66,14 @@ class ModelSizes:
 
 
 def sizes_of(lens: Lens, dtype: torch.dtype | None = None) -> ModelSizes:
-    """The sizes of a lens's model (a skeleton will do), in `dtype` or its own."""
+    """The sizes of a lens's model (a skeleton will do), in `dtype` or else the model's."""
     adapter = lens.adapter
-    own = dtype or lens.dtype
+    weights = dtype or lens.dtype
     return ModelSizes(
         layers=tuple(_layer_sizes(adapter.layer(block), block) for block in adapter.blocks()),
         parameters=sum(p.numel() for p in lens.model.parameters()),
-        itemsize=own.itemsize,
-        compute_itemsize=max(4, own.itemsize),
+        itemsize=weights.itemsize,
+        compute_itemsize=max(4, weights.itemsize),
     )
 
 

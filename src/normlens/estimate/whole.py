@@ -1,4 +1,4 @@
-"""The estimate of a batch: operations, memory and the way through the feed-forward stage."""
+"""The estimate of a batch: operations, memory and the plan of the feed-forward stage."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from normlens.estimate.sizes import ModelSizes
 
 @dataclass(frozen=True)
 class Estimate:
-    """Operations and bytes, item by item, of one batch."""
+    """The operations and bytes of one batch, item by item."""
 
     operations: dict[str, int]
     memory: dict[str, int]
     plan: Plan | KernelPlan | None  # of the first layer that has a feed-forward stage
-    tiles: int  # in one such layer and sequence; 0: kernels do it
+    tiles: int  # of one sequence in that layer; 0: kernels do it
     published: int  # bytes of one layer's n×n×H×d tensor
 
     @property
@@ -36,7 +36,7 @@ class Estimate:
 
     @property
     def working_memory(self) -> int:
-        """What the analysis adds to a model that is loaded already."""
+        """The memory of the analysis beside a loaded model."""
         return self.peak_memory - self.memory["model weights"]
 
 

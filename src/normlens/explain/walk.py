@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlens.decomposition.scores import flow, layer_scores
+from normlens.decomposition.scores import flow, flow_behind, layer_scores
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
 
@@ -71,22 +71,25 @@ def _through(
     frozen = network.layer(index)
     names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
     steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
-    scores = layer_scores(frozen, g, keep=list(steps))
+    scores = layer_scores(frozen, g, keep=steps)
+    arriving = scores.arriving
     for step, share in scores.passed.items():
         carried.passed[index, names[step]] = share
     for step, share in scores.unowned.items():
         carried.unowned[index, names[step]] = share
     for share in scores.heads.values():
         carried.heads[index] = share
-    carried.nodes[index] = (scores.arriving * frozen.x).sum(-1)
+    carried.nodes[index] = (arriving * frozen.x).sum(-1)
     if wanted.flow or wanted.heads:
-        by_head, beside = flow(frozen, g)
+        by_head, beside = flow(frozen, scores)
         carried.flows[index] = _whole(by_head, beside)
         if wanted.heads:
             carried.head_flows[index] = by_head
     for step, scope in steps.items():
-        carried.scope_flows[index, scope] = _whole(*flow(frozen, scores.gradients[step], step))
-    return scores.arriving
+        carried.scope_flows[index, scope] = _whole(
+            *flow_behind(frozen, scores.gradients[step], step)
+        )
+    return arriving
 
 
 def _whole(by_head: Tensor, beside: Tensor) -> Tensor:

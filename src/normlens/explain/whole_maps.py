@@ -6,17 +6,66 @@ They are held as one layer's own maps are (`LayerMaps`), and completeness is tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from normlens.checks import Checks
+from normlens.collect import Collected
 from normlens.components import Layer, Reach
-from normlens.decomposition.norm_maps import LayerMaps
+from normlens.decomposition.memory import DEFAULT_LIMIT
+from normlens.decomposition.results import LayerMaps
 from normlens.decomposition.vectors import Sources, WholeNorms
-from normlens.explain.network import FrozenNetwork
+from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.vectors import Advance, push
+from normlens.inputs import model_inputs, without_autocast
+from normlens.options import Request
+from normlens.text import Encoded
+from normlens.trace import reading
+from normlens.turns import alone_with_model
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+#: Called with the layers that are done and the layers asked for.
+Progress = Callable[[int, int], None]
+
+
+def collect_whole_way(
+    lens: Lens, request: Request, batch: Sequence[Encoded], progress: Progress | None
+) -> Collected:
+    """Run the model on a batch and collect the maps that `request` asks for."""
+    dtype, device = lens.compute_dtype, lens.device
+    limit = request.settings.memory_limit or DEFAULT_LIMIT
+    lengths = [len(sequence) for sequence in batch]
+    checks = Checks(lens.adapter, lens.dtype, lengths)
+    collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
+    network = FrozenNetwork(
+        lens.adapter,
+        lengths,
+        request.settings.rule,
+        dtype,
+        limit // KEPT_SHARE,
+        watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
+    )
+
+    def advance(part: float) -> None:
+        if progress is not None:
+            progress(int(part * len(request.layers)), len(request.layers))
+
+    def run() -> None:
+        with without_autocast(device), reading(lens.model):
+            network.run(lens.model, model_inputs(lens.adapter, batch, device))
+            for index, layer, maps in whole_maps(
+                network, request.layers, request.scopes, limit, advance
+            ):
+                collected.add(maps, index, layer)
+
+    alone_with_model(lens.model, run)
+    return collected
 
 
 def whole_maps(

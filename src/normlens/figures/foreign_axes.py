@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from normlens.maps import Maps
+
 
 def draw_into(
     ax: Axes,
@@ -30,6 +32,11 @@ def draw_into(
     ax.set_yticks(range(len(labels)), labels, parse_math=False)
     ax.set(xlabel="source j (input)", ylabel="target i (output)", title=title)
     return figure_of(ax)
+
+
+def titled(maps: Maps, title: str) -> str:
+    """A title that also says whose contributions are shown, if not the layer's own sources'."""
+    return f"{title}\n{maps.origin_in_words}" if maps.origin_in_words else title
 
 
 def figure_of(ax: Axes) -> Figure:

@@ -1,4 +1,4 @@
-"""What NormLens knows of model families: one adapter each, in the folder `families`."""
+"""Model families: one adapter each, in the folder `families`."""
 
 from normlens.models import families  # noqa: F401  (registers every family in its folder)
 from normlens.models.base import Adapter, adapt, adapter_class, register, supported_families

@@ -1,4 +1,4 @@
-"""What an adapter is: it names a model family's modules and says where they stand.
+"""Adapters: which module of a model family is which component, and in what order.
 
 An adapter wraps an unmodified model. It lists the blocks (layers) in the order in which they run
 and writes each block as steps of `normlens.components`. It knows nothing of how parts are
@@ -39,7 +39,7 @@ class Adapter:
         self.whole: Any = model
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The layers in the order in which the model runs them; one may stand here twice."""
+        """The layers in the order in which the model runs them; a shared one appears repeatedly."""
         raise NotImplementedError
 
     def steps(self, block: Any) -> list[Step]:
@@ -78,11 +78,19 @@ class Adapter:
 
     def classifier(self, task: str, reads: str, output: Any, *steps: HeadStep) -> Head:
         """A head whose last module `output` gives one score for each class."""
-        names = class_names(self.config)
-        return Head(task, reads, tuple(self.end()), steps, read_linear(output), labels=names)
+        problem = getattr(self.config, "problem_type", None)
+        return Head(
+            task,
+            reads,
+            tuple(self.end()),
+            steps,
+            read_linear(output),
+            labels=class_names(self.config),
+            exclusive=problem in (None, "single_label_classification"),
+        )
 
     def window(self, block: Any) -> int | None:
-        """How many tokens to the left a target sees, itself included; None is all of them."""
+        """How many tokens to the left a target sees, itself included; None: all of them."""
         return None
 
     def reach(self, block: Any) -> Reach:
@@ -96,11 +104,11 @@ class Adapter:
         return getattr(self.config, "max_position_embeddings", None)
 
     def outside_scopes(self) -> str | None:
-        """What mixes tokens outside every layer, in words, so that no scope shows it."""
+        """What mixes tokens outside every layer, in words; no scope shows it."""
         return None
 
     def token_types(self) -> int:
-        """How many token types the model's forward pass tells apart; 0: it takes none."""
+        """The number of token types that the model distinguishes; 0: it takes none."""
         if "token_type_ids" not in inspect.signature(self.model.forward).parameters:
             return 0
         # GPT-2 and its kin have no table of types; they look them up among the words.
@@ -117,13 +125,13 @@ class Adapter:
                 raise UnsupportedModelError(error.line(name)) from error
 
     def name_of(self, module: nn.Module) -> str:
-        """Where a module stands in the model."""
+        """The name of a module in the model."""
         names = (name for name, other in self.model.named_modules() if other is module)
         return next(names, "a module")
 
 
 class Decoder(Adapter):
-    """A decoder that takes its mask from transformers, which can let it look both ways."""
+    """A decoder whose mask comes from transformers, which can make it bidirectional."""
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -132,7 +140,7 @@ class Decoder(Adapter):
     def reach(self, block: Any) -> Reach:
         if self.causal:
             return super().reach(block)
-        # The window of a mask that looks both ways does not count the target itself.
+        # The window of a bidirectional mask does not count the target itself.
         window = self.window(block)
         return Reach(window, window)
 
@@ -140,7 +148,7 @@ class Decoder(Adapter):
         return self.classifier(SEQUENCES, LAST, model.score)
 
     def sliding_window(self, attention: Any) -> int | None:
-        """The window of a layer that slides; masks read its width in the configuration."""
+        """The sliding window of a layer, if any; masks read its width in the configuration."""
         return None if attention.sliding_window is None else self.config.sliding_window
 
 
@@ -178,7 +186,7 @@ def supported_families() -> dict[str, type[Adapter]]:
 
 
 def bring_installed_families() -> bool:
-    """Import the families of other installed packages, once; whether that brought a new one."""
+    """Import the families of other installed packages, once; return whether that added any."""
     return load_installed(_ADAPTERS, _TINY)
 
 
@@ -207,7 +215,7 @@ def adapter_class(config: Any) -> type[Adapter]:
 
 
 def adapt(model: nn.Module) -> Adapter:
-    """The adapter of a model, with any head class on top taken off."""
+    """The adapter of a model, which is read without any head class on top."""
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModelError(

@@ -1,8 +1,8 @@
-"""Families that other installed packages bring: entry points of the group `normlens.families`.
+"""Families of other installed packages: entry points of the group `normlens.families`.
 
-They are imported when a model type is asked for that is not among the built-in ones, or when all
-families are listed. What is there already stays: otherwise the adapter of a built-in family would
-depend on what was asked for before.
+They are imported when a model type is requested that is not built in, or when all families are
+listed. They replace no registered adapter: otherwise the adapter of a built-in family would depend
+on what was requested before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _loaded = False
 
 
 def load_installed(adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
-    """Import the families of other packages, once; whether this call brought a new one.
+    """Import the families of other packages, once; return whether this call added any.
 
     Importing them fills `adapters` and `tiny`, the two registries.
     """
@@ -37,10 +37,11 @@ def load_installed(adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
 
 
 def _load(entry: EntryPoint, adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
+    """Import one package's families; return whether that added any."""
     before, tiny_before = dict(adapters), dict(tiny)
     try:
         entry.load()
-    # A package can fail in any way, and must not take the others along.
+    # A package can fail with any error, which must not affect the others.
     except (Exception, SystemExit) as error:
         for registry, state in ((adapters, before), (tiny, tiny_before)):
             registry.clear()
@@ -70,10 +71,10 @@ def _load(entry: EntryPoint, adapters: dict[str, Any], tiny: dict[str, Any]) -> 
 
 
 def _owner(entry: EntryPoint) -> str:
-    """The name of the package that has this entry point, as pip knows it."""
+    """The name by which pip knows the package of this entry point."""
     try:
         name = None if entry.dist is None else entry.dist.metadata["Name"]
-    # Half an installation has no metadata, and Python's versions fail differently then.
+    # An incomplete installation has no metadata, and versions of Python fail differently then.
     except Exception:
         name = None
     return name or entry.value

@@ -1,4 +1,4 @@
-"""Whether a model, as it lies in memory, can be run and read."""
+"""Checks that a loaded model can be run and its weights read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlens.errors import InputError, NormLensError, UnsupportedModelError
 
 
 def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
-    """Raise unless all weights are in memory, on one device, and multiplied in one precision."""
+    """Raise unless all weights are in memory, on one device, and in one precision."""
     name = type(model).__name__
     places = {parameter.device for parameter in model.parameters()}
     if torch.device("meta") in places:
@@ -63,10 +63,10 @@ def check_chunks(blocks: Sequence[Any], n: int) -> None:
 def padding_spoils(layers: Sequence[Layer], dtype: torch.dtype, lengths: Sequence[int]) -> bool:
     """Whether a padded batch has rows that see no token at all, which give NaN in this precision.
 
-    Further behind a short text than a window reaches, the window holds padding alone. The masked
-    scores of such a row are −∞ where the softmax has a smaller range than the mask was made for
-    (float64 masks in a float32 softmax), or where a sum leaves the range of float16. Its NaN then
-    reaches real tokens as 0 · NaN.
+    Behind the end of a short text, a window may hold nothing but padding. The masked scores of
+    such a row are −∞ where the softmax has a smaller range than the mask was made for (float64
+    masks in a float32 softmax), or where a sum leaves the range of float16. Its NaN then reaches
+    real tokens as 0 · NaN.
     """
     if dtype not in (torch.float64, torch.float16):
         return False

@@ -1,8 +1,8 @@
-"""What a linear module holds, read off it, or a refusal that names what stands in the way.
+"""Reading of the weights of linear modules, or an error that says why they cannot be read.
 
 A weight says what a module computes only if nothing else acts inside it. Adapters (peft), packed
-and offloaded weights are refused here; whatever this file does not know is found when the module
-is run, because its output is compared with x W + b (`normlens.checks`).
+and offloaded weights are refused here. Any other case is noticed when the module runs, because its
+output is compared with x W + b (`normlens.checks`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from normlens.components import Linear
 from normlens.errors import UnsupportedModelError
 from normlens.precisions import DTYPES
 
-#: What a model may run in.
+#: Precisions that a model may have.
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 _UNPACKED = "load the model without quantisation"
 
 
 class UnreadableModule(UnsupportedModelError):
-    """A module whose weights do not tell what it computes; whoever knows its name adds it."""
+    """A module whose weights do not tell what it computes; the caller adds the module's name."""
 
     def __init__(self, module: nn.Module, reason: str, cure: str):
         self.module, self.reason, self.cure = module, reason, cure
@@ -34,7 +34,7 @@ class UnreadableModule(UnsupportedModelError):
 
 
 def class_name(module: nn.Module) -> str:
-    """A class with its package, since many packages have a class named Linear."""
+    """The name of a module's class with its package: many packages have a class named Linear."""
     package = type(module).__module__.split(".", 1)[0]
     return f"{package} {type(module).__name__}" if package != "__main__" else type(module).__name__
 
@@ -53,12 +53,12 @@ def read_linear(module: Any) -> Linear:
 
 
 def read_tensor(module: Any, name: str) -> Tensor | None:
-    """A module's parameter as numbers that can be multiplied; None where it has none."""
+    """A module's parameter as a tensor that can be multiplied; None if it has none."""
     tensor = getattr(module, name, None)
     if tensor is None:
         return None
-    # torch's own quantised modules have a method of that name, torchao and bitsandbytes a tensor of
-    # a class of their own that may look like floating point and may not act like it.
+    # Quantised modules of torch have a method of that name; torchao and bitsandbytes have tensors
+    # of special classes, which may look like floating point and not act like it.
     if type(tensor) not in (Tensor, nn.Parameter):
         kind = "packed weights" if callable(tensor) else f"weights of {type(tensor).__name__}"
         raise UnreadableModule(module, f"holds {kind} that cannot be read as a matrix", _UNPACKED)
@@ -69,7 +69,7 @@ def read_tensor(module: Any, name: str) -> Tensor | None:
 
 
 def without_adapters(module: Any) -> Any:
-    """The layer inside a wrapper: torch.compile's, or peft's where no adapter is at work."""
+    """The layer inside a wrapper of torch.compile, or of peft if no adapter is active."""
     module = getattr(module, "_orig_mod", module)  # torch.compile's wrapper
     while (base := getattr(module, "base_layer", None)) is not None:
         active = set(getattr(module, "active_adapters", ()) or ())

@@ -1,7 +1,7 @@
 """A tiny, randomly initialised model of every family: for tables, self-checks and tests.
 
-A family brings its configuration with it (`register(…, tiny=…)`); the sizes that many share are
-here.
+A family is registered with its tiny configuration (`register(…, tiny=…)`). Sizes that many of them
+share are here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def tiny_model(model_type: str, seed: int = 0, **overrides: Any) -> Any:
 
 
 def scramble(model: nn.Module, seed: int = 0) -> None:
-    """Random values everywhere: an untrained model's zero biases would hide mistakes."""
+    """Fill all parameters with random values: zero biases would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""From the object that a user passes to the transformers model whose layers it runs."""
+"""Unwrapping of a user's model: the transformers model whose layers it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _without_peft(model: Any) -> Any:
 
 
 def unreadable(model: nn.Module, family: str, error: Exception) -> UnsupportedModelError:
-    """Why a model that names a supported family cannot be read, and what to pass instead."""
+    """An error for a model that names a supported family but does not have its layers."""
     inner = next(
         (
             name

@@ -23,7 +23,9 @@ given, st = hypothesis.given, hypothesis.strategies
 
 def bert_base(n: int, precision: str = "float32", batch: int = 1) -> KernelMemory:
     shape = Shape(n, Reach().pairs(n), 768, 3072, 12, 1)
-    return KernelMemory(shape, 64, batch, PRECISIONS[precision], 7, bypassed=True, paths=True)
+    return KernelMemory(
+        shape, 64, batch, PRECISIONS[precision], 7, bypassed=True, head_products=True
+    )
 
 
 def test_a_chunk_is_never_larger_than_a_launch_can_use():
@@ -41,19 +43,19 @@ def test_pieces_fit_unless_they_are_the_smallest(n, size, limit):
     assert used <= max(limit, pieces.least_bytes)
 
 
-@pytest.mark.parametrize("way", ["by_source", "matrices"])
+@pytest.mark.parametrize("method", ["by_source", "matrices"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_limit_bounds_what_is_beside_sums_and_operands(way, precision):
+def test_a_limit_bounds_what_is_beside_sums_and_operands(method, precision):
     roomy = bert_base(2048, precision)
     tight = replace(roomy, memory_limit=16 << 20)
-    assert getattr(tight, way) < getattr(roomy, way)
+    assert getattr(tight, method) < getattr(roomy, method)
 
 
-@pytest.mark.parametrize("way", ["by_source", "matrices"])
-def test_more_texts_and_longer_ones_take_more(way):
-    sizes = [getattr(bert_base(n), way) for n in (8, 64, 512, 4096)]
+@pytest.mark.parametrize("method", ["by_source", "matrices"])
+def test_more_texts_and_longer_ones_take_more(method):
+    sizes = [getattr(bert_base(n), method) for n in (8, 64, 512, 4096)]
     assert sizes == sorted(set(sizes))
-    assert getattr(bert_base(64, batch=4), way) > getattr(bert_base(64), way)
+    assert getattr(bert_base(64, batch=4), method) > getattr(bert_base(64), method)
 
 
 def test_no_sum_is_as_large_as_the_published_tensor():

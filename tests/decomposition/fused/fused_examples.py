@@ -53,17 +53,18 @@ def entry_error(found: Tensor, expected: Tensor) -> float:
     return float(error) if torch.isfinite(error) else float("inf")
 
 
-def force_way(name: str, monkeypatch: Any) -> None:
-    """One way through the stage, whatever it costs."""
-    from normlens.decomposition import projections
-    from normlens.decomposition.fused import ways
-    from normlens.decomposition.fused.sources import BySource
-    from normlens.decomposition.fused.targets import Activity, Gather, Matrices
+def force_method(name: str, monkeypatch: Any) -> None:
+    """One method through the stage, whatever it costs."""
+    from normlens.decomposition import head_products
+    from normlens.decomposition.fused import choice
+    from normlens.decomposition.fused.by_source import BySource
+    from normlens.decomposition.fused.gather import Activity, Gather
+    from normlens.decomposition.fused.matrices import Matrices
 
     known = {
         "by source": BySource,
         "gather": lambda stage: Gather(stage, Activity.of(stage)),
         "matrices": Matrices,
     }
-    monkeypatch.setattr(projections, "paths_pay", lambda *sizes: True)
-    monkeypatch.setattr(ways, "cheapest_way", known[name])
+    monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)
+    monkeypatch.setattr(choice, "cheapest_method", known[name])

@@ -18,9 +18,9 @@ from normlens.models.tiny import tiny_model
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.decomposition.costs import kernels
-from normlens.decomposition.fused import ways
+from normlens.decomposition.fused import choice
+from normlens.decomposition.fused.by_target import Launch
 from normlens.decomposition.fused.stage import Stage
-from normlens.decomposition.fused.targets import Launch
 
 pytestmark = [
     pytest.mark.skipif(
@@ -41,7 +41,7 @@ def first_stage(monkeypatch):
     def make(lens: normlens.Lens, ids: list[list[int]], **options: Any) -> tuple[Stage, KernelPlan]:
         stages: list[Stage] = []
         plans: list[KernelPlan] = []
-        choose, cheapest = ways.choose_way, ways.cheapest_way
+        choose, cheapest = choice.choose_kernel_plan, choice.cheapest_method
 
         def planned(*args: Any, **sizes: Any) -> KernelPlan:
             plans.append(choose(*args, **sizes))
@@ -53,8 +53,8 @@ def first_stage(monkeypatch):
 
         with monkeypatch.context() as patched:
             patched.setattr(engine, "has_kernels", lambda weight: weight.dtype == torch.float32)
-            patched.setattr(ways, "choose_way", planned)
-            patched.setattr(ways, "cheapest_way", caught)
+            patched.setattr(choice, "choose_kernel_plan", planned)
+            patched.setattr(choice, "cheapest_method", caught)
             with pytest.raises(Caught):
                 lens.maps(input_ids=ids, batch_size=len(ids), scopes=lens.scopes[-1:], **options)
         return stages[0], plans[0]
@@ -78,7 +78,7 @@ def on_gpu(lens: normlens.Lens, tokens: int, batch: int, precision: str) -> Anal
 @pytest.mark.parametrize("launches", [0.0, kernels.LAUNCHES], ids=["free", "as on a GPU"])
 @pytest.mark.parametrize(("tokens", "batch"), [(2, 1), (20, 1), (20, 3), (40, 2)])
 @pytest.mark.parametrize("family", ["bert", "llama", "opt", "gpt2"])
-def test_the_way_is_that_of_the_run(family, tokens, batch, launches, first_stage, monkeypatch):
+def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_stage, monkeypatch):
     for name in ("LAUNCHES", "STORED_BYTE", "CACHED_BYTE"):
         monkeypatch.setattr(kernels, name, launches and getattr(kernels, name))
     lens = normlens.load(tiny_model(family, dtype=torch.float32))
@@ -89,12 +89,12 @@ def test_the_way_is_that_of_the_run(family, tokens, batch, launches, first_stage
     assert found.tiles == 0
     # The costs are the same numbers, not only the choice that follows from them.
     costs = kernel_costs(sizes_of(lens).layers[0], sizes_of(lens), analysis)
-    run = ways.costs_of(stage)
+    run = choice.costs_of(stage)
     assert (costs.by_source, costs.matrices) == (run.by_source, run.matrices)
 
 
-def test_the_ways_differ(monkeypatch):
-    """Both ways are met above, and silent neurons are asked for."""
+def test_the_methods_differ(monkeypatch):
+    """Both methods are met above, and silent neurons are asked for."""
     for name in ("LAUNCHES", "STORED_BYTE", "CACHED_BYTE"):
         monkeypatch.setattr(kernels, name, 0.0)
     found = set()
@@ -115,10 +115,10 @@ def test_memory_by_source_is_that_of_the_run(precision, lens, first_stage):
     stage, _ = first_stage(lens, [[5] * 30] * 2, precision=precision)
     sizes = sizes_of(lens)
     memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
-    way = ways.BySource(stage)
+    method = choice.BySource(stage)
     assert memory.slots == stage.slots.count
-    assert not way.stored
-    sums = stage.prepare_sums(way.tiling.dims)
+    assert not method.stored
+    sums = stage.prepare_sums(method.tiling.dims)
     rows = stage.rows.take(0, stage.tokens)
     held = [sums, stage.down, *stage.slopes, *stage.rows.weights, *rows]
     assert memory.by_source == sum(operand.nbytes for operand in held)
@@ -129,15 +129,15 @@ def test_memory_of_matrices_is_that_of_the_run(precision, lens, first_stage):
     stage, _ = first_stage(lens, [[5] * 30] * 2, precision=precision)
     sizes = sizes_of(lens)
     memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
-    way = ways.Matrices(stage)
+    method = choice.Matrices(stage)
     at = Launch(first_tile=0, tiles=2, source_first=0, sources=30)  # all of it at once
-    matrices, parts = way._matrices(0, at.tiles, 1 << 28), way._parts(at)
-    bypassed = [made for made in way._bypassed(at)[:2] if made is not None]
-    sums = stage.prepare_sums(way.tiling.dims, targets_first=True)
-    held = [sums, stage.down, way._down, *stage.slopes, *stage.value_rows.weights, matrices]
+    matrices, parts = method._matrices(0, at.tiles, 1 << 28), method._parts(at)
+    bypassed = [made for made in method._bypassed(at)[:2] if made is not None]
+    sums = stage.prepare_sums(method.tiling.dims, targets_first=True)
+    held = [sums, stage.down, method._down, *stage.slopes, *stage.value_rows.weights, matrices]
     fixed = sum(operand.nbytes for operand in held)
     # The copy of W_down that split operands are multiplied by is W_down itself where there is one.
-    fixed -= 0 if stage.precision.split else way._down.nbytes
+    fixed -= 0 if stage.precision.split else method._down.nbytes
     pairs = parts.nbytes + sum({made.data_ptr(): made.nbytes for made in bypassed}.values())
-    scaled = way._scaled_projections(slice(0, at.tiles * way.tiling.tile)).nbytes
+    scaled = method._scaled_projections(slice(0, at.tiles * method.tiling.tile)).nbytes
     assert fixed + max(pairs, scaled) <= memory.matrices <= 1.8 * (fixed + max(pairs, scaled))

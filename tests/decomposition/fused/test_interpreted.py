@@ -9,24 +9,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_way
+from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method
 from reference import mixing_of, reference
 from torch import nn
 
 import normlens
 from normlens.decomposition import decompose_layer, engine
+from normlens.decomposition.feedforward_job import ORDINARY, FeedForwardJob
 from normlens.decomposition.norm_maps import Settings
 from normlens.decomposition.sample import sampled_error
-from normlens.decomposition.tiles import ORDINARY, FeedForwardJob, feed_forward_norms
+from normlens.decomposition.tiles import feed_forward_norms
 from normlens.models.tiny import tiny_model
 from normlens.verdicts import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.fused import operands, sources, tiling
+from normlens.decomposition.fused import by_source, operands, source_rows, tiling
+from normlens.decomposition.fused.choice import fused_norms
 from normlens.decomposition.fused.tail import Slots, tail_of
 from normlens.decomposition.fused.tiling import TargetTiling, Tiling
-from normlens.decomposition.fused.ways import fused_norms
 
 pytestmark = [
     pytest.mark.skipif(
@@ -46,8 +47,8 @@ def fused(monkeypatch):
     monkeypatch.setattr(engine, "has_kernels", lambda weight: weight.dtype == torch.float32)
     monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: TINY))
     monkeypatch.setattr(TargetTiling, "choose", classmethod(lambda cls, *_: TINY_TARGETS))
-    monkeypatch.setattr(operands, "ROWS", 16)
-    monkeypatch.setattr(operands, "COLUMNS", 16)
+    monkeypatch.setattr(source_rows, "ROWS", 16)
+    monkeypatch.setattr(source_rows, "COLUMNS", 16)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
@@ -67,14 +68,14 @@ def test_every_layer_and_precision_gives_the_reference(name, precision, problem,
 
 @pytest.fixture
 def forced(monkeypatch, fused):
-    return lambda way: force_way(way, monkeypatch)
+    return lambda method: force_method(method, monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
-@pytest.mark.parametrize("way", ["gather", "matrices"])
-def test_other_ways_give_the_reference(way, name, precision, problem, forced):
-    forced(way)
+@pytest.mark.parametrize("method", ["gather", "matrices"])
+def test_other_methods_give_the_reference(method, name, precision, problem, forced):
+    forced(method)
     options = LAYERS.get(name, GATED_RELU)
     given = problem(n=3, d=20, m=24, heads=4, dtype=torch.float32, **options)
     found = given.solve(precision=precision)
@@ -85,10 +86,10 @@ def test_other_ways_give_the_reference(way, name, precision, problem, forced):
         assert error <= INTERPRETED[precision], f"{scope}: {error:.1e}"
 
 
-@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
-def test_many_tiles_of_a_ragged_batch(way, problem, forced):
+@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
+def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     """Sequences of 18 and 5 tokens, in tiles of 16 targets and blocks of 16 sources."""
-    forced(way)
+    forced(method)
     given = problem("pre", n=18, d=20, m=24, batch=2, activation="relu", causal=True,
                     dtype=torch.float32)  # fmt: skip
     lengths, scopes = [18, 5], given.layer.scopes
@@ -110,7 +111,7 @@ def test_stored_hidden_rows_give_the_same_numbers(precision, problem, fused, mon
     mixed_anew = given.solve(precision=precision)
     monkeypatch.setattr(tiling, "STORED_FROM", 1)
     monkeypatch.setattr(tiling, "STORED_BEYOND", 0)
-    monkeypatch.setattr(sources, "HIDDEN_RUN", 16)
+    monkeypatch.setattr(by_source, "HIDDEN_RUN", 16)
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
@@ -138,9 +139,9 @@ def test_a_ragged_batch_equals_one_by_one(problem, fused):
         assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
 
 
-@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
-def test_nan_never_passes_for_a_number(way, problem, forced):
-    forced(way)
+@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
+def test_nan_never_passes_for_a_number(method, problem, forced):
+    forced(method)
     given = problem("post", n=3, dtype=torch.float32)
     x = given.x.clone()
     x[0, 1, 0] = torch.nan
@@ -153,7 +154,7 @@ def test_nan_never_passes_for_a_number(way, problem, forced):
 
 
 def job_of(given, monkeypatch) -> FeedForwardJob:
-    """The feed-forward stage of a problem, caught on its way."""
+    """The feed-forward stage of a problem, caught before it runs."""
     caught = []
 
     def catch(job, lengths, precision, limit):
@@ -166,12 +167,12 @@ def job_of(given, monkeypatch) -> FeedForwardJob:
     return caught[0]
 
 
-@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
 @pytest.mark.parametrize("order", ["pre", "both"])
-def test_every_element_of_the_output_is_written(way, order, problem, forced, monkeypatch):
+def test_every_element_of_the_output_is_written(method, order, problem, forced, monkeypatch):
     given = problem(order, n=5, dtype=torch.float32, causal=True)
     job = job_of(given, monkeypatch)
-    forced(way)
+    forced(method)
     job = replace(job, ordinary=torch.arange(3, 12))
     slots = Slots.of(job, tail_of(job))
     poisoned = torch.full((1, slots.count, 1, 5, 5), torch.nan)
@@ -212,13 +213,13 @@ def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("way", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
 @pytest.mark.parametrize("order", ["post", "pre", "both"])
-def test_errors_of_both_signs_are_noticed_by_a_sample(way, order, problem, forced, monkeypatch):
+def test_errors_of_both_signs_are_noticed_by_a_sample(method, order, problem, forced, monkeypatch):
     """One source's parts 5 % too large and another's too small: their sum may hide it."""
     given = problem(order, n=6, dtype=torch.float32, causal=True)
     job = job_of(given, monkeypatch)
-    forced(way)
+    forced(method)
     sound = fused_norms(job, [6], "float32")
     assert sampled_error(job, [6], sound.norms) < INTERPRETED["float32"]
     signs = 1 + 0.05 * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_way, on
+from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method, on
 from reference import reference, references
 
 import normlens
@@ -96,7 +96,7 @@ def test_odd_sizes(sizes, name, precision, problem):
 
 @every_precision
 @pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
-@pytest.mark.parametrize("way", ["gather", "matrices"])
+@pytest.mark.parametrize("method", ["gather", "matrices"])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -106,8 +106,8 @@ def test_odd_sizes(sizes, name, precision, problem):
     ],
     ids=lambda sizes: f"n{sizes['n']}-d{sizes['d']}",
 )
-def test_other_ways(sizes, way, name, precision, problem, monkeypatch):
-    force_way(way, monkeypatch)
+def test_other_methods(sizes, method, name, precision, problem, monkeypatch):
+    force_method(method, monkeypatch)
     settings = {**LAYERS.get(name, GATED_RELU), **sizes}
     settings.pop("groups", None)
     limit = settings.pop("memory_limit", None)
@@ -127,23 +127,25 @@ def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
     sizes = {"n": 300, "d": 768, "m": 3072, "heads": 12, "scale": 0.03, "groups": None}
     given = on(problem(dtype=torch.float32, **{**settings, **sizes}), "cuda")
     expected = exactly(given)
-    for way in ("by source", "gather", "matrices"):
-        force_way(way, monkeypatch)
+    for method in ("by source", "gather", "matrices"):
+        force_method(method, monkeypatch)
         for scope, norms in given.solve(precision=precision).norms.items():
             error = entry_error(norms, expected.norms[scope])
-            assert error <= TOLERANCE[precision], f"{way}, {scope}: {error:.1e}"
+            assert error <= TOLERANCE[precision], f"{method}, {scope}: {error:.1e}"
 
 
 def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
     """A ReLU layer of which few neurons are active, and one with a smooth activation."""
-    from normlens.decomposition.fused import targets, ways
+    from normlens.decomposition.fused import choice, gather
 
     gathered = []
-    run = targets.Gather.fill
+    run = gather.Gather.fill
     monkeypatch.setattr(
-        targets.Gather, "fill", lambda way, limit: (gathered.append(way), run(way, limit))[1]
+        gather.Gather,
+        "fill",
+        lambda method, limit: (gathered.append(method), run(method, limit))[1],
     )
-    monkeypatch.setattr(ways.KernelCosts, "matrices", float("inf"))
+    monkeypatch.setattr(choice.KernelCosts, "matrices", float("inf"))
     sizes = {"n": 512, "d": 512, "m": 4096, "heads": 8, "scale": 0.05, "causal": True}
     for name, expected in (("relu", 1), ("gelu", 1)):
         given = problem("pre", activation=name, dtype=torch.float32, **sizes)

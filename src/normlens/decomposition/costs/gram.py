@@ -10,20 +10,20 @@ CHUNK_ELEMENTS_ON_GPU = 1 << 24  # fewer launches
 
 
 def gram_sources(heads: int, targets: int, d: int, device: str) -> int:
-    """Sources at a time, whose U (j, h, d) and A (j, i, h) stay within so many elements."""
+    """How many sources are treated at a time, so that U (j, h, d) and A (j, i, h) fit a chunk."""
     chunk = CHUNK_ELEMENTS if device == "cpu" else CHUNK_ELEMENTS_ON_GPU
     return max(1, chunk // (heads * max(targets, d)))
 
 
 def exact_itemsize(device: str) -> int:
-    """Bytes of a number of the quadratic form: float64 where the device has it."""
+    """Bytes per number of the quadratic form: float64 where the device has it."""
     return 4 if device == "mps" else 8
 
 
 def gram_memory(sources: int, heads: int, targets: int, d: int, device: str) -> int:
-    """Bytes of one chunk: U, and A, its product with G and that times A.
+    """Bytes of one chunk: U; and A, A G and A G ⊙ A.
 
-    `sources` are those of the whole batch.
+    `sources` counts those of the whole batch.
     """
     some = min(sources, gram_sources(heads, targets, d, device))
     return exact_itemsize(device) * some * heads * (d + 3 * targets)

@@ -1,18 +1,18 @@
-"""What the GPU kernels keep in memory: sums, operands, and intermediates in pieces that fit.
+"""Memory of the GPU kernels: sums, operands, and intermediates in pieces that fit.
 
-An item is an operand's element; M and W are neurons and dimensions, padded.
+An item is one element of an operand; M and W are the padded numbers of neurons and dimensions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normlens.decomposition.costs.paths import path_elements
+from normlens.decomposition.costs.head_products import head_product_elements
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import TargetTiling, Tiling, aligned, stores_hidden
 
-#: What one kind of intermediate may take; more would make no launch faster.
+#: The most bytes of one kind of intermediate; more would make no launch faster.
 CHUNK_BYTES = 256 << 20
 
 
@@ -21,7 +21,7 @@ def chunk_limit(memory_limit: int | None) -> int:
     return min(memory_limit or CHUNK_BYTES, CHUNK_BYTES)
 
 
-# Pieces that the ways are cut into --------------------------------------------------------------
+# Pieces of each method --------------------------------------------------------------------------
 
 
 def source_row_bytes(heads: int, m: int, projections: int, itemsize: int) -> int:
@@ -35,17 +35,17 @@ def hidden_row_bytes(n: int, m: int, itemsize: int) -> int:
 
 
 def at_once(limit: int, size: int) -> int:
-    """How many things of `size` bytes fit into `limit`; one at least."""
+    """How many pieces of `size` bytes fit into `limit`; at least one."""
     return max(1, limit // size)
 
 
 @dataclass(frozen=True)
 class TargetPieces:
-    """How the targets and sources of the ways target by target are cut."""
+    """How the methods target by target cut targets and sources into launches."""
 
     tiling: TargetTiling
     n: int
-    pair_bytes: int  # of what a target multiplies, and of what bypasses the block
+    pair_bytes: int  # of the left operand, and of the bypassed part
 
     @property
     def least_bytes(self) -> int:
@@ -53,19 +53,19 @@ class TargetPieces:
         return self.tiling.tile * self.tiling.sources * self.pair_bytes
 
     def sources(self, limit: int) -> int:
-        """Sources of one launch, so that a tile of targets fits."""
+        """The number of sources in a launch, so that a tile of targets fits."""
         most = limit // (self.tiling.tile * self.pair_bytes)
         if most >= self.n:
             return self.n
         return min(self.n, max(1, most // self.tiling.sources) * self.tiling.sources)
 
     def tiles(self, limit: int, sources: int) -> int:
-        """Tiles of targets in one launch."""
+        """The number of tiles of targets in a launch."""
         return at_once(limit, sources * self.tiling.tile * self.pair_bytes)
 
 
 def pair_bytes(capacity: int, bypassed: int, itemsize: int) -> int:
-    """Bytes of a pair: columns of what is multiplied, and of what bypasses the block."""
+    """Bytes of a pair: the columns of its left operand and of its bypassed part."""
     return itemsize * (capacity + bypassed)
 
 
@@ -92,7 +92,7 @@ class KernelMemory:
     precision: Precision
     slots: int  # sums per pair
     bypassed: bool
-    paths: bool  # whether rows come from paths
+    head_products: bool  # whether rows come from head products B_h W_k
     memory_limit: int | None = None
 
     @property
@@ -117,7 +117,7 @@ class KernelMemory:
         tiling = Tiling.choose(shape.n, shape.d, self._m, self.precision, k > 1, stored)
         row = source_row_bytes(heads, self._m, k, item)
         sources = min(self.batch * shape.n, at_once(limit, row))
-        total = self.sums(tiling.dims) + self.operands(self.paths) + sources * row
+        total = self.sums(tiling.dims) + self.operands(self.head_products) + sources * row
         if stored:
             hidden = hidden_row_bytes(shape.n, self._m, item)
             total += min(sources, at_once(limit, hidden)) * hidden
@@ -125,7 +125,7 @@ class KernelMemory:
 
     @property
     def matrices(self) -> int:
-        """Sums, operands, and of some tiles of targets: parts, matrices, scaled projections."""
+        """Sums, operands; parts, matrices and scaled projections of some tiles of targets."""
         shape, item, limit = self.shape, self.precision.itemsize, chunk_limit(self.memory_limit)
         tiling = TargetTiling.choose(shape.d, self.precision.split)
         size = pair_bytes(self._width, self._width if self.bypassed else 0, item)
@@ -140,15 +140,15 @@ class KernelMemory:
         made = targets * (scaled + shape.d * self._width * (4 + item))
         parts = tiles * tiling.tile * sources * size
         down = self.precision.products * self._m * self._width * 2
-        whole = self.sums(tiling.dims) + self.operands(paths=False) + down
+        whole = self.sums(tiling.dims) + self.operands(head_products=False) + down
         return whole + tiles * matrix + max(parts, made)
 
-    def operands(self, paths: bool) -> int:
-        """Slopes (b, i, k, M), W_down (M, W) and what the rows are multiplied by."""
+    def operands(self, head_products: bool) -> int:
+        """Slopes (b, i, k, M), W_down (M, W), and the head products or input projections."""
         shape, item = self.shape, self.precision.itemsize
         k = shape.projections
         slopes = self.batch * shape.n * self._m * k
-        inputs = path_elements(shape.heads, self.d_head, self._m, k)
-        if not paths:
+        inputs = head_product_elements(shape.heads, self.d_head, self._m, k)
+        if not head_products:
             inputs = k * shape.d * self._m
         return item * (slopes + self._m * self._width + inputs)

@@ -8,7 +8,7 @@ product of split operands counts three:
     gather      ρ · pairs · 2md              and  ρ · pairs · kHm items read, pairs · d stored
     matrices    tokens · 2d²m + pairs · 2d²  and  pairs · 2d items stored
 
-What is stored, what a target multiplies and what bypasses the block, is written and read again.
+What is stored (left operands and bypassed parts) is written and read again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import aligned, block_of_heads
 
 #: Operations that the matrix units do while a byte is stored and read again, or read from the
-#: cache; how much longer an operation takes on gathered rows; and what the launches are worth.
-#: Fitted to an H200 (docs/performance.md).
+#: cache; how many times longer an operation takes on gathered rows; and the operations that the
+#: extra launches are worth. Fitted to an H200 (docs/performance.md).
 STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
 
 
 @dataclass(frozen=True)
 class KernelCosts:
-    """The cost of each way for a whole batch, in operations."""
+    """The cost of each method for a whole batch, in operations."""
 
     shape: Shape  # n: real tokens of the batch, pairs: of all its sequences
     precision: Precision
@@ -48,11 +48,11 @@ class KernelCosts:
 
     @property
     def by_source(self) -> float:
-        """Operations alone: nothing is stored but sums."""
+        """Its operations alone: nothing but sums is stored."""
         return self.by_source_operations
 
     def gather(self, share: float) -> float:
-        """The active neurons' rows are read, mixed and stored; then they are multiplied."""
+        """The cost of reading, mixing and storing the active neurons' rows and multiplying them."""
         shape, item = self.shape, self.precision.itemsize
         products = GATHERED * self.precision.products * 2 * shape.d
         rows = CACHED_BYTE * item * shape.projections * block_of_heads(shape.heads)
@@ -61,6 +61,6 @@ class KernelCosts:
 
     @property
     def matrices(self) -> float:
-        """The operations, and for each pair the part and what bypasses the block, stored."""
+        """The operations, and storing each pair's part and bypassed part."""
         stored = STORED_BYTE * self.precision.itemsize * self.shape.pairs * 2 * self.shape.d
         return LAUNCHES + self.matrix_operations + stored

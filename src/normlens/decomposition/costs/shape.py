@@ -31,7 +31,10 @@ class Shape:
         itemsize: int,
         sources: int | None = None,
     ) -> Shape:
-        """The shape of a sequence of n targets; every one of other `sources` is seen by all."""
+        """The shape of a sequence of n targets.
+
+        `sources` counts the tokens of another sequence, all of which every target sees.
+        """
         d, m = ff.up.weight.shape
         pairs = reach.pairs(n) if sources is None else n * sources
         return cls(n, pairs, d, m, heads, len(projections(ff)), itemsize, sources)

@@ -44,8 +44,8 @@ def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
 
     Tiles: for each projection the rows Q (j, h, m) and the U (j, h, d) that they come from; per
     pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part.
-    Matrices: one of d×d per target, the scaled projection and one more of its size on the way
-    there; per pair four vectors, the part before and behind the block among them.
+    Matrices: d×d per target, the scaled projection and a temporary of its size; per pair four
+    vectors, among them the part before and behind the block.
     """
     rows, k = sources * targets, shape.projections
     if method == MATRICES:
@@ -57,7 +57,7 @@ def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
 
 
 def player_memory(shape: Shape, scopes: int) -> int:
-    """Bytes that the sampling of one target takes, n + 1 players with m neurons each.
+    """Bytes for sampling one target: n + 1 players with m neurons each.
 
     The players and one order's running sums, for each input projection (2k); the means, and one
     order's values and contributions, each with a temporary copy (5); and a gradient for each scope
@@ -67,14 +67,14 @@ def player_memory(shape: Shape, scopes: int) -> int:
 
 
 def least_memory(shape: Shape, rule: str, scopes: int = 1) -> int:
-    """Bytes of the smallest tile that comes to an end in good time.
+    """Bytes of the smallest tile that still finishes in reasonable time.
 
     `scopes` counts those from the feed-forward block on.
     """
     if rule == SHAPLEY:
         return player_memory(shape, scopes)
     method, sources = cheaper_method(shape), shape.source_count
-    # Matrices are formed anew for every block of sources, so there is one block.
+    # Matrices would be formed again for every block of sources, so there is only one block.
     if method == TILES:
         sources = min(sources, FEWEST_ROWS)
     return tile_memory(shape, method, sources, 1)

@@ -1,14 +1,18 @@
-"""The feed-forward stage on a GPU, by kernels that leave a few sums per pair in memory.
+"""The feed-forward stage on a GPU: kernels that leave only a few sums per pair in memory.
 
 | module | holds |
 |---|---|
 | `kernels` | the Triton kernels |
-| `launching` | how a kernel is called |
+| `launching` | calls of kernels |
 | `precision`, `tiling` | how products are formed; sizes of programs and operands |
-| `operands` | what the kernels multiply: scaled, padded, in the type that a precision asks for |
-| `factored` | norms before the block |
-| `tail` | what follows the block, and the sums that its norms need |
-| `stage` | one batch's operands, and the norms that follow from the sums |
-| `way`, `sources`, `targets` | the ways through the stage: what each launches |
-| `ways` | which of them is taken |
+| `operands` | the kernels' operands: scaled, padded, in the type that a precision asks for |
+| `source_rows` | the operands that are mixed: rows of each source |
+| `factored` | norms before the feed-forward block |
+| `tail` | the steps behind the block, and the sums that their norms need |
+| `stage` | the operands of one batch, and its norms from the sums |
+| `method` | the base class of the three methods that fill the sums |
+| `by_source` | the method source by source: everything in one kernel |
+| `by_target` | the part that the methods target by target share |
+| `gather`, `matrices` | active neurons only; one matrix per target |
+| `choice` | the choice of the cheapest method, and the stage from job to norms |
 """

@@ -1,4 +1,4 @@
-"""Norms of factored parts by one kernel."""
+"""Norms of factored parts, before the feed-forward block, by one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a kernel is called."""
+"""Calls of the kernels: arguments in the form that Triton takes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 def described(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    """A tensor whose blocks the copy engine brings in; beyond its edges they are zero."""
+    """Describe a tensor for the GPU's copy engine, which reads zeros beyond its edges."""
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
 
 
 def launch(
     kernel: Any, programs: int, *arguments: Any, operand: torch.dtype | None = None, **options: Any
 ) -> None:
-    """Run a kernel in so many programs; those with an operand type also learn who runs them."""
+    """Run a kernel as so many programs.
+
+    A kernel with an `operand` type is also told whether Triton's interpreter runs it.
+    """
     if operand is not None:
         options["OPERAND"] = tl.bfloat16 if operand == torch.bfloat16 else tl.float16
         options["PLAIN"] = INTERPRETED
@@ -35,20 +38,20 @@ def launch(
 
 @lru_cache(maxsize=64)
 def on_device(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Lengths of sequences, as int32."""
-    # A tensor that is made on the device itself would wait for it.
+    """Lengths of sequences as an int32 tensor on `device`."""
+    # Making the tensor on the device itself would wait for the device.
     return torch.tensor(lengths, dtype=torch.int32).to(device, non_blocking=True)
 
 
 def strided(values: Tensor) -> tuple[Tensor, int, int]:
-    """U (b, j, h, d) in any order of its heads, with the strides of tokens and heads."""
+    """U (b, j, h, d) as (b·j, h, d), whatever its memory layout, and its token and head strides."""
     if values.stride(3) != 1:
         values = values.contiguous()
-    flat = values.flatten(0, 1)  # a copy where the batch does not follow on
+    flat = values.flatten(0, 1)  # a copy where sequences are not adjacent in memory
     return flat, flat.stride(0), flat.stride(1)
 
 
 def reaches(reach: Reach) -> tuple[int, int]:
-    """How far a target sees, back and ahead."""
+    """How many tokens back and ahead a target sees, as integers."""
     back, ahead = (EVERYWHERE if far is None else far for far in (reach.back, reach.ahead))
     return back, ahead

@@ -1,4 +1,4 @@
-"""How the kernels' products are formed, by the name of a precision."""
+"""Precisions of the kernels: how their products are formed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: A product of sums of two numbers, without that of the two small ones.
+#: Products for one of split operands: (a + b)(c + d) without the smallest, b d.
 SPLIT_PRODUCTS = 3
 
 
@@ -16,7 +16,7 @@ class Precision:
 
     name: str
     operand: torch.dtype  # of the second product; rows are mixed in float16 before it
-    split: bool = False  # an operand is the sum of two, a product of three
+    split: bool = False  # an operand is the sum of two numbers, a product that of three products
 
     @property
     def products(self) -> int:

@@ -1,4 +1,4 @@
-"""The feed-forward stage of a batch by fused kernels: operands, the way taken, norms from sums."""
+"""The feed-forward stage of a batch by fused kernels: shared operands, and norms from sums."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import torch
 from torch import Tensor
 
 from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.feedforward_job import ORDINARY, FeedForwardJob
 from normlens.decomposition.fused import operands
-from normlens.decomposition.fused.kernels import preparation
+from normlens.decomposition.fused.kernels.norms import error_of_totals, norms_of_sums
 from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
-from normlens.decomposition.fused.operands import Operand, ScaledWeights, SourceRows
+from normlens.decomposition.fused.operands import Operand, ScaledWeights
 from normlens.decomposition.fused.precision import Precision
+from normlens.decomposition.fused.source_rows import SourceRows
 from normlens.decomposition.fused.tail import Slots, Tail
 from normlens.decomposition.fused.tiling import block_of_heads, power_of_two
-from normlens.decomposition.projections import Paths, Projections
+from normlens.decomposition.head_products import HeadProducts, ProductTensors
 from normlens.decomposition.rules import projections
-from normlens.decomposition.tiles import ORDINARY, FeedForwardJob
 
 T = TypeVar("T")
 
-NORM_BLOCK = 32  # sources and targets of a program that makes norms from sums
+NORM_BLOCK = 32  # sources and targets of a program that forms norms from sums
 
 
 class Stage:
-    """The operands of one batch that every way shares, and what the kernels leave."""
+    """The operands of one batch that all methods share, and the sums that they fill."""
 
     def __init__(
         self,
@@ -56,9 +57,9 @@ class Stage:
         self.d_blocks, self.sum_strides = 0, (0, 0)
 
     def prepare_sums(self, dims: int, targets_first: bool = False) -> Tensor:
-        """Room for the sums (d blocks, slots, b, j, i) of blocks of so many dimensions.
+        """Memory for the sums (d blocks, slots, b, j, i), in blocks of `dims` dimensions.
 
-        With `targets_first` they are (d blocks, slots, b, i, j).
+        With `targets_first` the sums are (d blocks, slots, b, i, j).
         """
         self.d_blocks = -(-self.width // dims)
         self.sum_strides = (1, self.n) if targets_first else (self.n, 1)
@@ -74,36 +75,37 @@ class Stage:
         return Shape(self.real_tokens, self.pairs, self.d, self.m, self.heads, k)
 
     @cached_property
-    def _paths(self) -> Paths:
+    def _head_products(self) -> HeadProducts:
         job = self.job
-        return Paths(job.kept, job.factors.basis, projections(job.ff))
+        return HeadProducts(job.kept, job.factors.basis, projections(job.ff))
 
     @property
-    def has_paths(self) -> bool:
-        """Whether each head's path to the neurons is kept or worth forming."""
-        return self._paths.pay_for(self.real_tokens)
+    def has_head_products(self) -> bool:
+        """Whether the head products B_h W_k are kept or worth forming."""
+        return self._head_products.used_for(self.real_tokens)
 
     @property
-    def paths(self) -> Projections | None:
-        """These paths, if there are any."""
-        return self._paths.for_tokens(self.real_tokens)
+    def head_products(self) -> ProductTensors | None:
+        """The head products B_h W_k, if they are used."""
+        return self._head_products.for_tokens(self.real_tokens)
 
     @cached_property
     def rows(self) -> SourceRows:
-        """What is mixed into hidden rows: through the paths, or from U."""
-        paths = self.paths
-        if paths is None:
+        """The rows that are mixed into hidden rows: by head products, or from U."""
+        products = self.head_products
+        if products is None:
             return self.value_rows
 
         def scaled() -> tuple[ScaledWeights, int]:
-            made = ScaledWeights.of(paths, self.precision)
+            made = ScaledWeights.of(products, self.precision)
             return made, made.nbytes
 
-        return SourceRows(self.job.factors.heads, self._kept("paths", scaled), self.precision)
+        weights = self._kept("head products", scaled)
+        return SourceRows(self.job.factors.heads, weights, self.precision)
 
     @cached_property
     def value_rows(self) -> SourceRows:
-        """The same from U = v B and the input projections themselves."""
+        """The rows from U = v B and the input projections W_k themselves."""
 
         def scaled() -> tuple[ScaledWeights, int]:
             made = ScaledWeights.of(projections(self.job.ff), self.precision)
@@ -112,7 +114,7 @@ class Stage:
         return SourceRows(self.job.factors.values, self._kept("inputs", scaled), self.precision)
 
     def units(self, rows: SourceRows) -> list[Tensor]:
-        """What the operands were divided by."""
+        """The sizes that the operands were divided by."""
         scale = self.job.factors.scale.contiguous()
         return [scale, self.slope_sizes, rows.source_sizes, rows.weight_size, self.down_size]
 
@@ -151,7 +153,7 @@ class Stage:
 
     @cached_property
     def ordinary(self) -> Tensor:
-        """1 for each ordinary dimension, if somebody asks for these alone."""
+        """1 for each ordinary dimension and 0 for others, if their map is requested."""
         if self.job.ordinary is None:
             return self.gamma
         kept = self.gamma.new_zeros(self.d)
@@ -163,15 +165,15 @@ class Stage:
         return (made, size), made.nbytes
 
     def _kept(self, name: str, make: Callable[[], tuple[T, int]]) -> T:
-        """Operands that depend on weights alone are kept where the layer's products are."""
+        """Operands formed from weights alone: kept with the layer's products if those are kept."""
         kept = self.job.kept
         return make()[0] if kept is None else kept.operand((name, self.precision), make)
 
     def norms(self) -> tuple[dict[str, Tensor], Tensor]:
         """Every scope's norms (b, i, j), 0 where i = j, and the parts' error.
 
-        The error is how far the parts miss the vectors `job.mixed` that they add up to, the worst
-        ``|Σ_j Σ_d F_i(x_j) − Σ_d mixed_i| / (√d ‖output_i‖)`` of the real tokens: enough to notice
+        The error compares the sum of the parts with `job.mixed`: it is the largest
+        ``|Σ_j Σ_d F_i(x_j) − Σ_d mixed_i| / (√d ‖output_i‖)`` of the real tokens, enough to notice
         operands that no longer belong to the model's weights.
         """
         job, b, n, sums = self.job, self.b, self.n, self._sums
@@ -182,13 +184,13 @@ class Stage:
         names += [] if job.ordinary is None else [ORDINARY]
         names += [] if self.tail.normalise is None else [self.tail.normalise.scope]
         names += [] if self.tail.bypass is None else [self.tail.bypass.scope]
-        found = torch.empty((len(names), b, n, n), dtype=torch.float32, device=sums.device)
+        norms = torch.empty((len(names), b, n, n), dtype=torch.float32, device=sums.device)
         blocks = -(-n // NORM_BLOCK)
         totals = torch.empty((blocks, b, n), dtype=torch.float32, device=sums.device)
         launch(
-            preparation.norms_of_sums,
+            norms_of_sums,
             b * blocks * blocks,
-            found,
+            norms,
             totals,
             sums,
             self.inverse_deviation,
@@ -203,7 +205,7 @@ class Stage:
         )
         errors = torch.empty((b, n), dtype=torch.float32, device=sums.device)
         launch(
-            preparation.error_of_totals,
+            error_of_totals,
             b * n,
             errors,
             totals,
@@ -217,4 +219,4 @@ class Stage:
             ROOT=self.d**0.5,
             BLOCK=min(1024, power_of_two(self.d)),
         )
-        return dict(zip(names, found, strict=True)), errors.max()
+        return dict(zip(names, norms, strict=True)), errors.max()

@@ -1,4 +1,4 @@
-"""What follows the feed-forward block, as far as the kernels know it, and the sums they keep."""
+"""The steps behind the feed-forward block that the kernels support, and the sums they keep."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlens.components import Norm
+from normlens.decomposition.feedforward_job import AddBypass, FeedForwardJob, Normalise
 from normlens.decomposition.parts import Factors
-from normlens.decomposition.tiles import AddBypass, FeedForwardJob, Normalise
 
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows the block, in the orders that the kernels know: RES LN, RES, LN RES, LN."""
+    """The steps behind the block, in an order that the kernels support: RES LN, RES, LN RES, LN."""
 
     bypass: AddBypass | None
     normalise: Normalise | None
@@ -25,21 +25,21 @@ class Tail:
 
     @property
     def factors(self) -> Factors | None:
-        """The bypassed parts; None where they belong to the diagonal alone."""
+        """The bypassed parts; None where only the diagonal is bypassed."""
         return None if self.bypass is None else self.bypass.factors
 
 
-def is_known(kinds: Sequence[type | str]) -> bool:
-    """Whether the kernels know a tail of these kinds of steps: at most one of each."""
+def is_supported(kinds: Sequence[type | str]) -> bool:
+    """Whether the kernels support a tail of these kinds of steps: at most one of each."""
     return len(kinds) <= 2 and len(set(kinds)) == len(kinds)
 
 
 def tail_of(job: FeedForwardJob) -> Tail | None:
-    """The job's tail, or None if the kernels do not know it."""
+    """The job's tail, or None if the kernels do not support it."""
     if job.mixed is None or job.factors.source is not None:
-        return None  # they need a sum to be compared with, and sources that are the targets
+        return None  # kernels need a sum to be compared with, and sources that are the targets
     kinds = [type(step) for step in job.tail]
-    if not is_known(kinds):
+    if not is_supported(kinds):
         return None
     bypass = next((step for step in job.tail if isinstance(step, AddBypass)), None)
     normalise = next((step for step in job.tail if isinstance(step, Normalise)), None)
@@ -51,7 +51,7 @@ def tail_of(job: FeedForwardJob) -> Tail | None:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where a kernel puts each sum; −1: nowhere.
+    """The slot of each sum that a kernel keeps; −1: not kept.
 
     Slot 0 is the pair's largest weight, 1 is Σ v² and 2 is Σ v just behind the block.
     """
@@ -66,7 +66,7 @@ class Slots:
 
     @classmethod
     def of(cls, job: FeedForwardJob, tail: Tail) -> Slots:
-        """The sums that a job's norms follow from."""
+        """The slots of the sums that a job's norms follow from."""
         norm = tail.norm
         return cls.for_steps(
             ordinary=job.ordinary is not None,
@@ -80,7 +80,7 @@ class Slots:
     def for_steps(
         cls, *, ordinary: bool, normed: bool, centred: bool, bypassed: bool, norm_first: bool
     ) -> Slots:
-        """The same from what the tail consists of."""
+        """The slots for a tail that consists of these steps."""
         names = ["ordinary"] if ordinary else []
         if normed:
             names += ["normed", *(["mean", "cross"] if centred else [])]
@@ -92,7 +92,7 @@ class Slots:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The same for a kernel."""
+        """The slots as constants of a kernel."""
         return {
             "SLOTS": self.count,
             "ORDINARY": self.ordinary,

@@ -1,6 +1,6 @@
 """Sizes of the kernels' programs and operands: padding, blocks of targets, neurons and dimensions.
 
-Nothing here needs Triton, so that a cost can be told where no kernel can run.
+Nothing here needs Triton, so that costs can be computed where no kernel can run.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from normlens.decomposition.fused.precision import Precision
 
 ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
 FEWEST_HEADS = 16  # of one product of the matrix units
-#: Neurons that "float32" may sum up in one go, where three products go into one running sum and
-#: where the two small ones are added first.
+#: The most neurons that "float32" sums up in one go: where its three products share one running
+#: sum, and where the two small ones are added first.
 LONGEST_SUM, LONGEST_SORTED_SUM = 4096, 16384
-#: Rows are mixed anew for each block of dimensions. From so many heads (times projections) on it
-#: costs less to store what comes of them.
+#: Rows are mixed again for each block of dimensions. From so many heads (times projections) on it
+#: costs less to store the mixed rows.
 STORED_FROM, STORED_BEYOND = 48, 256  # heads times projections; dimensions
 
 
 def aligned(size: int) -> int:
-    """`size` padded to what the copy engine can read."""
+    """`size` rounded up to a multiple that the copy engine can read."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -30,24 +30,24 @@ def power_of_two(size: int) -> int:
 
 
 def block_of_heads(heads: int) -> int:
-    """The heads that a program mixes, padded."""
+    """The number of heads that a program mixes, padded."""
     return max(FEWEST_HEADS, power_of_two(heads))
 
 
 def block_of_dims(d: int) -> int:
-    """Of the widths, the widest of those that pad least."""
+    """The block of dimensions that pads d least, the widest of such blocks."""
     return min((256, 128, 64), key=lambda width: -(-d // width) * width)
 
 
 def stores_hidden(heads: int, projections: int, d: int, m: int, precision: Precision) -> bool:
-    """Whether the way by source stores hidden rows; `m` is padded."""
+    """Whether the method by source stores hidden rows; `m` is padded."""
     many = heads * projections >= STORED_FROM and d > STORED_BEYOND
     return many or (precision.split and m > LONGEST_SUM)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Targets, dimensions and neurons of one program by source, and how it is run."""
+    """Sizes of one program of the method by source, and how it is run."""
 
     targets: int = 128
     dims: int = 256
@@ -81,7 +81,7 @@ class TargetTiling:
     sources: int = 128
     neurons: int = 64
     dims: int = 256
-    mixed_sources: int = 128  # of a program that gathers
+    mixed_sources: int = 128  # of a program that mixes rows of active neurons
     mixed_neurons: int = 64
     mixed_dims: int = 128
     warps: int = 8

@@ -1,4 +1,4 @@
-"""BLOOM: pre-LN with ALiBi; its GELU and its residuals are its own."""
+"""BLOOM: pre-LN with ALiBi, a special GELU, and residuals that may branch behind the norm."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from normlens.models.families.gpt2 import GPT2
     ),
 )
 class GPTNeo(GPT2):
-    causal = True  # each layer keeps a triangle of its own, whatever the configuration asks for
+    causal = True  # each layer has a triangular mask, whatever the configuration says
 
     def window(self, block: Any) -> int | None:
         return self.config.window_size if block.attn.attention_type == "local" else None

@@ -59,7 +59,7 @@ class ModernBert(Adapter):
         attention, mlp = block.attn, block.mlp
         d, m = self.config.hidden_size, self.config.intermediate_size
         heads = self.config.num_attention_heads
-        # The embeddings end in a norm already, so the first layer has none of its own.
+        # The embeddings end in a norm already, so the first layer has none.
         first_norm = (
             [] if isinstance(block.attn_norm, nn.Identity) else [layer_norm(block.attn_norm)]
         )

@@ -1,7 +1,7 @@
-"""The feed-forward stage source by source: the way for most inputs.
+"""The feed-forward stage source by source: the method for most inputs.
 
 For one source, a block of targets and of dimensions, the kernel mixes the source's H rows, scales
-them by the targets' slopes, multiplies by W_down, and keeps sums of what comes of it:
+them by the targets' slopes, multiplies by W_down, and keeps sums of the resulting parts v:
 
     v = Σ_k ((Â_ij Q^k_j) ⊙ r^k_i) W_down
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normlens.decomposition.fused.kernels.hidden_rows import hidden_rows
 from normlens.decomposition.fused.kernels.pieces import (
     dot,
     is_void,
@@ -21,45 +22,6 @@ from normlens.decomposition.fused.kernels.pieces import (
     split,
     split_dot,
 )
-
-
-@triton.jit
-def _mix(a_high, a_low, rows_high, rows_low, local, k, SPLIT: tl.constexpr, PLAIN: tl.constexpr):
-    """``Σ_h Â_ijh Q_jh`` for a block of neurons, (i, m)."""
-    H_BLOCK: tl.constexpr = rows_high.block_shape[1]
-    NEURONS: tl.constexpr = rows_high.block_shape[2]
-    q = rows_high.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
-    q_low = q
-    if SPLIT:
-        q_low = rows_low.load([local, 0, k]).reshape(H_BLOCK, NEURONS)
-    mixed = tl.zeros((a_high.shape[0], NEURONS), tl.float32)
-    return split_dot(a_high, a_low, q, q_low, mixed, SPLIT, PLAIN)
-
-
-@triton.jit
-def _hidden(
-    a_high,
-    a_low,
-    rows_high,
-    rows_low,
-    gated_high,
-    gated_low,
-    slopes,
-    gated_slopes,
-    local,
-    row,
-    k,
-    GATED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PLAIN: tl.constexpr,
-):
-    """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` for a block of neurons, (i, m)."""
-    hidden = _mix(a_high, a_low, rows_high, rows_low, local, k, SPLIT, PLAIN)
-    hidden *= slopes.load([row, k]).to(tl.float32)
-    if GATED:
-        more = _mix(a_high, a_low, gated_high, gated_low, local, k, SPLIT, PLAIN)
-        hidden += more * gated_slopes.load([row, k]).to(tl.float32)
-    return hidden
 
 
 @triton.jit
@@ -89,16 +51,16 @@ def feed_forward_sums(
     sums,  # as `pieces` leaves them
     weights,  # A (b, j, i, h) float32
     rows_high,  # Q (j, h, m) of the first projection; source `first` is at its place `offset`
-    rows_low,  # what rounding took from it; None where there is no such operand
+    rows_low,  # the rounding error of Q; None where operands are not split
     gated_high,  # the same of the second projection
     gated_low,
     slopes,  # r (b·i, m)
     gated_slopes,
-    hidden_high,  # (j, i, m) what `store_hidden` made of all these, if `STORED`
+    hidden_high,  # (j, i, m) as `store_hidden` leaves them, if `STORED`
     hidden_low,
     down_high,  # W_down (m, d)
     down_low,
-    scale,  # s (b, i), and what the operands were divided by
+    scale,  # s (b, i); then the sizes that the operands were divided by
     slope_sizes,
     source_sizes,
     weight_size,
@@ -141,6 +103,7 @@ def feed_forward_sums(
     DIMS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    """The sums of one source's parts, for a block of targets and dimensions."""
     program = tl.program_id(0)
     d_blocks = tl.cdiv(D, DIMS)
     i_blocks = tl.cdiv(n, TARGETS)
@@ -182,7 +145,7 @@ def feed_forward_sums(
             )
         else:
             for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
-                hidden = _hidden(
+                hidden = hidden_rows(
                     a_high,
                     a_low,
                     rows_high,
@@ -230,75 +193,3 @@ def feed_forward_sums(
         v, sums, place, slot_stride, inside, real, dims, gamma,
         D, NORM_FIRST, NORMED, NORMED_MEAN, NORMED_CROSS, ADDED, ADDED_CROSS,
     )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["first", "offset"])
-def store_hidden(
-    hidden_high,  # (j, i, m) from source `first` on
-    hidden_low,
-    weights,
-    rows_high,
-    rows_low,
-    gated_high,
-    gated_low,
-    slopes,
-    gated_slopes,
-    lengths,
-    first,
-    offset,
-    n,
-    back,
-    ahead,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    H_BLOCK: tl.constexpr,
-    GATED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PLAIN: tl.constexpr,
-    TARGETS: tl.constexpr,
-    NEURONS: tl.constexpr,
-    RUN: tl.constexpr,  # neurons of one program
-    STAGES: tl.constexpr,
-):
-    """The hidden rows of one source and a block of targets, for `feed_forward_sums` to multiply.
-
-    With many dimensions every row would be mixed anew for each block of them; storing it costs
-    less from some size on, and both kernels run at the same time.
-    """
-    program = tl.program_id(0)
-    runs = tl.cdiv(M, RUN)
-    i_blocks = tl.cdiv(n, TARGETS)
-    start = (program // runs % i_blocks) * TARGETS
-    local = program // runs // i_blocks
-    token = (first + local).to(tl.int64)
-    b = (token // n).to(tl.int32)
-    length = tl.load(lengths + b)
-    if is_void((token % n).to(tl.int32), start, length, back, ahead, TARGETS):
-        return
-    i = start + tl.arange(0, TARGETS)
-    a, _ = pair_weights(weights, token * n + i, i < length, H, H_BLOCK)
-    a_high, a_low = split(a, tl.float16)
-    begin = program % runs * RUN
-    for step in tl.range(0, RUN, NEURONS, num_stages=STAGES):
-        k = begin + step
-        hidden = _hidden(
-            a_high,
-            a_low,
-            rows_high,
-            rows_low,
-            gated_high,
-            gated_low,
-            slopes,
-            gated_slopes,
-            offset + local,
-            b * n + start,
-            k,
-            GATED,
-            SPLIT,
-            PLAIN,
-        )
-        high, low = split(hidden, OPERAND)
-        hidden_high.store([local, start, k], high.reshape(1, TARGETS, NEURONS))
-        if SPLIT:
-            hidden_low.store([local, start, k], low.reshape(1, TARGETS, NEURONS))

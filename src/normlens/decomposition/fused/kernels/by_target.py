@@ -1,14 +1,14 @@
 """The feed-forward stage target by target: for silent neurons, and for long inputs.
 
-What a target multiplies its parts by is smaller, or cheaper for many sources, than W_down:
+A target's right operand is smaller than W_down, or cheaper for many sources:
 
     gather     only the rows of W_down whose neurons are active for the target (ReLU)
     matrices   M_i = Σ_k W_k diag(r^k_i) W_down, d × d, once per target
 
 Targets come in tiles of `TILE` that never leave their sequence; target c of a launch is the place
 ``c % TILE`` of tile ``first_tile + c // TILE``. The launch's sources are the positions from
-`source_first` on in the sequences of its targets. What is multiplied, and what bypasses the block,
-is stored as (j, c, ·).
+`source_first` on in the sequences of its targets. Left operands and bypassed parts are stored as
+(j, c, ·).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def mix_parts(
     TILE: tl.constexpr,
     DIMS: tl.constexpr,
 ):
-    """``Σ_h Â_ijh U_jh`` over the source's size, of one source and a tile of targets."""
+    """``Σ_h Â_ijh U_jh`` divided by the source's size, for one source and a tile of targets."""
     program = tl.program_id(0)
     local = program % sources
     tile = program // sources
@@ -89,60 +89,13 @@ def mix_parts(
             tl.store(parts_low + at + dims[None, :], low, mask=(dims < capacity)[None, :])
 
 
-@triton.jit(do_not_specialize=["first"])
-def scale_projections(
-    out,  # (c, D, REPEATS · M): low, high and high again, or high alone
-    up_high,  # W_k (D, M) of each projection
-    up_low,
-    gated_high,
-    gated_low,
-    slopes,  # (b·i, M)
-    gated_slopes,
-    targets,  # (c,) int64
-    first,
-    D: tl.constexpr,
-    M: tl.constexpr,
-    GATED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PLAIN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """``Σ_k W_k diag(r^k_i)`` of one target, for one row and a block of neurons."""
-    program = tl.program_id(0)
-    blocks = tl.cdiv(M, BLOCK)
-    k = program % blocks * BLOCK + tl.arange(0, BLOCK)
-    row = program // blocks % D
-    c = (program // blocks // D).to(tl.int64)
-    target = tl.load(targets + first + c)
-    known = k < M
-    x = tl.load(up_high + row * M + k, mask=known, other=0.0).to(tl.float32)
-    if SPLIT:
-        x += tl.load(up_low + row * M + k, mask=known, other=0.0).to(tl.float32)
-    x *= tl.load(slopes + target * M + k, mask=known, other=0.0).to(tl.float32)
-    if GATED:
-        more = tl.load(gated_high + row * M + k, mask=known, other=0.0).to(tl.float32)
-        if SPLIT:
-            more += tl.load(gated_low + row * M + k, mask=known, other=0.0).to(tl.float32)
-        x += more * tl.load(gated_slopes + target * M + k, mask=known, other=0.0).to(tl.float32)
-    high, low = split(x, OPERAND)
-    REPEATS: tl.constexpr = 3 if SPLIT else 1
-    at = (c * D + row) * (REPEATS * M) + k
-    if SPLIT:
-        tl.store(out + at, low, mask=known)
-        tl.store(out + M + at, high, mask=known)
-        tl.store(out + 2 * M + at, high, mask=known)
-    else:
-        tl.store(out + at, high, mask=known)
-
-
 @triton.jit
-def _factor(right, c, rows, known, k, start, width, GATHER: tl.constexpr, DIMS: tl.constexpr):
-    """A block of what the target multiplies by: rows of W_down, or of M_i."""
+def _factor(right, c, rows, inside, k, start, width, GATHER: tl.constexpr, DIMS: tl.constexpr):
+    """A block of the target's right operand: rows of W_down, or of M_i."""
     if GATHER:
         dims = start + tl.arange(0, DIMS)
         at = rows.to(tl.int64)[:, None] * width + dims[None, :]
-        return tl.load(right + at, mask=known[:, None] & (dims < width)[None, :], other=0.0)
+        return tl.load(right + at, mask=inside[:, None] & (dims < width)[None, :], other=0.0)
     else:
         return right.load([c, k, start]).reshape(right.block_shape[1], DIMS)
 
@@ -151,7 +104,7 @@ def _factor(right, c, rows, known, k, start, width, GATHER: tl.constexpr, DIMS: 
 def target_sums(
     sums,  # as `pieces` leaves them, but (…, b, i, j)
     weights,  # A (b, j, i, h)
-    left_high,  # (j, c, capacity) what is multiplied
+    left_high,  # (j, c, capacity) hidden rows, or parts at the block's input
     left_low,
     right_high,  # W_down (M, width), or M_i (c, d, width)
     right_low,
@@ -161,7 +114,7 @@ def target_sums(
     bypass_low,
     bypass_sizes,
     bypass_scale,  # (b, i)
-    scale,  # s (b, i), and what the operands were divided by
+    scale,  # s (b, i); then the sizes that the operands were divided by
     slope_sizes,
     source_sizes,
     weight_size,
@@ -244,7 +197,7 @@ def target_sums(
         v = split_dot(x, x_low, w, w_low, v, SPLIT, PLAIN)
 
     dims = d_start + tl.arange(0, DIMS)
-    # Beyond what the target sees, nothing has been stored that could be multiplied.
+    # Left operands are stored only for the sources that the target sees.
     real = inside & (j < length) & (j <= i + ahead) & (j >= i - back)
     _, largest = pair_weights(weights, pair, real, H, H_BLOCK)
     source = b.to(tl.int64) * n + tl.minimum(j, n - 1)
@@ -257,11 +210,11 @@ def target_sums(
     )  # fmt: skip
     if BYPASS:
         at = (local.to(tl.int64) * targets + c)[:, None] * width + dims[None, :]
-        known = (local < sources)[:, None] & (dims < width)[None, :]
+        stored = (local < sources)[:, None] & (dims < width)[None, :]
         unit = (tl.load(bypass_scale + target) * tl.load(bypass_sizes + source))[:, None]
-        v += tl.load(bypass_high + at, mask=known, other=0.0).to(tl.float32) * unit
+        v += tl.load(bypass_high + at, mask=stored, other=0.0).to(tl.float32) * unit
         if SPLIT:
-            v += tl.load(bypass_low + at, mask=known, other=0.0).to(tl.float32) * unit
+            v += tl.load(bypass_low + at, mask=stored, other=0.0).to(tl.float32) * unit
     keep_behind_bypass(
         v, sums, place, slot_stride, inside, real, dims, gamma,
         D, NORM_FIRST, NORMED, NORMED_MEAN, NORMED_CROSS, ADDED, ADDED_CROSS,

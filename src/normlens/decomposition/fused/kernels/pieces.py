@@ -1,8 +1,8 @@
-"""What the kernels of this folder share: products, weights of pairs, and the sums that leave them.
+"""Functions that the kernels share: products, weights of pairs, and the sums that they keep.
 
 A kernel has, for a block of targets (rows) and dimensions (columns), the parts v of one source just
 behind the block. The rest of the layer is walked in registers, and only sums over the dimensions
-leave, from which the norms follow:
+leave the kernel. The norms follow from them:
 
     u = v + bypass        Σ v², Σ v, Σ u², Σ γ²u², …
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: A weight below this counts as none; its inverse would overflow.
+#: A smaller weight counts as 0: its inverse would overflow.
 FAINTEST = tl.constexpr(1e-36)
 
 
@@ -59,7 +59,7 @@ def pair_weights(weights, pair, real, H: tl.constexpr, H_BLOCK: tl.constexpr):
 
 @triton.jit
 def inverse(largest):
-    """What divides a pair's weights; 0 where there are none."""
+    """The inverse of a pair's largest weight; 0 where all its weights are 0."""
     return tl.where(largest > FAINTEST, 1 / tl.maximum(largest, FAINTEST), 0.0)
 
 
@@ -87,7 +87,7 @@ def sees_none(i, start, stop, length, back, ahead):
 
 @triton.jit
 def keep_nothing(sums, place, slot_stride, inside, SLOTS: tl.constexpr):
-    """Zeros for pairs that the mask forbids."""
+    """Store zeros for pairs that the mask forbids."""
     for slot in tl.static_range(SLOTS):
         nothing = tl.zeros_like(place).to(tl.float32)
         tl.store(sums + slot * slot_stride + place, nothing, mask=inside)
@@ -95,7 +95,7 @@ def keep_nothing(sums, place, slot_stride, inside, SLOTS: tl.constexpr):
 
 @triton.jit
 def _keep(sums, slot, stride, place, values, real, inside):
-    """One sum over the block's dimensions for each target; 0 for padding."""
+    """Store one sum over the block's dimensions for each pair; 0 for padding."""
     tl.store(sums + slot * stride + place, tl.where(real, tl.sum(values, 1), 0.0), mask=inside)
 
 
@@ -117,14 +117,14 @@ def keep_behind_block(
     ordinary,
     D: tl.constexpr,
     NORM_FIRST: tl.constexpr,
-    ORDINARY: tl.constexpr,  # slots of the sums; −1: not wanted
+    ORDINARY: tl.constexpr,  # slots of the sums; −1: not kept
     NORMED: tl.constexpr,
     NORMED_MEAN: tl.constexpr,
     NORMED_CROSS: tl.constexpr,
 ):
-    """Keep the sums of parts up to where the bypassed ones are added; the parts there."""
+    """Keep the sums of the parts before the bypassed ones are added, and return the parts."""
     scale, slope_sizes, source_sizes, weight_size, down_size = units
-    known = dims < D
+    inside_d = dims < D
     unit = tl.load(scale + target) * tl.load(slope_sizes + target)
     unit *= tl.load(source_sizes + source) * tl.load(weight_size) * tl.load(down_size)
     v *= unit[:, None]
@@ -132,10 +132,10 @@ def keep_behind_block(
     _keep(sums, 1, slot_stride, place, v * v, real, inside)
     _keep(sums, 2, slot_stride, place, v, real, inside)
     if ORDINARY >= 0:
-        kept = tl.load(ordinary + dims, mask=known, other=0.0)[None, :]
+        kept = tl.load(ordinary + dims, mask=inside_d, other=0.0)[None, :]
         _keep(sums, ORDINARY, slot_stride, place, v * v * kept, real, inside)
     if NORM_FIRST:
-        g = tl.load(gamma + dims, mask=known, other=0.0)[None, :]
+        g = tl.load(gamma + dims, mask=inside_d, other=0.0)[None, :]
         if NORMED_MEAN >= 0:
             _keep(sums, NORMED_MEAN, slot_stride, place, v, real, inside)
             _keep(sums, NORMED_CROSS, slot_stride, place, v * (g * g), real, inside)

@@ -1,4 +1,4 @@
-"""The hidden rows of active neurons alone, for `by_target` to multiply."""
+"""Hidden rows of active neurons alone, for `by_target` to multiply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normlens.decomposition.fused.kernels.pieces import inverse, sees_none, spli
 
 @triton.jit
 def list_active(
-    active,  # (b·i, M) int32: each target's active neurons, then whatever
+    active,  # (b·i, M) int32: each target's active neurons; the rest is undefined
     counts,  # (b·i,) int32
     slopes,  # (b·i, M)
     gated_slopes,
@@ -20,9 +20,9 @@ def list_active(
     GATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The neurons that a target's slopes let through."""
+    """List the neurons whose slopes are not 0 for a target."""
     row = tl.program_id(0).to(tl.int64)
-    found = 0
+    count = 0
     if row % n < tl.load(lengths + row // n):
         for start in range(0, M, BLOCK):
             k = start + tl.arange(0, BLOCK)
@@ -30,9 +30,9 @@ def list_active(
             if GATED:
                 passes |= tl.load(gated_slopes + row * M + k, mask=k < M, other=0.0) != 0
             ones = passes.to(tl.int32)
-            tl.store(active + row * M + found + tl.cumsum(ones, 0) - 1, k, mask=passes)
-            found += tl.sum(ones, 0)
-    tl.store(counts + row, found)
+            tl.store(active + row * M + count + tl.cumsum(ones, 0) - 1, k, mask=passes)
+            count += tl.sum(ones, 0)
+    tl.store(counts + row, count)
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _gather_mix(
     rows,
     neuron,
     column,
-    known,
+    inside,
     columns,
     weights,
     n,
@@ -55,7 +55,7 @@ def _gather_mix(
     at = neuron.to(tl.int64)[:, None] * columns + column[None, :]
     for h in tl.range(0, H, num_stages=STAGES):
         a = tl.load(weights + h * n, mask=real, other=0.0) * over
-        mixed += tl.load(rows + at, mask=known, other=0.0).to(tl.float32) * a[None, :]
+        mixed += tl.load(rows + at, mask=inside, other=0.0).to(tl.float32) * a[None, :]
         at += tl.cast(columns, tl.int64) * M
     return mixed
 
@@ -96,7 +96,7 @@ def gather_hidden(
 ):
     """``Σ_k (Â_ij Q^k_j) ⊙ r^k_i`` of some active neurons of a target, for a block of sources.
 
-    What is beyond the last active neuron counts as zero, up to where the product reads.
+    Columns beyond the last active neuron are zero, as far as the product reads.
     """
     program = tl.program_id(0)
     # Programs of one block of sources run together: their rows stay in the cache.
@@ -115,20 +115,24 @@ def gather_hidden(
     local = first_source + tl.arange(0, SOURCES)
     j = source_first + local
     real = (j < length) & (local < sources)
-    own = weights + row * n * H + j
+    target_weights = weights + row * n * H + j
     largest = tl.zeros((SOURCES,), tl.float32)
     for h in range(0, H):
-        largest = tl.maximum(largest, tl.abs(tl.load(own + h * n, mask=real, other=0.0)))
+        largest = tl.maximum(largest, tl.abs(tl.load(target_weights + h * n, mask=real, other=0.0)))
     over = inverse(largest)
     column = (b - batch_first) * sources + local
     k = first + tl.arange(0, NEURONS)
     neuron = tl.load(active + row * M + k, mask=k < count, other=0)
-    known = (k < count)[:, None] & (local < sources)[None, :]
-    mixed = _gather_mix(rows, neuron, column, known, columns, own, n, real, over, M, H, STAGES)
+    inside = (k < count)[:, None] & (local < sources)[None, :]
+    mixed = _gather_mix(
+        rows, neuron, column, inside, columns, target_weights, n, real, over, M, H, STAGES
+    )
     slope = tl.load(slopes + row * M + neuron, mask=k < count, other=0.0)
     hidden = mixed * slope.to(tl.float32)[:, None]
     if GATED:
-        mixed = _gather_mix(gated, neuron, column, known, columns, own, n, real, over, M, H, STAGES)
+        mixed = _gather_mix(
+            gated, neuron, column, inside, columns, target_weights, n, real, over, M, H, STAGES
+        )
         slope = tl.load(gated_slopes + row * M + neuron, mask=k < count, other=0.0)
         hidden += mixed * slope.to(tl.float32)[:, None]
     high, low = split(tl.trans(hidden), OPERAND)

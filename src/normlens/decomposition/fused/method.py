@@ -1,4 +1,4 @@
-"""What the ways through the feed-forward stage have in common."""
+"""The base class of the methods that fill a stage's sums."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 
 
-class Way(ABC):
-    """One way to fill a stage's sums."""
+class Method(ABC):
+    """A method of filling a stage's sums: by source, gather or matrices."""
 
     sums: Tensor
 
@@ -22,15 +22,15 @@ class Way(ABC):
 
     @abstractmethod
     def fill(self, limit: int) -> None:
-        """Launch everything, with no more than about `limit` bytes for intermediates."""
+        """Launch all kernels, with at most about `limit` bytes for intermediates."""
 
     @property
     @abstractmethod
     def least_bytes(self) -> int:
-        """The smallest limit that makes a difference."""
+        """The smallest limit that still changes the size of a piece."""
 
     def run(self, memory_limit: int | None = None) -> None:
-        """Fill the sums; with less at once where the device runs out of memory."""
+        """Fill the sums, in smaller pieces where the device runs out of memory."""
         limit = chunk_limit(memory_limit)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The way that is taken through the feed-forward stage of a batch."""
+"""The choice of the cheapest method, and the feed-forward stage of a batch by it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from torch import Tensor
 from normlens.decomposition.activations import activation
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.tiles import MATRICES
+from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
+from normlens.decomposition.fused.by_source import BySource
+from normlens.decomposition.fused.gather import Activity, Gather
+from normlens.decomposition.fused.matrices import Matrices
+from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
-from normlens.decomposition.fused.targets import Activity, Gather, Matrices
-from normlens.decomposition.fused.way import Way
-from normlens.decomposition.plan import choose_way, gathers
-from normlens.decomposition.tiles import FeedForwardJob, TileNorms
+from normlens.decomposition.plan import choose_kernel_plan, gather_pays
 
 
 def costs_of(stage: Stage) -> KernelCosts:
-    """What each way costs."""
+    """The cost of each method for this stage."""
     return KernelCosts(stage.shape, stage.precision)
 
 
-def cheapest_way(stage: Stage) -> Way:
-    """The way that the cost model finds cheapest.
+def cheapest_method(stage: Stage) -> Method:
+    """The cheapest method by the cost model.
 
-    Only activations with silent neurons are asked how many of them there are, because the answer
-    has to wait for the device.
+    Silent neurons are counted only for activations that have them, because counting has to wait
+    for the device.
     """
     costs = costs_of(stage)
     silent = activation(stage.job.ff.activation).silent
-    plan = choose_way(costs, silent=silent, paths=stage.has_paths)
+    plan = choose_kernel_plan(costs, silent=silent, head_products=stage.has_head_products)
     if plan.may_gather:
         activity = Activity.of(stage)
-        if gathers(costs, activity.share):
+        if gather_pays(costs, activity.share):
             return Gather(stage, activity)
     return Matrices(stage) if plan.method == MATRICES else BySource(stage)
 
@@ -46,15 +47,16 @@ def fused_norms(
     precision: str,
     memory_limit: int | None = None,
     sums: Tensor | None = None,
-) -> TileNorms:
-    """Norms behind the block for every pair of a batch; `sums` may name the kernels' output.
+) -> PairNorms:
+    """Norms behind the block for every pair of a batch.
 
-    The kernels' parts are compared with the sum `job.mixed` that they should have.
+    The sum of the kernels' parts is compared with `job.mixed`, which it should equal. `sums` may
+    be given as the memory that the kernels write to.
     """
     tail = tail_of(job)
     assert tail is not None, "ask `tail_of` first"
     assert job.mixed is not None, "the kernels' parts need a sum to be compared with"
     stage = Stage(job, tail, lengths, PRECISIONS[precision], sums)
-    cheapest_way(stage).run(memory_limit)
+    cheapest_method(stage).run(memory_limit)
     norms, error = stage.norms()
-    return TileNorms(norms, job.mixed, error)
+    return PairNorms(norms, job.mixed, error)

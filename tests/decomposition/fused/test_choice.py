@@ -1,4 +1,4 @@
-"""Which way through the feed-forward stage is taken, and why."""
+"""Which method through the feed-forward stage is taken, and why."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.components import Reach
-from normlens.decomposition import projections
+from normlens.decomposition import head_products
 from normlens.decomposition.costs import kernels
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.fused.by_source import BySource
+from normlens.decomposition.fused.choice import cheapest_method
+from normlens.decomposition.fused.gather import Activity, Gather
+from normlens.decomposition.fused.matrices import Matrices
+from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
-from normlens.decomposition.fused.targets import Activity, Gather, Matrices
-from normlens.decomposition.fused.way import Way
-from normlens.decomposition.fused.ways import cheapest_way
 from normlens.errors import MemoryLimitError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "performance.md"
@@ -83,7 +84,7 @@ def test_the_document_shows_what_the_model_expects():
 
 @pytest.fixture
 def stage_of(monkeypatch):
-    """The stage of a problem, caught on its way, with paths that are worth forming."""
+    """The stage of a problem, caught before it runs, with head products that are worth forming."""
 
     class Caught(Exception):
         pass
@@ -96,7 +97,7 @@ def stage_of(monkeypatch):
             raise Caught
 
         caught: list[Stage] = []
-        monkeypatch.setattr(projections, "paths_pay", lambda *sizes: True)
+        monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)
         with monkeypatch.context() as patched:
             patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
             with pytest.raises(Caught):
@@ -126,13 +127,13 @@ def with_few_active(given):
 def test_silent_neurons_decide(problem, stage_of, no_overhead):
     options = {"n": 4, "d": 12, "m": 48, "dtype": torch.float32}
     few = stage_of(with_few_active(problem("pre", activation="relu", **options)))
-    way = cheapest_way(few)
-    assert isinstance(way, Gather)
+    method = cheapest_method(few)
+    assert isinstance(method, Gather)
     slopes = few.job.slopes[0][0]
-    assert way.activity.share == pytest.approx(float((slopes != 0).float().mean()))
-    assert way.activity.most == int((slopes != 0).sum(-1).max())
+    assert method.activity.share == pytest.approx(float((slopes != 0).float().mean()))
+    assert method.activity.most == int((slopes != 0).sum(-1).max())
     for row, (listed, count) in enumerate(
-        zip(way.activity.active, way.activity.counts, strict=True)
+        zip(method.activity.active, method.activity.counts, strict=True)
     ):
         assert listed[:count].tolist() == slopes[row].nonzero().flatten().tolist()
 
@@ -147,18 +148,18 @@ def test_nobody_counts_the_neurons_of_a_smooth_activation(
 
     monkeypatch.setattr(Activity, "of", refuse)
     given = problem("pre", n=4, activation="gelu", dtype=torch.float32)
-    assert isinstance(cheapest_way(stage_of(given)), BySource)
+    assert isinstance(cheapest_method(stage_of(given)), BySource)
 
 
 @interpreted
 @pytest.mark.filterwarnings("ignore")
 def test_many_tokens_of_a_narrow_layer_take_matrices(problem, stage_of, no_overhead):
     given = problem("pre", n=18, d=4, m=64, heads=2, dtype=torch.float32)
-    assert isinstance(cheapest_way(stage_of(given)), Matrices)
+    assert isinstance(cheapest_method(stage_of(given)), Matrices)
 
 
-class Greedy(Way):
-    """A way that runs out of memory above some limit."""
+class Greedy(Method):
+    """A method that runs out of memory above some limit."""
 
     def __init__(self, enough: int):
         self.enough, self.tried = enough, []
@@ -172,9 +173,9 @@ class Greedy(Way):
 
 
 def test_what_does_not_fit_is_done_in_smaller_pieces():
-    way = Greedy(enough=5 << 20)
-    way.run(32 << 20)
-    assert way.tried == [32 << 20, 16 << 20, 8 << 20, 4 << 20]
+    method = Greedy(enough=5 << 20)
+    method.run(32 << 20)
+    assert method.tried == [32 << 20, 16 << 20, 8 << 20, 4 << 20]
     with pytest.raises(MemoryLimitError, match="shorter text"):
         Greedy(enough=0).run(4 << 20)
 

@@ -12,7 +12,7 @@ from reference import largest_error, reference
 
 import normlens
 from normlens.decomposition import decompose_layer
-from normlens.decomposition.projections import Paths, ProductStore
+from normlens.decomposition.head_products import HeadProducts, ProductStore
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_model
 
@@ -49,24 +49,24 @@ def basis_and_weights(heads: int = 2, d_head: int = 4, d: int = 32, m: int = 10)
     return basis, (torch.randn(d, m, generator=generator),)
 
 
-def test_products_are_each_heads_path_to_each_neuron():
+def test_products_lead_from_each_head_to_each_neuron():
     basis, weights = basis_and_weights()
-    (found,) = Paths(None, basis, weights).for_tokens(1000)
+    (found,) = HeadProducts(None, basis, weights).for_tokens(1000)
     torch.testing.assert_close(found, torch.einsum("hed,dm->hem", basis, weights[0]))
 
 
 def test_only_a_text_that_repays_them_has_them_formed():
     """Whatever came before it: forming costs as much as 4 · 32 / (32 − 4) tokens save."""
-    paths = Paths(None, *basis_and_weights())
+    products = HeadProducts(None, *basis_and_weights())
     for n, formed in [(3, False), (4, False), (5, True), (1000, True), (4, False), (3, False)]:
-        assert (paths.for_tokens(n) is not None) == formed, n
+        assert (products.for_tokens(n) is not None) == formed, n
 
 
 def test_kept_ones_are_used_for_any_text(problem):
     given = problem("post", n=4)
     kept = prepared(given.layer).of(0)
-    paths = Paths(kept, *basis_and_weights())
-    assert all(paths.for_tokens(n) is kept.paths for n in (1, 4, 1000))
+    products = HeadProducts(kept, *basis_and_weights())
+    assert all(products.for_tokens(n) is kept.tensors for n in (1, 4, 1000))
 
 
 def test_the_limit_is_for_all_layers_together(problem):
@@ -160,11 +160,11 @@ def test_preparing_is_done_once():
     lens = normlens.load(tiny_model("bert"))
     assert lens.prepare() is lens
     block = lens.adapter.blocks()[0]
-    paths = lens._products.of(block).paths
-    assert paths[0].shape == (4, 4, 24)
+    products = lens._products.of(block).tensors
+    assert products[0].shape == (4, 4, 24)
     lens.maps(input_ids=IDS[:2])
     lens.prepare().prepare(memory_limit="512MB")
-    assert lens._products.of(block).paths is paths
+    assert lens._products.of(block).tensors is products
 
 
 def test_what_is_prepared_respects_its_limit():

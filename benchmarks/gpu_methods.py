@@ -1,6 +1,6 @@
-"""The ways through the feed-forward stage on a GPU, measured beside what the cost model expects.
+"""The methods of the feed-forward stage on a GPU, measured beside the cost model's expectation.
 
-Times are the GPU's own, all kernels of the stage together. `gpu.py` prints these tables.
+Times are GPU times of all kernels of the stage together. `gpu.py` prints these tables.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from gpu_stage import Shape, job_of, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from normlens.decomposition.feedforward_job import FeedForwardJob
+from normlens.decomposition.fused.by_source import BySource
+from normlens.decomposition.fused.choice import costs_of
+from normlens.decomposition.fused.gather import Activity, Gather
+from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.fused.sources import BySource
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
-from normlens.decomposition.fused.targets import Activity, Gather, Matrices
-from normlens.decomposition.fused.ways import costs_of
-from normlens.decomposition.tiles import FeedForwardJob
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 OPT = [
@@ -31,7 +32,7 @@ OPT = [
     Shape("OPT-1.3b", 1024, d=2048, m=8192, heads=32, causal=True),
 ]
 LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
-WAYS = {
+METHODS = {
     "by source": BySource,
     "gather": lambda stage: Gather(stage, Activity.of(stage)),
     "matrices": Matrices,
@@ -45,23 +46,23 @@ def stage_of(job: FeedForwardJob, precision: str) -> Stage:
     return Stage(job, tail, [n] * b, PRECISIONS[precision])
 
 
-def run(job: FeedForwardJob, precision: str, way: str) -> dict[str, torch.Tensor]:
+def run(job: FeedForwardJob, precision: str, method: str) -> dict[str, torch.Tensor]:
     stage = stage_of(job, precision)
-    WAYS[way](stage).run()
+    METHODS[method](stage).run()
     return stage.norms()[0]
 
 
 def busy(call: Callable[[], object], times: int = 3) -> float:
     """Milliseconds that the GPU works for a call, the median of some."""
     call()
-    found = []
+    samples = []
     for _ in range(times):
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
             call()
             torch.cuda.synchronize()
-        own = [e.time_range.elapsed_us() for e in profiled.events() if _on_gpu(e)]
-        found.append(sum(own) / 1e3)
-    return statistics.median(found)
+        kernels = [e.time_range.elapsed_us() for e in profiled.events() if _on_gpu(e)]
+        samples.append(sum(kernels) / 1e3)
+    return statistics.median(samples)
 
 
 def _on_gpu(event: object) -> bool:
@@ -127,9 +128,11 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
         measured, expected = [], []
         for shape in shapes:
             job = job_of(shape)
-            ways = [busy(partial(run, job, precision, way)) for way in ("by source", "matrices")]
+            times_by_method = [
+                busy(partial(run, job, precision, method)) for method in ("by source", "matrices")
+            ]
             costs = costs_of(stage_of(job, precision))
-            measured.append(ways[0] / ways[1])
+            measured.append(times_by_method[0] / times_by_method[1])
             expected.append(costs.by_source / costs.matrices)
         cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
         d, m = shapes[0].d, shapes[0].m
@@ -142,10 +145,13 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
 def from_python(shape: Shape, precision: str) -> str:
     """What one text costs from Python, launches included."""
     job = job_of(replace(shape, active=0.05))
-    ways = {way: milliseconds(partial(run, job, precision, way)) for way in ("by source", "gather")}
+    times_by_method = {
+        method: milliseconds(partial(run, job, precision, method))
+        for method in ("by source", "gather")
+    }
     return (
         f"Launched from Python, {shape.name} with n = {shape.n} and 5 % active, `{precision}`: all "
-        f"{ways['by source']:.1f} ms, active ones {ways['gather']:.1f} ms."
+        f"{times_by_method['by source']:.1f} ms, active ones {times_by_method['gather']:.1f} ms."
     )
 
 

@@ -1,9 +1,9 @@
-"""Each head's path from value to feed-forward neuron, ``B_h W_k``: formed for a call, or kept.
+"""Head products ``B_h W_k``, from a head's value vector to the neurons: formed for a call, or kept.
 
 ``U_jh W_k = v_jh (B_h W_k)``, and the bracket depends on weights alone. Forming it costs as much as
-multiplying the U of d_head tokens by W_k, so one long text repays it, and many short ones do. The
-first is decided from the text's own length. The second is the user's to say (`Lens.prepare`): a
-number must not depend on what was computed before it.
+multiplying the U of d_head tokens by W_k, so it pays for one long text or for many short ones. The
+length of a text decides the first case. The user decides the second (`Lens.prepare`): a number must
+not depend on what was computed before it.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from torch import Tensor
 
 from normlens.components import FeedForward, Layer, Norm
 from normlens.decomposition.attention import output_basis
-from normlens.decomposition.costs.paths import path_elements, paths_pay
+from normlens.decomposition.costs.head_products import head_product_elements, head_products_pay
 from normlens.decomposition.fingerprint import Fingerprint, description, fingerprints
 from normlens.decomposition.norm import stretch
 from normlens.decomposition.rules import projections
 
 T = TypeVar("T")
-Projections = tuple[Tensor, ...]  # one (h, d_head, m) per input projection
+ProductTensors = tuple[Tensor, ...]  # B_h W_k (h, d_head, m), one per input projection
 
 
-class Paths:
-    """The paths of one layer in one call: the kept ones, or formed where a text repays it."""
+class HeadProducts:
+    """The head products of one layer in one call: kept ones, or formed where that pays."""
 
     def __init__(self, kept: KeptProducts | None, basis: Tensor, weights: Sequence[Tensor]):
-        self._formed = None if kept is None else kept.paths
+        self._formed = None if kept is None else kept.tensors
         self._always = kept is not None
         self._basis, self._weights = basis, weights
 
-    def pay_for(self, n: int) -> bool:
-        """Whether n tokens that are worked on together take the paths; U W_k may cost less."""
+    def used_for(self, n: int) -> bool:
+        """Whether n tokens that are treated together use the products; U W_k may cost less."""
         _, d_head, d = self._basis.shape
-        return self._always or paths_pay(d_head, d, n)
+        return self._always or head_products_pay(d_head, d, n)
 
-    def for_tokens(self, n: int) -> Projections | None:
-        """The paths for n tokens, or None where they do not pay."""
-        if not self.pay_for(n):
+    def for_tokens(self, n: int) -> ProductTensors | None:
+        """The products for n tokens, or None where they do not pay."""
+        if not self.used_for(n):
             return None
         if self._formed is None:
-            self._formed = form(self._basis, self._weights)
+            self._formed = form_products(self._basis, self._weights)
         return self._formed
 
 
-def form(basis: Tensor, weights: Sequence[Tensor]) -> Projections:
-    """``B_h W_k`` for each input projection."""
+def form_products(basis: Tensor, weights: Sequence[Tensor]) -> ProductTensors:
+    """Form ``B_h W_k`` for each input projection."""
     return tuple(basis @ w for w in weights)
 
 
@@ -56,33 +56,36 @@ def form(basis: Tensor, weights: Sequence[Tensor]) -> Projections:
 
 
 class KeptProducts:
-    """Products of one layer's weights, with the fingerprint of what they were formed from."""
+    """The products of one layer's weights, with a fingerprint of those weights."""
 
-    def __init__(self, store: ProductStore, paths: Projections, fingerprint: Fingerprint):
-        self.paths, self.fingerprint = paths, fingerprint
+    def __init__(self, store: ProductStore, tensors: ProductTensors, fingerprint: Fingerprint):
+        self.tensors, self.fingerprint = tensors, fingerprint
         self._store = store
-        self._operands: dict[Hashable, Any] = {}  # what a kernel multiplies by
+        self._operands: dict[Hashable, Any] = {}  # of the kernels
         self._operand_sizes: dict[Hashable, int] = {}
 
     @property
     def size(self) -> int:
         """Bytes held."""
-        return sum(t.nbytes for t in self.paths) + sum(self._operand_sizes.values())
+        return sum(t.nbytes for t in self.tensors) + sum(self._operand_sizes.values())
 
     def operand(self, name: Hashable, make: Callable[[], tuple[T, int]]) -> T:
-        """What `make` forms from this layer's weights, with its size in bytes; kept if it fits."""
+        """The operand called `name`: kept, or formed by `make`, which also tells its bytes.
+
+        A new operand is kept if it fits into the store's limit.
+        """
         if name in self._operands:
             return self._operands[name]
-        made, size = make()
+        operand, size = make()
         if self._store.size + size <= self._store.limit:
-            self._operands[name], self._operand_sizes[name] = made, size
-        return made
+            self._operands[name], self._operand_sizes[name] = operand, size
+        return operand
 
 
 class ProductStore:
-    """The products of a model's layers, within a limit of bytes, each as new as its weights.
+    """The products of a model's layers, up to date with their weights, within a limit of bytes.
 
-    Which layers have room depends on the limit and on shapes alone, the first ones first.
+    The limit and shapes alone decide which layers have room; earlier layers come first.
     """
 
     def __init__(self, limit: int):
@@ -90,7 +93,7 @@ class ProductStore:
         self._kept: dict[Hashable, KeptProducts] = {}
 
     def of(self, key: Hashable) -> KeptProducts | None:
-        """What is kept of a layer."""
+        """The kept products of a layer, if it has any."""
         return self._kept.get(key)
 
     @property
@@ -101,22 +104,23 @@ class ProductStore:
     def refresh(
         self, layers: Mapping[Any, Layer], wanted: Collection[Hashable], dtype: torch.dtype
     ) -> None:
-        """Form what is missing of the `wanted` layers, or no longer belongs to their weights."""
+        """Form products of the `wanted` layers that are missing or belong to older weights."""
         fitting = self._fitting(layers, dtype)
-        found = fingerprints({key: _sources(layers[key]) for key in fitting if key in wanted})
+        current = fingerprints({key: _weights_of(layers[key]) for key in fitting if key in wanted})
         kept = {
-            key: known
+            key: products
             for key in fitting
-            if (known := self._kept.get(key)) is not None
-            and _described_by(layers[key], known.fingerprint)
-            and (key not in found or found[key] == known.fingerprint)
+            if (products := self._kept.get(key)) is not None
+            and _described_by(layers[key], products.fingerprint)
+            and (key not in current or current[key] == products.fingerprint)
         }
-        self._kept = kept  # what is stale goes before anything new takes its room
-        for key, fingerprint in found.items():
+        self._kept = kept  # stale products are dropped before new ones take their room
+        for key, fingerprint in current.items():
             if key not in kept:
-                kept[key] = KeptProducts(self, _formed(layers[key].to(dtype)), fingerprint)
+                kept[key] = KeptProducts(self, _layer_products(layers[key].to(dtype)), fingerprint)
 
     def _fitting(self, layers: Mapping[Any, Layer], dtype: torch.dtype) -> list[Hashable]:
+        """The layers whose products fit into the limit together."""
         fitting, total = [], 0
         for key, layer in layers.items():
             size = _bytes(layer, dtype)
@@ -126,13 +130,13 @@ class ProductStore:
         return fitting
 
 
-def _formed(layer: Layer) -> Projections:
+def _layer_products(layer: Layer) -> ProductTensors:
     assert layer.feed_forward is not None
-    return form(_basis(layer), projections(layer.feed_forward))
+    return form_products(_basis(layer), projections(layer.feed_forward))
 
 
 def _basis(layer: Layer) -> Tensor:
-    """B (h, d_head, d) as it stands at the input of the feed-forward block."""
+    """B (h, d_head, d) at the input of the feed-forward block."""
     basis = output_basis(layer.attention)
     for step in _between(layer):
         basis = stretch(basis, step)
@@ -146,8 +150,8 @@ def _between(layer: Layer) -> list[Norm]:
     return [step for step in layer.steps[first:last] if isinstance(step, Norm)]
 
 
-def _sources(layer: Layer) -> list[Tensor]:
-    """Every weight that a product or an operand of this layer is formed from."""
+def _weights_of(layer: Layer) -> list[Tensor]:
+    """Every weight that this layer's products and operands are formed from."""
     ff = layer.feed_forward
     assert ff is not None
     gammas = [norm.gamma for norm in _between(layer) if norm.gamma is not None]
@@ -155,8 +159,9 @@ def _sources(layer: Layer) -> list[Tensor]:
 
 
 def _described_by(layer: Layer, fingerprint: Fingerprint) -> bool:
-    known = tuple(entry[:-1] for entry in fingerprint)  # type: ignore[index]
-    return known == tuple(description(tensor) for tensor in _sources(layer))
+    """Whether a fingerprint has the shapes, types and devices of the layer's weights."""
+    descriptions = tuple(entry[:-1] for entry in fingerprint)  # type: ignore[index]
+    return descriptions == tuple(description(tensor) for tensor in _weights_of(layer))
 
 
 def _bytes(layer: Layer, dtype: torch.dtype) -> int:
@@ -166,5 +171,5 @@ def _bytes(layer: Layer, dtype: torch.dtype) -> int:
     heads = layer.attention.heads
     d_head = layer.attention.output.weight.shape[0] // heads
     ff = layer.feed_forward
-    elements = path_elements(heads, d_head, ff.up.weight.shape[1], len(projections(ff)))
+    elements = head_product_elements(heads, d_head, ff.up.weight.shape[1], len(projections(ff)))
     return elements * dtype.itemsize

@@ -1,22 +1,26 @@
-"""Launches of the way source by source."""
+"""The method source by source: launches of its one or two kernels."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from normlens.decomposition.costs.kernel_memory import at_once, hidden_row_bytes
-from normlens.decomposition.fused.kernels import by_source
+from normlens.decomposition.fused.kernels.by_source import feed_forward_sums
+from normlens.decomposition.fused.kernels.hidden_rows import store_hidden
 from normlens.decomposition.fused.launching import described, launch
+from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.operands import Operand, described_both
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tiling import Tiling, stores_hidden
-from normlens.decomposition.fused.way import Way
 
 HIDDEN_RUN = 512  # neurons of one program that stores hidden rows
 
 
-class BySource(Way):
-    """For each source and a block of targets, everything in one kernel."""
+class BySource(Method):
+    """One kernel does everything for a source and a block of targets.
+
+    Where mixing is expensive, a second kernel stores the hidden rows (`tiling.stores_hidden`).
+    """
 
     def __init__(self, stage: Stage):
         super().__init__(stage)
@@ -35,7 +39,7 @@ class BySource(Way):
             self._run_sources(first, min(first + chunk, self.stage.tokens), limit)
 
     def _run_sources(self, first: int, last: int, limit: int) -> None:
-        """The sums of every pair with a source in [first, last) of the batch's tokens."""
+        """Fill the sums of every pair whose source is one of the tokens [first, last)."""
         stage, tiling = self.stage, self.tiling
         row_block = [1, stage.head_block, tiling.neurons]
         slope_block = [tiling.targets, tiling.neurons]
@@ -70,7 +74,7 @@ class BySource(Way):
             place = [stage.lengths, start, start - first]
             if self.stored:
                 launch(
-                    by_source.store_hidden,
+                    store_hidden,
                     -(-stage.m // run) * i_blocks * count,
                     *hiddens,
                     stage.weights,
@@ -83,7 +87,7 @@ class BySource(Way):
                     **common,
                 )
             launch(
-                by_source.feed_forward_sums,
+                feed_forward_sums,
                 stage.d_blocks * i_blocks * count,
                 self.sums,
                 stage.weights,
@@ -110,7 +114,7 @@ class BySource(Way):
         return hidden_row_bytes(self.stage.n, self.stage.m, self.stage.precision.itemsize)
 
     def _hidden_rows(self, sources: int) -> Operand | None:
-        """Room for the hidden rows (j, i, m) of so many sources, if they are stored."""
+        """Memory for the hidden rows (j, i, m) of so many sources; None if they are not stored."""
         if not self.stored:
             return None
         stage = self.stage

@@ -1,0 +1,94 @@
+"""The job of the stage behind the feed-forward block, and its result.
+
+A job is one group of sources at one layer's block, with the steps that follow. Tiles (`tiles`), the
+fused kernels (`fused`) and the Shapley rule (`shapley`) all take a job and return norms of pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from normlens.components import FeedForward, Reach
+from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.head_products import KeptProducts
+from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.parts import Factors
+
+#: Name of the map just behind the block that leaves out special dimensions.
+ORDINARY = "ordinary"
+
+
+@dataclass(frozen=True)
+class AddBypass:
+    """RES behind the block: add the parts that this group of sources had at the branching point."""
+
+    scope: str
+    factors: Factors | None  # None: this group has no bypassed parts off the diagonal
+    own: Tensor  # (b, i, d), the bypassed part of the token itself
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """LN behind the block."""
+
+    scope: str
+    step: FrozenNorm
+
+
+TailStep = AddBypass | Normalise
+
+
+@dataclass(frozen=True)
+class FeedForwardJob:
+    """One group of sources at the feed-forward block of one layer, and the steps behind it."""
+
+    scope: str
+    ff: FeedForward
+    factors: Factors  # the group's parts at the block's input
+    slopes: tuple[Tensor, ...]  # r^k (b, i, m); empty where the rule has none
+    tail: tuple[TailStep, ...]
+    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
+    buffers: Buffers = field(default_factory=Buffers)
+    #: dimensions of the block's output in one more map, `ORDINARY`
+    ordinary: Tensor | None = None
+    #: the block's real output (b, i, d), and where it follows from that, the output without
+    #: diagonal and bias: Σ_{j≠i} of the parts behind the block
+    output: Tensor | None = None
+    mixed: Tensor | None = None
+
+    @property
+    def reach(self) -> Reach:
+        return self.factors.reach
+
+    @property
+    def scopes(self) -> list[str]:
+        ordinary = [] if self.ordinary is None else [ORDINARY]
+        return [self.scope, *ordinary, *(step.scope for step in self.tail)]
+
+    def sources(self, index: int, targets: int) -> int:
+        """The number of sources of the sequence at `index`, which has so many targets."""
+        return targets if self.factors.lengths is None else self.factors.lengths[index]
+
+    def shape(self, targets: int, sources: int | None = None) -> Shape:
+        """The sizes of a sequence with so many targets, and perhaps other `sources`."""
+        return Shape.of_block(
+            self.ff,
+            self.factors.weights.shape[-1],
+            self.reach,
+            targets,
+            self.ff.up.weight.element_size(),
+            None if self.factors.source is None else sources,
+        )
+
+
+@dataclass
+class PairNorms:
+    """The result of a job: off-diagonal norms per scope, and the sum of the block's parts."""
+
+    norms: dict[str, Tensor]  # scope → (b, i, j), 0 where i = j
+    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
+    #: relative error of the parts' sum against `mixed`; None where `mixed` was summed from them
+    error: Tensor | None = None

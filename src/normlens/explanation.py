@@ -1,0 +1,221 @@
+"""An explanation: where a model's score comes from, token by token and layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens import analysis
+from normlens.equality import same
+from normlens.errors import InputError, MissingDependencyError
+from normlens.scopes import resolve
+from normlens.tokens import readable_tokens, word_groups
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+    from normlens.text import Text
+
+#: The flow of a whole layer, among those behind scopes.
+WHOLE = ""
+
+#: The axes of every array.
+AXES: Mapping[str, tuple[str, ...]] = {
+    "nodes": ("layer", "source"),
+    "components": ("layer", "component", "target"),
+    "heads": ("layer", "head", "target"),
+    "flow": ("layer", "target", "source"),
+    "head_flow": ("layer", "head", "target", "source"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One score, or the difference of two, traced back to the tokens of a text.
+
+    ``contributions.sum() + remainder == value``, to `completeness`. Made by `Lens.explain`.
+    """
+
+    task: str  # what was read: a head's task, or "direction"
+    value: float  # the score that is explained, as the model itself computes it
+    nodes: NDArray[np.floating]  # [layer, source]: what each vector that enters a layer carries
+    components: NDArray[np.floating]  # [layer, component, target]
+    component_names: list[str]
+    heads: NDArray[np.floating]  # [layer, head, target], the attention's share by head
+    biases: list[tuple[int | str, str, float]]  # layer or "head", component, value
+    flows: dict[str, NDArray[np.floating]]  # scope → [layer, target, source]
+    raw_tokens: list[str]
+    completeness: float
+    provenance: dict[str, Any]
+    head_flow: NDArray[np.floating] | None = None  # [layer, head, target, source]
+    position: int | None = None  # where the score is read; None: everywhere
+    layer: int | None = None  # behind which layer; None: at the end
+    target: str | None = None
+    target_id: int | None = None
+    target_value: float | None = None
+    probability: float | None = None
+    contrast: str | None = None
+    contrast_id: int | None = None
+    contrast_value: float | None = None
+    contrast_probability: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    token_words: list[int | None] | None = None
+    word_labels: list[str] = field(default_factory=list)
+    text: Text | None = None
+
+    # What it says --------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens as people read them; `raw_tokens` are the tokenizer's."""
+        return readable_tokens(self.raw_tokens, self.special)
+
+    @property
+    def contributions(self) -> NDArray[np.floating]:
+        """What each input token contributes to the score, [source]; it may be negative."""
+        return self.nodes[0]
+
+    @property
+    def remainder(self) -> float:
+        """What no token owns: all biases together."""
+        return float(sum(share for _, _, share in self.biases))
+
+    @property
+    def bias(self) -> pd.Series[float]:
+        """What no token owns, by layer ("head" is what stands behind the last) and component."""
+        import pandas as pd
+
+        keys = [(layer, component) for layer, component, _ in self.biases]
+        index = pd.MultiIndex.from_tuples(keys or [], names=["layer", "component"])
+        values = [share for *_, share in self.biases]
+        return pd.Series(values, index=index, name="bias", dtype=float)
+
+    @property
+    def flow(self) -> NDArray[np.floating]:
+        """How much of the score goes from source to target in each layer, [layer, target, source].
+
+        Columns sum to what enters a layer, rows and biases to what leaves it.
+        """
+        return self.flow_behind(None)
+
+    def flow_behind(self, scope: str | None) -> NDArray[np.floating]:
+        """The same, of what passes the end of a scope only; None is the whole layer."""
+        if scope is None:
+            if WHOLE not in self.flows:
+                raise InputError("this explanation was made without flow maps; ask for flow=True")
+            return self.flows[WHOLE]
+        known = [name for name in self.flows if name != WHOLE]
+        if not known:
+            raise InputError(
+                "this explanation has no flow maps behind scopes; ask for them with scopes=[…]"
+            )
+        return self.flows[resolve(scope, known)]
+
+    def top(self, count: int = 10) -> pd.DataFrame:
+        """The tokens that contribute most, whatever their sign."""
+        frame = self.to_pandas()
+        order = np.argsort(-np.abs(self.contributions), kind="stable")[:count]
+        return frame.iloc[order].reset_index(drop=True)
+
+    def words(self) -> Explanation:
+        """The same by words: contributions and flows of a word's tokens are summed."""
+        members, labels = word_groups(self.raw_tokens, self.token_words, self.word_labels)
+
+        def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
+            return analysis.sum_words(array, members, axes)
+
+        position = self.position
+        if position is not None:
+            position = next(place for place, group in enumerate(members) if position in group)
+        return replace(
+            self,
+            nodes=merged(self.nodes, 1),
+            components=merged(self.components, 1),
+            heads=merged(self.heads, 1),
+            flows={scope: merged(flow, 2) for scope, flow in self.flows.items()},
+            head_flow=None if self.head_flow is None else merged(self.head_flow, 2),
+            raw_tokens=labels,
+            token_ids=[],
+            special=[self.special[group[0]] for group in members] if self.special else [],
+            token_words=list(range(len(members))),
+            word_labels=labels,
+            position=position,
+        )
+
+    # Taking away ---------------------------------------------------------------------------------
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per token: its place, the token, its contribution."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "position": np.arange(len(self.raw_tokens)),
+                "token": self.tokens,
+                "contribution": self.contributions,
+            }
+        )
+
+    def to_xarray(self) -> xr.Dataset:
+        """Every array with its axes named, and its tokens, layers and components as coordinates."""
+        try:
+            import xarray as xr
+        except ImportError as error:
+            raise MissingDependencyError(
+                "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
+            ) from error
+        variables: dict[str, Any] = {
+            "contributions": (("source",), self.contributions),
+            "nodes": (AXES["nodes"], self.nodes),
+            "components": (AXES["components"], self.components),
+            "heads": (AXES["heads"], self.heads),
+        }
+        for scope, flow in self.flows.items():
+            variables["flow" if scope == WHOLE else f"flow/{scope}"] = (AXES["flow"], flow)
+        if self.head_flow is not None:
+            variables["head_flow"] = (AXES["head_flow"], self.head_flow)
+        return xr.Dataset(
+            variables,
+            coords={
+                "layer": np.arange(len(self.nodes)),
+                "component": self.component_names,
+                "source_token": ("source", self.tokens),
+                "target_token": ("target", self.tokens),
+            },
+            attrs={
+                "model": self.provenance.get("model"),
+                "value": self.value,
+                "remainder": self.remainder,
+                "completeness": self.completeness,
+            },
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Explanation):
+            return NotImplemented
+        names = [f.name for f in fields(self) if f.name != "provenance"]
+        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({self.question}: {self.value:.4g} = "
+            f"{float(self.contributions.sum(dtype=np.float64)):.4g} from {len(self.raw_tokens)} "
+            f"tokens + {self.remainder:.4g} from biases, completeness {self.completeness:.1e})"
+        )
+
+    @property
+    def question(self) -> str:
+        """What is explained, in words."""
+        if self.target is None:
+            where = "the end" if self.layer is None else f"layer {self.layer}"
+            return f"a direction at position {self.position} behind {where}"
+        against = "" if self.contrast is None else f" and not {self.contrast!r}"
+        return f"why {self.target!r}{against}"

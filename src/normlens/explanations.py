@@ -1,0 +1,78 @@
+"""Explanations of each next token of a text, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.explanation import Explanation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Explanations(Sequence[Explanation]):
+    """What made each token of a text likely: one explanation per predicted token."""
+
+    explanations: list[Explanation]
+
+    @overload
+    def __getitem__(self, index: int) -> Explanation: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Explanation]: ...
+
+    def __getitem__(self, index: int | slice) -> Explanation | list[Explanation]:
+        return self.explanations[index]
+
+    def __len__(self) -> int:
+        return len(self.explanations)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self.explanations)
+
+    @property
+    def contributions(self) -> NDArray[np.floating]:
+        """[predicted token, source]: row t is about the token behind position t."""
+        return np.stack([each.contributions for each in self.explanations])
+
+    @property
+    def values(self) -> NDArray[np.floating]:
+        """The scores that are explained."""
+        return np.array([each.value for each in self.explanations])
+
+    @property
+    def tokens(self) -> list[str]:
+        """The text's tokens, the sources."""
+        return self.explanations[0].tokens
+
+    @property
+    def predicted(self) -> list[str]:
+        """The tokens that are explained."""
+        return [str(each.target) for each in self.explanations]
+
+    @property
+    def completeness(self) -> float:
+        """The worst of all."""
+        return max(each.completeness for each in self.explanations)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per predicted token and source."""
+        import pandas as pd
+
+        frames = [
+            each.to_pandas().assign(predicted=place + 1, predicted_token=each.target)
+            for place, each in enumerate(self.explanations)
+        ]
+        return pd.concat(frames, ignore_index=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanations({len(self)} next tokens of {len(self.tokens)}, completeness "
+            f"{self.completeness:.1e})"
+        )

@@ -1,0 +1,187 @@
+"""Explanations of every family with every head: complete, and the same in three ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from heads import every_head, headed, in_float64
+
+import normlens
+from normlens.decomposition import freeze
+from normlens.decomposition.activations import activation
+from normlens.heads import ANY, MEAN
+from normlens.models.heads import read_head
+from normlens.trace import LayerTrace, reading, run_traced
+
+IDS = [5, 17, 31, 8, 44, 23, 12]
+HEADS = every_head()
+RULES = ["ig", "ig-bias", "gradient"]
+
+
+def test_there_are_many_heads():
+    assert len(HEADS) > 60
+
+
+def explain(model, ids=IDS, **asked):
+    lens = normlens.load(model, tokenizer=False)
+    head = read_head(lens.adapter)
+    if head.reads == ANY and head.task != "causal language model":
+        asked.setdefault("position", 3)
+    return lens.explain(input_ids=ids, **asked)
+
+
+def own_logits(model, ids=IDS) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize(("family", "task"), HEADS)
+@pytest.mark.parametrize("rule", RULES)
+def test_contributions_and_biases_are_the_models_own_score(family, task, rule):
+    model = headed(family, task)
+    with in_float64():
+        why = explain(model, target=2, contrast=1, nonlinearity=rule)
+        logits = own_logits(model)
+    if logits.dim() == 2:
+        logits = logits[-1 if task == "CausalLM" else 3]
+    value = float(logits[2] - logits[1])
+    assert why.value == pytest.approx(value, rel=1e-12, abs=1e-12)
+    assert why.target_value == pytest.approx(float(logits[2]))
+    total = float(why.contributions.sum()) + why.remainder
+    assert abs(total - value) < 1e-10 * max(1, abs(value))
+    assert why.completeness < 1e-10
+    assert why.probability == pytest.approx(float(logits.softmax(-1)[2]))
+
+
+@pytest.mark.parametrize(("family", "task"), HEADS)
+@pytest.mark.parametrize("rule", RULES)
+def test_autograd_through_a_frozen_copy_gives_the_same(family, task, rule):
+    """The copy is plain tensor code: α, deviations and slopes are detached constants in it."""
+    model = headed(family, task)
+    with in_float64():
+        why = explain(model, target=2, contrast=1, nonlinearity=rule)
+        expected = frozen_copy(model, rule, columns=(2, 1))
+    np.testing.assert_allclose(why.contributions, expected, rtol=0, atol=1e-9)
+
+
+def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
+    """Gradient × input of the embeddings in a network whose nonlinear parts are constants."""
+    lens = normlens.load(model, tokenizer=False)
+    traces: list[LayerTrace] = []
+    ids = torch.tensor([IDS])
+    with reading(lens.adapter.whole):
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        run_traced(lens.adapter, lens.adapter.model, inputs, range(lens.n_layers), traces.append)
+    start = traces[0].x.clone().requires_grad_()
+    v = start
+    for trace in traces:
+        v = _copy_layer(trace, v, rule)
+    head = read_head(lens.adapter)
+    y = traces[-1].output
+    for step in head.body:
+        y, v, _ = _copy_step(step, y, v, torch.zeros_like(y), rule)
+    position = {"first": 0, "last": len(IDS) - 1}.get(head.reads)
+    if head.reads == MEAN:
+        y, v = y.mean(1), v.mean(1)
+    else:
+        if position is None:
+            position = len(IDS) - 1 if head.task.startswith("causal") else 3
+        y, v = y[:, position], v[:, position]
+    bias = _bias_of(head.body, y)
+    for step in head.steps:
+        y, v, bias = _copy_step(step, y, v, bias, rule)
+    weight = head.output.weight[:, list(columns)]
+    scores, parts = y @ weight, v @ weight
+    if head.output.bias is not None:
+        scores = scores + head.output.bias[list(columns)]
+    if head.soft_cap is not None:
+        parts = parts * _slope(
+            rule, lambda z: head.soft_cap * torch.tanh(z / head.soft_cap), scores
+        )
+    (g,) = torch.autograd.grad(parts[0, 0] - parts[0, 1], start)
+    return (g * start).sum(-1)[0].detach().numpy()
+
+
+def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
+    """The layer's linear face, written again from the components' weights."""
+    frozen = freeze(trace.layer, trace.x, trace.alpha, [len(IDS)], rule)
+    saved, start = [], v
+    for step, made in zip(trace.layer.steps, frozen.steps, strict=True):
+        kind = type(step).__name__
+        if kind == "Branch":
+            saved.append(v)
+        elif kind == "Residual":
+            v = v + saved.pop()
+        elif kind == "Norm":
+            v = _norm(step, v, made.inverse_deviation)
+        elif kind == "Attention":
+            v = _attend(step, v, trace.alpha)
+        elif kind == "FeedForward":
+            v = _block(step, v, made.neurons.slopes)
+        else:
+            inner = start
+            if step.norm is not None:
+                inner = _norm(step.norm, inner, made.norm.inverse_deviation)
+            v = v + _block(step.feed_forward, inner, made.block.neurons.slopes)
+    return v
+
+
+def _norm(norm, v, inverse_deviation):
+    if norm.centred:
+        v = v - v.mean(-1, keepdim=True)
+    v = v * inverse_deviation.detach()[..., None]
+    return v if norm.gamma is None else v * norm.gamma
+
+
+def _attend(attention, v, alpha):
+    per_group = attention.heads // attention.groups
+    width = attention.value.weight.shape[1] // attention.groups
+    total = 0
+    for head in range(attention.heads):
+        columns = slice(head // per_group * width, (head // per_group + 1) * width)
+        rows = slice(head * width, (head + 1) * width)
+        values = v @ attention.value.weight[:, columns]
+        total = total + alpha[:, head] @ values @ attention.output.weight[rows]
+    return total
+
+
+def _block(ff, v, slopes):
+    inputs = [ff.up] if ff.gate is None else [ff.gate, ff.up]
+    hidden = sum((v @ w.weight) * r.detach() for w, r in zip(inputs, slopes, strict=True))
+    return hidden @ ff.down.weight
+
+
+def _copy_step(step, y, v, bias, rule):
+    """A step of a head: the real vector, the owned part's image, and the bias."""
+    kind = type(step).__name__
+    if kind == "Norm":
+        square = y.var(-1, correction=0) if step.centred else y.square().mean(-1)
+        inverse = (square + step.eps).rsqrt().detach()
+        beta = 0 if step.beta is None else step.beta
+        return tuple(_norm(step, x, inverse) + add for x, add in ((y, beta), (v, 0), (bias, beta)))
+    if kind == "Dense":
+        w, b = step.linear.weight, 0 if step.linear.bias is None else step.linear.bias
+        return y @ w + b, v @ w, bias @ w + b
+    g = activation(step.activation).value
+    slope = _slope(rule, g, y, bias)
+    return g(y), v * slope, g(y) - (y - bias) * slope
+
+
+def _slope(rule, g, z, start=None):
+    """The slope of g at z, or its mean on the path to z."""
+    z = z.detach()
+    if rule == "gradient":
+        with torch.enable_grad():
+            at = z.clone().requires_grad_()
+            return torch.autograd.grad(g(at).sum(), at)[0]
+    start = torch.zeros_like(z) if start is None or rule == "ig" else start.detach()
+    return (g(z) - g(start)) / (z - start)
+
+
+def _bias_of(steps, like):
+    bias = torch.zeros_like(like)
+    for step in steps:
+        if type(step).__name__ == "Norm" and step.beta is not None:
+            bias = bias + step.beta
+    return bias
