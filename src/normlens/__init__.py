@@ -15,6 +15,7 @@ from normlens.errors import NormLensError
 if TYPE_CHECKING:
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
+    from normlens.cosine import Cosine
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
     "Adapter": "normlens.models.base",
+    "Cosine": "normlens.cosine",
     "Lens": "normlens.lens",
     "Maps": "normlens.maps",
     "load": "normlens.loading",
@@ -36,6 +38,7 @@ _HOMES = {
 
 __all__ = [
     "Adapter",
+    "Cosine",
     "Lens",
     "Maps",
     "NormLensError",

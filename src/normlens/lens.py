@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,11 +13,19 @@ from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
+from normlens.cosine import Cosine
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit, check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.explain.ask import Positions, Targets, ask
+from normlens.explain.cosines import (
+    CosineKeywords,
+    CosineOptions,
+    check_texts,
+    cosines,
+    text_pairs,
+)
 from normlens.explain.options import ExplainKeywords, ExplainOptions
 from normlens.explanation import Explanation
 from normlens.explanations import Explanations
@@ -26,6 +34,7 @@ from normlens.models import adapt
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
 from normlens.origins import INPUT, LAYER
 from normlens.precisions import AUTO
+from normlens.sentences import Pooling
 from normlens.text import (
     Encoded,
     Ids,
@@ -53,12 +62,14 @@ class Lens:
         *,
         name: str | None = None,
         revision: str | None = None,
+        pooling: Callable[[], Pooling] = Pooling,
     ):
         self.adapter = adapt(model)
         self.model: Any = self.adapter.model
         self.tokenizer = None if tokenizer is False else tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
+        self._read_pooling = pooling
         self._products: ProductStore | None = None
         check_finite(self.model, self.name)
 
@@ -297,6 +308,48 @@ class Lens:
         encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         chosen = ExplainOptions(**options)
         return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text become one; read where the model lies when it is asked for."""
+        return self._read_pooling()
+
+    @overload
+    def cosine(
+        self, a: str, b: str, *, truncate: bool = ..., **options: Unpack[CosineKeywords]
+    ) -> Cosine: ...
+
+    @overload
+    def cosine(
+        self,
+        a: list[tuple[str, str]],
+        *,
+        truncate: bool = ...,
+        **options: Unpack[CosineKeywords],
+    ) -> list[Cosine]: ...
+
+    def cosine(
+        self,
+        a: str | list[tuple[str, str]],
+        b: str | None = None,
+        *,
+        truncate: bool = False,
+        **options: Unpack[CosineKeywords],
+    ) -> Cosine | list[Cosine]:
+        """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
+
+        The model's vectors of a text become one as its sentence-transformers files say (mean, cls
+        or last token, Dense maps), or by their mean where there are none. `nonlinearity` is "ig",
+        "ig-bias" or "gradient"; `memory_limit` ("512MB") bounds what the tokens' vectors may take.
+        """
+        chosen = CosineOptions(**options)
+        pairs, many = text_pairs(a, b)
+        check_texts(pairs, self.pooling)
+        encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
+        together = list(zip(encoded[::2], encoded[1::2], strict=True))
+        head = self.pooling.head(self.adapter.end(), self.device)
+        done = cosines(self, head, self.pooling, together, chosen)
+        return done if many else done[0]
 
     def encode(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
 from normlens.precisions import DTYPES
+from normlens.sentences import Finder, read_pooling
 
 #: Files of which every tokenizer has at least one.
 _TOKENIZER_FILES = (
@@ -74,13 +76,16 @@ def load(
     if _is_embedded(name):
         model, own = _embedded(EMBEDDED[name], precision)
         tokenizer = own if tokenizer is None else tokenizer
+        find: Finder = partial(_beside, EMBEDDED[name].locate().parent)
     else:
         if is_local(name):
             _check_folder(name, weights=True)
         origin = Origin.find(name, revision, trust_remote_code)
         model = _pretrained(origin, precision)
         tokenizer = _tokenizer(origin) if tokenizer is None else tokenizer
-    return Lens(model.to(place), tokenizer, name=name, revision=revision)
+        find = partial(_file_of, origin)
+    pooling = partial(read_pooling, find)
+    return Lens(model.to(place), tokenizer, name=name, revision=revision, pooling=pooling)
 
 
 def load_config(
@@ -200,7 +205,14 @@ class _UnusableTokenizerError(ModelLoadError):
     """Files that give no tokenizer, or none at all."""
 
 
-def _has_tokenizer_files(origin: Origin) -> bool:
+def _beside(folder: Path, name: str) -> Path | None:
+    """A file in a model's folder, if it is there."""
+    path = folder / name
+    return path if path.is_file() else None
+
+
+def _file_of(origin: Origin, name: str) -> Path | None:
+    """A file that belongs to a model here or on the hub, if there is one."""
     from transformers.utils import cached_file
 
     quietly: dict[str, Any] = {
@@ -209,10 +221,12 @@ def _has_tokenizer_files(origin: Origin) -> bool:
         "_raise_exceptions_for_gated_repo": False,
     }
     options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
-    return any(
-        cached_file(origin.name, name, **options, **quietly) is not None
-        for name in _TOKENIZER_FILES
-    )
+    path = cached_file(origin.name, name, **options, **quietly)
+    return None if path is None else Path(path)
+
+
+def _has_tokenizer_files(origin: Origin) -> bool:
+    return any(_file_of(origin, name) is not None for name in _TOKENIZER_FILES)
 
 
 def _read_tokenizer(origin: Origin) -> Any:

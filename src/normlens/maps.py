@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from normlens import analysis, store
 from normlens.axes import Axes, LayerTarget, LayerTargetSource, PerLayer, axes_of
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError, MapsFileError, MissingDependencyError
 from normlens.labelled import Correlations, LabelledMaps
 from normlens.scopes import feed_forward_pair, resolve
 
@@ -175,7 +175,10 @@ class Maps(LabelledMaps):
     @staticmethod
     def load(path: str | Path) -> Maps:
         """Read maps that `save` wrote; the same as `normlens.open`."""
-        return store.open(path)
+        maps = store.open(path)
+        if not isinstance(maps, Maps):
+            raise MapsFileError(f"{str(path)!r} holds no maps but a {type(maps).__name__}")
+        return maps
 
     # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
 

@@ -1,25 +1,28 @@
-"""Maps on disk: one safetensors file, everything but the arrays as JSON in its header."""
+"""Maps and cosines on disk: a safetensors file, with all but the arrays as JSON in its header."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from normlens import cosine_file
 from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
 from normlens.maps_header import ALLOWED, FIELDS, check_arrays, check_fields
 
 if TYPE_CHECKING:
+    from normlens.cosine import Cosine
     from normlens.maps import Maps
 
 FORMAT = "normlens-maps"
@@ -55,41 +58,61 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
             ensure_ascii=False,
         ),
     }
+    return write(tensors, header, path, overwrite=overwrite)
+
+
+def write(
+    tensors: dict[str, NDArray[Any]],
+    header: dict[str, str],
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Write arrays and a header to a safetensors file, whole or not at all."""
     with writing(path, overwrite=overwrite) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
 
 
-def open(path: str | Path) -> Maps:
-    """Read maps that `Maps.save` wrote."""
-    from normlens.maps import Maps
-
+def open(path: str | Path) -> Maps | Cosine:
+    """Read what `Maps.save` or `Cosine.save` wrote."""
     path = Path(path)
     try:
         if not path.is_file():
             raise MapsFileError(f"there is no maps file at {str(path)!r}")
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
+            if header.get("format") not in _KINDS:
                 raise MapsFileError(
                     f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
                     "make one with maps.save(…) or `normlens map --out maps.safetensors`"
                 )
+            newest, read = _KINDS[header["format"]]
             version = int(header["version"])
-            if version > FORMAT_VERSION:
+            if version > newest:
                 raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
             if version < 1:
                 raise ValueError(f"there is no version {version} of these files")
-            meta = parse_json(header["maps"])
-            check_fields(meta)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        check_arrays(meta, tensors)
+            return read(header, file)
     except MapsFileError:
         raise
     except _DAMAGED as error:
         raise MapsFileError(
             f"{str(path)!r} is not a NormLens maps file, or is damaged ({_reason(error)})"
         ) from error
+
+
+def _arrays(file: Any) -> dict[str, NDArray[Any]]:
+    return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def _read_maps(header: dict[str, str], file: Any) -> Maps:
+    from normlens.maps import Maps
+
+    meta = parse_json(header["maps"])
+    check_fields(meta)
+    tensors = _arrays(file)
+    check_arrays(meta, tensors)
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
@@ -102,6 +125,20 @@ def open(path: str | Path) -> Maps:
     if isinstance(meta["text"], list):
         meta["text"] = tuple(meta["text"])
     return Maps(allowed=tensors[ALLOWED].astype(bool), **groups, **meta)
+
+
+def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
+    from normlens.cosine import Cosine, TextTokens
+
+    fields, texts = cosine_file.parts_of(header, _arrays(file))
+    return Cosine(**fields, a=TextTokens(**texts["a"]), b=TextTokens(**texts["b"]))
+
+
+#: The newest version of each kind of file, and what reads it.
+_KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
+    FORMAT: (FORMAT_VERSION, _read_maps),
+    cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),
+}
 
 
 def _reason(error: BaseException) -> str:
