@@ -61,22 +61,36 @@ def read_pooling(find: Finder) -> Pooling:
     listed = find("modules.json")
     if listed is None:
         return Pooling()
-    reads, steps = None, []
-    for module in _json(listed):
-        folder, kind = str(module.get("path", "")), str(module.get("type", "")).rpartition(".")[2]
+    reads, steps, normalised = None, [], False
+    for folder, kind in _modules(listed):
         settings = _json(_needed(find, f"{folder}/config.json")) if kind not in _PASSED else {}
         if kind == "Pooling":
             reads = _mode(settings)
         elif kind == "Dense" and reads is not None:
+            if normalised:
+                raise UnsupportedModelError(
+                    "Normalize stands before Dense in this sentence encoder, which is not described"
+                )
             steps += _dense(settings, find, folder)
         elif kind not in _PASSED:
             raise UnsupportedModelError(
-                f"the module {kind or module!r} of this sentence encoder ({listed}) is not "
-                "described; cosines go through Pooling, Dense and Normalize"
+                f"the module {kind!r} of this sentence encoder ({listed}) is not "
+                "described there; cosines go through Pooling, then Dense, then Normalize"
             )
+        normalised = normalised or kind == "Normalize"
     if reads is None:
         raise UnsupportedModelError(f"{listed} names no Pooling, so the model gives no one vector")
     return Pooling(reads, tuple(steps), *_transformer(find))
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """The folder and the kind of every module, in order."""
+    modules = _json(path)
+    if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
+        raise ModelLoadError(f"{str(path)!r} does not list modules; get the model again")
+    return [
+        (str(one.get("path", "")), str(one.get("type", "")).rpartition(".")[2]) for one in modules
+    ]
 
 
 def _mode(settings: Mapping[str, Any]) -> str:

@@ -172,8 +172,8 @@ def _note(head: Head, pooling: Pooling, *texts: Encoded) -> str | None:
 
 
 def _tokens(text: Encoded) -> TextTokens:
-    assert isinstance(text.text, str)
-    return TextTokens(text.tokens, text.ids, text.special, text.words, text.word_labels, text.text)
+    words = text.text if isinstance(text.text, str) else None
+    return TextTokens(text.tokens, text.ids, text.special, text.words, text.word_labels, words)
 
 
 def _provenance(
