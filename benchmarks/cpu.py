@@ -111,7 +111,7 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
         trace(lens.adapter, inputs, range(layers), lambda traced: by_publication(traced, True))
 
     def by_publication(traced, feed_forward: bool) -> None:
-        published_layer(traced.layer, traced.x[0], traced.alpha[0], feed_forward)
+        published_layer(traced.layer, traced.x[0], traced.alphas[0][0], feed_forward)
 
     def before_ff(analyse: Callable) -> Callable[[], object]:
         done: list = []
@@ -119,7 +119,7 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
         return lambda: [analyse(traced) for traced in done]
 
     def by_normlens(traced) -> None:
-        decompose_layer(traced.layer, traced.x, traced.alpha, [n], BEFORE_FF, real=traced.real)
+        decompose_layer(traced.layer, traced.x, traced.alphas, [n], BEFORE_FF, real=traced.real)
 
     def floor() -> Callable[[], object]:
         # In as many pieces as keep the operand in memory; more would only make it slower.

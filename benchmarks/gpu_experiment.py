@@ -26,7 +26,7 @@ def spearman_errors(model: str) -> list[str]:
 
     import normlens
     from normlens.corpus.data.sample import FOLDER
-    from normlens.corpus.measures.similarity import correlate
+    from normlens.corpus.measures.similarity_rows import correlate
 
     lines = [line for path in sorted(FOLDER.glob("*.jsonl")) for line in path.open()]
     texts = [" ".join(json.loads(line)["words"]) for line in lines]
@@ -61,7 +61,7 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
 
     import normlens
     from normlens.corpus.measures.base import Item
-    from normlens.corpus.measures.similarity import Similarity
+    from normlens.corpus.measures.similarity_rows import Similarity
     from normlens.options import AnalysisOptions
     from normlens.text import Encoded
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from normlens.papers import words
-from normlens.papers.experiments.differences import ALL, TYPES
+from normlens.papers.kobayashi2024.related_pairs.findings import ALL, TYPES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "papers"

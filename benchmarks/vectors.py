@@ -17,7 +17,7 @@ import torch
 import normlens
 from normlens.decomposition import FrozenLayer
 from normlens.explain.network import FrozenNetwork
-from normlens.inputs import model_inputs
+from normlens.model_inputs import model_inputs
 from normlens.trace import reading
 
 PASSES = 4  # of the n frozen forward passes, which are all alike

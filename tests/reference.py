@@ -53,9 +53,12 @@ class Parts:
     def mixing(self) -> Tensor:
         """``‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖)``, (i,)."""
         n = len(self.owned)
-        is_other = ~torch.eye(n, dtype=torch.bool, device=self.owned.device)
-        others = (self.owned * is_other[:, :, None]).sum(1).norm(dim=-1)
-        return others / (others + self.owned[range(n), range(n)].norm(dim=-1))
+        columns = range(self.owned.shape[1] - n, self.owned.shape[1])  # the targets' own tokens
+        own = self.owned[range(n), columns]
+        others = self.owned.clone()
+        others[range(n), columns] = 0
+        size = others.sum(1).norm(dim=-1)
+        return size / (size + own.norm(dim=-1))
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,24 @@ def mixing_of(found: LayerMaps, scope: str) -> Tensor:
     return mixing_ratio(found.others[scope], found.own[scope])
 
 
-def reference(layer: Layer, x: Tensor, alpha: Tensor, rule: str = "ig") -> Reference:
-    """Walk the layer's steps for input `x` (j, d) and attention weights `alpha` (h, i, j)."""
+def reference(
+    layer: Layer,
+    x: Tensor,
+    alpha: Tensor,
+    rule: str = "ig",
+    other: tuple[Tensor, Tensor] | None = None,
+) -> Reference:
+    """Walk the layer's steps for input `x` (j, d) and attention weights `alpha` (h, i, j).
+
+    `other` are the vectors (k, d) of another sequence and the weights (h, i, k) that an attention
+    gives them; its columns come before those of the layer's own tokens.
+    """
     layer, x, alpha = layer.to(torch.float64), x.double(), alpha.double()
     n, d = x.shape
-    owned = torch.zeros(n, n, d, dtype=torch.float64, device=x.device)
-    owned[range(n), range(n)] = x
+    k = 0 if other is None else len(other[0])
+    own_columns = range(k, k + n)
+    owned = torch.zeros(n, k + n, d, dtype=torch.float64, device=x.device)
+    owned[range(n), own_columns] = x
     state = Parts(owned, torch.zeros_like(x))
     saved: list[Parts] = []
     scopes: dict[str, Parts] = {}
@@ -88,7 +103,14 @@ def reference(layer: Layer, x: Tensor, alpha: Tensor, rule: str = "ig") -> Refer
             saved.append(state)
             continue
         if isinstance(step, Attention):
-            state = attention(step, state.total, alpha)
+            if step.source is None:
+                state, columns = attention(step, state.total, alpha), slice(k, None)
+            else:
+                assert other is not None
+                state, columns = attention(step, *(t.double() for t in other)), slice(k)
+            owned = torch.zeros(n, k + n, d, dtype=torch.float64, device=x.device)
+            owned[:, columns] = state.owned
+            state = Parts(owned, state.bias)
         elif isinstance(step, Residual):
             bypass = saved.pop()
             state = Parts(state.owned + bypass.owned, state.bias + bypass.bias)
@@ -96,13 +118,13 @@ def reference(layer: Layer, x: Tensor, alpha: Tensor, rule: str = "ig") -> Refer
             state = norm(step, state)
             if not prefix:  # whatever happens to a token before it is mixed belongs to the token
                 own = state.owned.clone()
-                own[range(n), range(n)] += state.bias
+                own[range(n), own_columns] += state.bias
                 state = Parts(own, torch.zeros_like(x))
         elif isinstance(step, FeedForward):
             state = feed_forward(step, state, rule)
         elif isinstance(step, ParallelFeedForward):
             own = state.owned.clone()
-            own[range(n), range(n)] += parallel(step, x)
+            own[range(n), own_columns] += parallel(step, x)
             state = Parts(own, state.bias)
         if prefix or isinstance(step, Attention):
             prefix += step.symbol
@@ -111,9 +133,13 @@ def reference(layer: Layer, x: Tensor, alpha: Tensor, rule: str = "ig") -> Refer
     mean = alpha.mean(0)
     eye = torch.eye(n, dtype=torch.float64, device=x.device)
     weights = {"ATTN-W": mean, "ATTNRES-W": 0.5 * mean + 0.5 * eye}
+    nothing = torch.zeros(n, k, dtype=torch.float64, device=x.device)
     return Reference(
         parts=scopes,
-        maps={**weights, **{scope: parts.map for scope, parts in scopes.items()}},
+        maps={
+            **{scope: torch.cat([nothing, w], 1) for scope, w in weights.items()},
+            **{scope: parts.map for scope, parts in scopes.items()},
+        },
         mixing={
             **{scope: 1 - w.diagonal() for scope, w in weights.items()},
             **{scope: parts.mixing for scope, parts in scopes.items()},
@@ -133,7 +159,7 @@ def attention(step: Attention, s: Tensor, alpha: Tensor) -> Parts:
     owned = sum(
         a[:, :, None] * f[None, :, :] for a, f in zip(alpha, per_head(step, s), strict=True)
     )
-    bias = torch.zeros_like(s)
+    bias = torch.zeros(alpha.shape[1], s.shape[1], dtype=s.dtype, device=s.device)
     return Parts(owned, bias if step.output.bias is None else bias + step.output.bias)
 
 

@@ -10,8 +10,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import normlens
-from normlens.cosine import Cosine, TextTokens
+from normlens.cosine import Cosine
 from normlens.errors import InputError, MapsFileError, OutputError
+from normlens.tokens import TokenAxis
 
 
 @pytest.fixture
@@ -25,18 +26,19 @@ def pair() -> Cosine:
         a_with_bias=a_with_bias,
         b_with_bias=b_with_bias,
         bias=0.25,
-        a=TextTokens(
+        a=TokenAxis(
             ["[CLS]", "fl", "##ute", "."],
             [1, 2, 3, 4],
             [True, False, False, False],
             [None, 0, 0, 1],
             ["flute", "."],
-            "flute.",
         ),
-        b=TextTokens(["[CLS]", "drum", "!"], [1, 5, 6], [True, False, False], [None, 0, 1],
-                     ["drum", "!"], "drum!"),
+        b=TokenAxis(["[CLS]", "drum", "!"], [1, 5, 6], [True, False, False], [None, 0, 1],
+                    ["drum", "!"]),
         completeness=1e-8,
         provenance={"model": "m", "note": "a note"},
+        text_a="flute.",
+        text_b="drum!",
     )  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def test_words_keep_every_sum(pair):
     assert merged.remainder == pytest.approx(pair.remainder)
     assert merged.words() == merged
     with pytest.raises(InputError, match="fast tokenizer"):
-        Cosine(**{**vars(pair), "a": TextTokens(["x", "y", "z", "w"])}).words()
+        Cosine(**{**vars(pair), "a": TokenAxis(["x", "y", "z", "w"])}).words()
 
 
 def test_tables(pair):
@@ -117,10 +119,11 @@ def test_files_hold_everything(pair, tmp_path):
         lambda meta: meta.pop("value"),
         lambda meta: meta.update(value="much"),
         lambda meta: meta.update(other=1),
-        lambda meta: meta["a"].update(raw_tokens=["x"]),
+        lambda meta: meta["a"].update(tokens=["x"]),
         lambda meta: meta["b"].update(token_words=[0, 1, 9]),
-        lambda meta: meta["b"].pop("text"),
+        lambda meta: meta["b"].pop("special"),
         lambda meta: meta.update(a=[]),
+        lambda meta: meta.update(text_a=5),
     ],
 )
 def test_altered_files_are_one_line(change, pair, tmp_path):

@@ -94,6 +94,20 @@ def test_commands_have_the_options_that_are_shown(path):
                     assert word in known, f"{word} in: {line}"
 
 
+def test_the_architecture_names_files_that_exist():
+    """Files by their path in the package; behind a comma, also by their name alone."""
+    package = Path(normlens.__file__).parent
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = set(re.findall(r"[\w/]+\.py\b", text))
+    assert len(paths) > 60
+    for path in paths:
+        assert (package / path).is_file() or ("/" not in path and [*package.rglob(path)]), path
+    folders = set(re.findall(r"`([\w/]+/)`", text))
+    assert "papers/kobayashi2024/related_pairs/" in folders
+    for folder in folders:
+        assert (package / folder).is_dir() or (package / "decomposition" / folder).is_dir(), folder
+
+
 def test_nothing_names_a_folder_outside_the_repository():
     for path in DOCUMENTS:
         assert os.pardir + os.sep + "shared" not in path.read_text()

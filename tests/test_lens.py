@@ -217,7 +217,7 @@ def test_layers(layers, expected, tiny):
 
 @pytest.mark.parametrize("layers", [2, -3, [0, 5], "first", 1.5, [0.0]])
 def test_layers_that_are_not_there(layers, lens):
-    with pytest.raises(InputError, match=r"has layers 0 to 1$"):
+    with pytest.raises(InputError, match=r"has layers 0 to 1 \(layers are counted from 0\)$"):
         lens.maps(input_ids=IDS, layers=layers)
 
 

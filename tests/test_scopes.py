@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from normlens.errors import NormLensError, UnknownScopeError
-from normlens.scopes import aliases, components_of, consecutive, resolve, resolve_all
+from normlens.scopes import (
+    aliases,
+    chains,
+    components_of,
+    consecutive,
+    feed_forward_pairs,
+    resolve,
+    resolve_all,
+    shortest,
+)
 
 BERT = [
     "ATTN-W",
@@ -114,3 +123,37 @@ def test_consecutive_scopes_are_the_steps_of_the_layer():
     ]
     assert consecutive(["ATTN-W", "ATTNRES-W"]) == []
     assert consecutive(["FF", "ATTN-N"]) == []
+
+
+UNLIKE = [*BERT[:5], *NEOX[3:], *BERT[5:]]
+
+
+def test_each_kind_of_layer_has_a_chain_of_scopes():
+    assert chains(BERT) == [BERT[2:]]
+    assert chains(UNLIKE) == [[BERT[2], *NEOX[3:]], BERT[2:]]
+
+
+def test_names_of_layers_that_differ_mean_one_scope_or_none():
+    short = aliases(UNLIKE)
+    assert short["LN1"] == "ATTNRESLN-N"
+    assert short["RES2"] == "ATTNRESLNFFRES-N"
+    assert not {"FF", "RES", "RES1"} & set(short)
+    for name in ("FF", "res1"):
+        with pytest.raises(UnknownScopeError, match=f"'{name}' could be ATTN.* or ATTN"):
+            resolve(name, UNLIKE)
+    assert resolve("ATTNFF", UNLIKE) == "ATTNFF-N"
+    assert set(shortest(UNLIKE)) == set(UNLIKE[2:])
+
+
+def test_steps_of_layers_that_differ_follow_each_kind():
+    assert [(step.before, step.after) for step in consecutive(UNLIKE)] == [
+        ("ATTN-W", "ATTN-N"),
+        ("ATTN-N", "ATTNRES-N"),
+        ("ATTNRES-N", "ATTNRESLN-N"),
+        ("ATTN-N", "ATTNFF-N"),
+        ("ATTNFF-N", "ATTNFFRES-N"),
+        ("ATTNRESLN-N", "ATTNRESLNFF-N"),
+        ("ATTNRESLNFF-N", "ATTNRESLNFFRES-N"),
+        ("ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"),
+    ]
+    assert feed_forward_pairs(UNLIKE) == [("ATTN-N", "ATTNFF-N"), (BERT[4], BERT[5])]

@@ -36,16 +36,16 @@ def test_input_and_weights_of_every_layer(family, tiny):
     assert [layer.index for layer in found] == list(range(len(expected.x)))
     for layer, x, alpha in zip(found, expected.x, expected.alpha, strict=True):
         assert torch.equal(layer.x[0], x)
-        assert torch.equal(layer.alpha[0], alpha)
+        assert torch.equal(layer.alphas[0][0], alpha)
         assert not layer.x.requires_grad
-        assert not layer.alpha.requires_grad
+        assert not layer.alphas[0].requires_grad
 
 
 @pytest.mark.parametrize("family", tiny_families())
 def test_real_vectors_stand_behind_the_right_steps(family, tiny):
     """Each is what parts and bias of its scope add up to, and only few steps have none."""
     for layer in traced(adapt(tiny(family))):
-        expected = reference(layer.layer, layer.x[0], layer.alpha[0]).parts
+        expected = reference(layer.layer, layer.x[0], layer.alphas[0][0]).parts
         names = layer.layer.scope_of_step
         for step, vector in layer.real.items():
             total = expected[names[step]].total
@@ -74,7 +74,7 @@ def test_a_layer_is_forgotten_once_it_is_handed_over(family, tiny):
 
     def consume(layer):
         assert all(reference() is None for reference in held)
-        held.append(weakref.ref(layer.alpha))
+        held.append(weakref.ref(layer.alphas[0]))
 
     trace(adapter, inputs([IDS]), range(len(list(adapter.blocks()))), consume)
     assert len(held) > 1
@@ -89,7 +89,7 @@ def test_dropout_is_off(family):
     found = traced(adapt(model.train()))
     for layer, other in zip(found, expected, strict=True):
         assert torch.equal(layer.x, other.x)
-        assert torch.equal(layer.alpha, other.alpha)
+        assert torch.equal(layer.alphas[0], other.alphas[0])
     assert all(module.training for module in model.modules())
 
 
@@ -164,7 +164,7 @@ def test_compiled_modules_run_as_they_were_written(place):
     assert len(found) == len(expected) == 2
     for layer, other in zip(found, expected, strict=True):
         assert torch.equal(layer.x, other.x)
-        assert torch.equal(layer.alpha, other.alpha)
+        assert torch.equal(layer.alphas[0], other.alphas[0])
         assert layer.real.keys() == other.real.keys()
         assert all(torch.equal(layer.real[step], other.real[step]) for step in layer.real)
         assert len(layer.rows) == len(other.rows) == 5

@@ -13,6 +13,7 @@ from normlens._version import __version__
 from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
+    from normlens import rollouts
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
     from normlens.cosine import Cosine
@@ -36,6 +37,9 @@ _HOMES = {
     "Run": "normlens.corpus.runs.results",
 }
 
+#: Packages that are reached as attributes without being imported first.
+_PACKAGES = ("rollouts",)
+
 __all__ = [
     "Adapter",
     "Cosine",
@@ -48,15 +52,18 @@ __all__ = [
     "open",
     "register",
     "resume",
+    "rollouts",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"normlens.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'normlens' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_PACKAGES})

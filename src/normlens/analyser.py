@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.analysis import special_dimensions
 from normlens.batches import affordable, batches, launched, vector_batch
 from normlens.checks import Checks
-from normlens.collect import CORRELATIONS, Collected, versions
+from normlens.collect import Collected, versions
+from normlens.columns import Columns
 from normlens.components import Layer
-from normlens.decomposition import decompose_layer
+from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT
+from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
-from normlens.inputs import model_inputs, without_autocast
-from normlens.maps import Correlations, Maps
+from normlens.maps import Maps
+from normlens.model_inputs import model_inputs, without_autocast
 from normlens.options import Request
 from normlens.origins import INPUT
+from normlens.packing import packed
 from normlens.precisions import AUTO
 from normlens.text import Encoded
 from normlens.trace import LayerTrace, trace
@@ -49,8 +51,8 @@ class Analyser:
     def maps(self, encoded: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence, in the order given."""
         results: list[Maps | None] = [None] * len(encoded)
-        for indices, found in self._results(encoded, batch_size):
-            for index, maps in zip(indices, found, strict=True):
+        for indices, batch in self._results(encoded, batch_size):
+            for index, maps in zip(indices, batch, strict=True):
                 results[index] = maps
         return [maps for maps in results if maps is not None]
 
@@ -75,11 +77,8 @@ class Analyser:
             return batch_size
         longest = max(map(len, encoded), default=1)
         wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
-        return vector_batch(self.lens, longest, wanted, self._limit)
-
-    @property
-    def _limit(self) -> int:
-        return self.request.settings.memory_limit or DEFAULT_LIMIT
+        limit = self.request.settings.memory_limit or DEFAULT_LIMIT
+        return vector_batch(self.lens, longest, wanted, limit)
 
     def _launch(self, batch: list[Encoded]) -> Collected:
         """Run the model and the algebra; on a GPU the results are not there yet."""
@@ -87,33 +86,54 @@ class Analyser:
             return collect_whole_way(self.lens, self.request, batch, self.progress)
         lens, request = self.lens, self.request
         lengths = [len(sequence) for sequence in batch]
+        inputs = model_inputs(lens.adapter, batch, lens.device)
         checks = Checks(lens.adapter, lens.dtype, lengths)
-        collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
+        columns = Columns(lengths, self._other_tokens(inputs))
+        collected = Collected(columns, request.scopes, checks, request.arrays, request.correlations)
 
         def consume(traced: LayerTrace) -> None:
             dtype = lens.compute_dtype
             layer = traced.layer.to(dtype)
+            columns.check(traced.sources)
             checks.add(traced, layer)
             result = decompose_layer(
                 layer,
                 traced.x.to(dtype),
-                traced.alpha.to(dtype),
+                [alpha.to(dtype) for alpha in traced.alphas],
                 lengths,
                 request.scopes,
-                request.settings_of(traced.index),
+                self._settings_of(traced.index),
                 traced.real,
                 None if self.products is None else self.products.of(traced.block),
                 self.buffers,
                 _ordinary_dimensions(layer) if request.settings.statistics else None,
+                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
             )
             collected.add(result, traced.index, layer)
             if self.progress is not None:
                 self.progress(request.layers.index(traced.index) + 1, len(request.layers))
 
-        inputs = model_inputs(lens.adapter, batch, lens.device)
         with without_autocast(lens.device):
             trace(lens.adapter, inputs, request.layers, consume)
         return collected
+
+    def _settings_of(self, layer: int) -> Settings:
+        """One layer's settings: kernels are sampled in the first and the last that use them."""
+        settings, layers = self.request.settings, self.lens.layers
+        stages = [k for k in self.request.layers if layers[k].feed_forward is not None]
+        sampled = layer in stages[:1] + stages[-1:]
+        return settings if sampled else replace(settings, sample_kernels=False)
+
+    def _other_tokens(self, inputs: Mapping[str, Tensor]) -> list[list[str]]:
+        """Each text's tokens of the other sequence that layers read; none if they read none."""
+        lens = self.lens
+        names = {a.source for layer in lens.layers for a in layer.attentions if a.source}
+        if len(names) > 1:
+            raise UnsupportedModelError(
+                f"the layers of {lens.name} read several other sequences "
+                f"({', '.join(sorted(names))}); NormLens can label the columns of one"
+            )
+        return lens.adapter.source_tokens(names.pop(), inputs) if names else []
 
     def _finish(self, batch: list[Encoded], collected: Collected) -> list[Maps]:
         """Check a batch's results and pack them up."""
@@ -123,38 +143,13 @@ class Analyser:
         check_kernels(collected.kernel_errors(), collected.precision)
         worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
         return [
-            self._maps(sequence, found, collected, worst)
-            for sequence, found in zip(batch, collected.sequences(), strict=True)
+            packed(
+                sequence, index, results, collected, self._provenance(worst, collected.precision)
+            )
+            for index, (sequence, results) in enumerate(
+                zip(batch, collected.sequences(), strict=True)
+            )
         ]
-
-    def _maps(
-        self,
-        sequence: Encoded,
-        found: Mapping[str, dict[str, NDArray[Any]]],
-        collected: Collected,
-        completeness: float,
-    ) -> Maps:
-        request = self.request
-        arrays = found.get("arrays", {})
-        rho = found.get(CORRELATIONS, {}).get(CORRELATIONS)
-        return Maps(
-            arrays={scope: arrays[scope] for scope in request.scopes if scope in arrays},
-            raw_tokens=sequence.tokens,
-            layers=request.layers,
-            allowed=collected.allowed(len(sequence)),
-            completeness=completeness,
-            provenance=self._provenance(completeness, collected.precision),
-            mixing=found.get("mixing", {}),
-            heads=found.get("heads", {}),
-            standard_error=found.get("standard_error", {}),
-            statistics=found.get("statistics", {}),
-            correlations=None if rho is None else Correlations(request.scopes, rho),
-            token_ids=sequence.ids,
-            special=sequence.special,
-            token_words=sequence.words,
-            word_labels=sequence.word_labels,
-            text=sequence.text,
-        )
 
     def _provenance(self, completeness: float, precision: str | None) -> dict[str, Any]:
         lens, settings = self.lens, self.request.settings

@@ -1,6 +1,8 @@
 """The axes of every array that maps hold, by name: the one legend for shapes above the algebra.
 
 layer · head · target i (output, row) · source j (input, column) · d_model · special (dimension)
+
+An array's layers are those that have what it shows. Sources are the targets' tokens, or others.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ LayerTargetSource: TypeAlias = NDArray[np.floating]
 LayerHeadTargetSource: TypeAlias = NDArray[np.floating]
 LayerTarget: TypeAlias = NDArray[np.floating]
 PerLayer: TypeAlias = NDArray[np.floating]
+TargetSource: TypeAlias = NDArray[np.floating]
 Allowed: TypeAlias = NDArray[np.bool_]  # [layer, target, source]
 
 Axes: TypeAlias = tuple[str, ...]
@@ -44,6 +47,13 @@ GROUPS = (*BY_SCOPE, "statistics")
 def axes_of(group: str, name: str) -> Axes:
     """The axes of one array."""
     return STATISTICS[name] if group == "statistics" else BY_SCOPE[group]
+
+
+def fits(shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> bool:
+    """Whether a shape has these axes, and the sizes that are given of them."""
+    return len(shape) == len(axes) and all(
+        sizes.get(axis, length) == length for axis, length in zip(axes, shape, strict=True)
+    )
 
 
 def take(array: NDArray[Any], axes: Axes, indices: Mapping[str, NDArray[np.intp]]) -> NDArray[Any]:

@@ -42,16 +42,17 @@ def affordable(lens: Lens, n: int) -> int:
 
     Other programs may leave less memory than this assumes; then `launched` halves the batch.
     """
-    attention = lens.layers[0].attention
-    d = attention.output.weight.shape[1]
-    each = sequence_memory(n, attention.heads, d, lens.compute_dtype.itemsize)
+    attentions = [attention for layer in lens.layers for attention in layer.attentions]
+    heads = max(attention.heads for attention in attentions)
+    d = attentions[0].output.weight.shape[1]
+    each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     return affordable_sequences(lens.device, weights, each)
 
 
 def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
     """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
-    sizes = VectorSizes.of(lens.layers[0], 1, n, lens.compute_dtype.itemsize)
+    sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
     return max(1, min(wanted, limit // sizes.least))
 
 

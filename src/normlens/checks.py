@@ -55,10 +55,13 @@ class Checks:
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
-        outside, offsets = attention_support(traced.alpha, layer.reach, self.lengths)
-        self._layers.append((traced.index, layer.reach, layer.attention.heads))
-        self._outside.append(outside)
-        self._offsets.append(offsets)
+        for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
+            if attention.source is not None:
+                continue  # every token of another sequence may be seen
+            outside, offsets = attention_support(alpha, layer.reach, self.lengths)
+            self._layers.append((traced.index, layer.reach, attention.heads))
+            self._outside.append(outside)
+            self._offsets.append(offsets)
         for linear in layer.linear_maps:
             if linear.module is not None and linear.module in traced.rows:
                 sizes = linear_sizes(linear, traced.rows[linear.module])

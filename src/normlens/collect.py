@@ -15,15 +15,15 @@ from torch import Tensor
 from normlens._version import __version__
 from normlens.analysis import mixing_ratio, special_dimensions
 from normlens.analysis.device_ranks import spearman_matrices
-from normlens.axes import axes_of
 from normlens.checks import Checks
+from normlens.columns import CORRELATIONS, Columns, reads_others
 from normlens.components import Layer, Reach
 from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
+from normlens.errors import UnsupportedModelError
+from normlens.labelled import Correlations
 
 #: Bytes of results that may stay on a device until the last layer is through.
 HELD_ON_DEVICE = 2 << 30
-
-CORRELATIONS = "correlations"
 
 Key = tuple[str, str]  # group of results, name within it
 
@@ -36,18 +36,21 @@ class Collected:
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        columns: Columns,
         scopes: Sequence[str],
         checks: Checks,
         arrays: bool = True,
         correlations: bool = False,
     ):
         self.checks = checks
-        self.lengths = list(lengths)
+        self.columns = columns
+        self.lengths = columns.lengths
         self.scopes = list(scopes)
         self.wanted = {"arrays": arrays, CORRELATIONS: correlations}
-        self.reaches: list[Reach] = []
         self.precision: str | None = None
+        #: The layers of each result: those that have what it shows.
+        self.covered: dict[Key, list[int]] = {}
+        self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
@@ -56,7 +59,7 @@ class Collected:
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
-        self.reaches.append(layer.reach)
+        self._reaches[index] = layer.reach, reads_others(layer)
         self.precision = result.precision or self.precision
         self._errors += [(index, scope, error) for scope, error in result.completeness.items()]
         for kind, error in (("sum", result.kernel_error), ("sample", result.sampled_error)):
@@ -75,10 +78,37 @@ class Collected:
         }
         for group, values in groups.items():
             for name, tensor in values.items():
-                self._pending.setdefault((group, name), []).append(tensor)
-                self._held += tensor.nbytes if tensor.device.type != "cpu" else 0
+                padded = self.columns.padded(tensor, group, name, layer)
+                self._keep((group, name), padded, index)
         if self._held > HELD_ON_DEVICE:
             self._bring()
+
+    def _keep(self, key: Key, tensor: Tensor, index: int) -> None:
+        pieces = self._pending.setdefault(key, [])
+        if pieces and pieces[0].shape != tensor.shape:
+            first = self.covered[key][-1]
+            raise UnsupportedModelError(
+                f"{key[0]} of {key[1]} have another shape in layer {index} "
+                f"{tuple(tensor.shape[1:])} than in layer {first} {tuple(pieces[0].shape[1:])}; "
+                "analyse such layers one by one (`layers`)"
+            )
+        pieces.append(tensor)
+        self.covered.setdefault(key, []).append(index)
+        self._held += tensor.nbytes if tensor.device.type != "cpu" else 0
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have any of the results."""
+        having = {index for layers in self.covered.values() for index in layers}
+        return [index for index in self._reaches if index in having]
+
+    def coverage(self) -> dict[str, list[int]]:
+        """The layers of every array that covers only some of them, as `Maps.coverage` has it."""
+        return {
+            f"{group}/{name}": layers
+            for (group, name), layers in self.covered.items()
+            if group != CORRELATIONS and layers != self.layers
+        }
 
     def errors(self) -> list[tuple[int, str, float]]:
         """Every completeness error, with its layer and scope, in the order of the layers."""
@@ -91,22 +121,37 @@ class Collected:
     def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         self._bring()
-        found: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
+        results: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
         for (group, name), pieces in self._done.items():
             whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-            axes = _token_axes(group, name)
-            for index, n in enumerate(self.lengths):
-                place: tuple[Any, ...] = (index, ..., *([slice(n)] * axes))
+            for index in range(len(self.lengths)):
                 # a view would keep the whole batch alive
-                array = np.ascontiguousarray(whole[place])
-                own = array if len(self.lengths) == 1 or array.base is None else array.copy()
-                found[index].setdefault(group, {})[name] = own
+                array = np.ascontiguousarray(self.columns.real(whole[index], group, name, index))
+                alone = array if len(self.lengths) == 1 or array.base is None else array.copy()
+                results[index].setdefault(group, {})[name] = alone
         self._done.clear()
-        return found
+        return results
 
-    def allowed(self, n: int) -> NDArray[np.bool_]:
-        """[layer, target, source], pairs that attention allows in a sequence of n tokens."""
-        return _masks(tuple(self.reaches), n).copy()
+    def correlations(self, rho: NDArray[Any] | None) -> Correlations | None:
+        """Spearman's ρ of one sequence with an entry for each layer, NaN where there is none."""
+        if rho is None:
+            return None
+        covered = self.covered[CORRELATIONS, CORRELATIONS]
+        whole = rho
+        if covered != self.layers:
+            whole = np.full((len(self.layers), *rho.shape[1:]), np.nan)
+            whole[[self.layers.index(layer) for layer in covered]] = rho
+        return Correlations(self.scopes, whole)
+
+    def allowed(self, index: int) -> NDArray[np.bool_]:
+        """[layer, target, source], pairs that attention allows in one of the sequences."""
+        reaches = [self._reaches[layer] for layer in self.layers]
+        masks = _masks(tuple(reach for reach, _ in reaches), self.lengths[index])
+        others = self.columns.others[index] if self.columns.width else 0
+        if not others:
+            return masks.copy()
+        seen = np.array([reads for _, reads in reaches])[:, None, None]
+        return np.concatenate([np.broadcast_to(seen, (*masks.shape[:2], others)), masks], axis=2)
 
     def _bring(self) -> None:
         """Move what has come in so far to the CPU."""
@@ -117,57 +162,64 @@ class Collected:
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
         """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
-        if not self.wanted[CORRELATIONS]:
+        here = [place for place, scope in enumerate(self.scopes) if scope in result.norms]
+        if not self.wanted[CORRELATIONS] or not here:
             return {}
-        maps = torch.stack([result.norms[scope] for scope in self.scopes], dim=1)
-        n = maps.shape[-1]
-        lengths = torch.tensor(self.lengths).to(maps.device, non_blocking=True)
-        real = torch.arange(n, device=maps.device) < lengths[:, None]
-        reach = torch.from_numpy(_mask(layer.reach, n)).to(maps.device, non_blocking=True)
-        allowed = real[:, :, None] & real[:, None, :] & reach
-        return {CORRELATIONS: spearman_matrices(maps, allowed)}
+        norms = {self.scopes[place]: result.norms[self.scopes[place]] for place in here}
+        maps = torch.stack(
+            [self.columns.padded(norms[scope], "arrays", scope, layer) for scope in norms], dim=1
+        )
+        n, device = maps.shape[-2], maps.device
+        lengths = torch.tensor(self.lengths).to(device, non_blocking=True)
+        real = torch.arange(n, device=device) < lengths[:, None]
+        reach = torch.from_numpy(_mask(layer.reach, n)).to(device, non_blocking=True)
+        allowed = real[:, None, :] & reach  # (b, i, j)
+        if self.columns.width:
+            others = self.columns.are_real(device)[:, None].expand(-1, n, -1)
+            allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
+        rho = spearman_matrices(maps, real[:, :, None] & allowed)
+        if len(here) == len(self.scopes):
+            return {CORRELATIONS: rho}
+        size = len(self.scopes)
+        whole = rho.new_full((len(rho), size, size), torch.nan)
+        place = torch.tensor(here, device=device)
+        whole[:, place[:, None], place] = rho
+        return {CORRELATIONS: whole}
 
-    def _statistics(self, found: FeedForwardStatistics | None, layer: Layer) -> dict[str, Tensor]:
+    def _statistics(self, vectors: FeedForwardStatistics | None, layer: Layer) -> dict[str, Tensor]:
         """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
-        if found is None:
+        if vectors is None:
             return {}
 
-        def mean_size(vectors: Tensor) -> Tensor:
+        def mean_size(rows: Tensor) -> Tensor:
             return torch.stack(
-                [vectors[index, :n].abs().mean(0) for index, n in enumerate(self.lengths)]
+                [rows[index, :n].abs().mean(0) for index, n in enumerate(self.lengths)]
             )
 
         values = {
-            "ff_output_norm": torch.linalg.vector_norm(found.output, dim=-1),
-            "ff_output_mean_abs": mean_size(found.output),
-            "ff_input_mean_abs": mean_size(found.input),
+            "ff_output_norm": torch.linalg.vector_norm(vectors.output, dim=-1),
+            "ff_output_mean_abs": mean_size(vectors.output),
+            "ff_input_mean_abs": mean_size(vectors.input),
         }
-        if found.bypassed is not None:
-            values["bypassed_norm"] = torch.linalg.vector_norm(found.bypassed, dim=-1)
+        if vectors.bypassed is not None:
+            values["bypassed_norm"] = torch.linalg.vector_norm(vectors.bypassed, dim=-1)
         norm = layer.norm_behind_feed_forward
-        if found.ordinary is not None and norm is not None and norm.gamma is not None:
-            batch, gamma = len(self.lengths), norm.gamma.to(found.output.dtype)
+        if vectors.ordinary is not None and norm is not None and norm.gamma is not None:
+            batch, gamma = len(self.lengths), norm.gamma.to(vectors.output.dtype)
             values |= {
                 "gamma": gamma.expand(batch, -1),
                 "special_dimensions": special_dimensions(gamma)[0].expand(batch, -1),
-                "ff_without_special": found.ordinary,
+                "ff_without_special": vectors.ordinary,
             }
         return values
 
 
-def _token_axes(group: str, name: str) -> int:
-    """How many of an array's last axes run over tokens."""
-    if group == CORRELATIONS:
-        return 0
-    return sum(axis in ("target", "source") for axis in axes_of(group, name))
-
-
-def _numbers(found: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float]]:
+def _numbers(errors: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float]]:
     """The same with numbers for tensors, brought from their device in one go."""
-    if not found:
+    if not errors:
         return []
-    numbers = torch.stack([tensor for _, _, tensor in found]).tolist()
-    named = zip(found, numbers, strict=True)
+    numbers = torch.stack([tensor for _, _, tensor in errors]).tolist()
+    named = zip(errors, numbers, strict=True)
     return [(layer, scope, number) for (layer, scope, _), number in named]
 
 

@@ -15,40 +15,14 @@ from normlens.analysis import sum_words
 from normlens.cosine_file import saved
 from normlens.equality import same
 from normlens.errors import MissingDependencyError
-from normlens.tokens import readable_tokens, word_groups
+from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-#: What the two texts are called.
-A, B = "A", "B"
 #: The parts of a cosine that no pair of tokens owns.
 REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
-
-
-@dataclass(frozen=True)
-class TextTokens:
-    """One of the two texts, token by token."""
-
-    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
-    token_ids: list[int] = field(default_factory=list)
-    special: list[bool] = field(default_factory=list)
-    token_words: list[int | None] | None = None
-    word_labels: list[str] = field(default_factory=list)
-    text: str | None = None
-
-    @property
-    def tokens(self) -> list[str]:
-        """The tokens as people read them."""
-        return readable_tokens(self.raw_tokens, self.special)
-
-    def words(self) -> tuple[TextTokens, list[list[int]]]:
-        """The same by words, and the places of each word's tokens."""
-        members, labels = word_groups(self.raw_tokens, self.token_words, self.word_labels)
-        special = [self.special[group[0]] for group in members] if self.special else []
-        numbers: list[int | None] = list(range(len(members)))
-        return TextTokens(labels, [], special, numbers, labels, self.text), members
 
 
 @dataclass(frozen=True)
@@ -74,10 +48,12 @@ class Cosine:
     a_with_bias: NDArray[np.float64]  # [token of A], u_k · b_v
     b_with_bias: NDArray[np.float64]  # [token of B], b_u · v_l
     bias: float  # b_u · b_v
-    a: TextTokens
-    b: TextTokens
+    a: TokenAxis  # the first text's tokens
+    b: TokenAxis
     completeness: float  # error of the parts' sum, where 1 is the largest cosine
     provenance: dict[str, Any] = field(default_factory=dict)
+    text_a: str | None = None
+    text_b: str | None = None
 
     # What it says --------------------------------------------------------------------------------
 
@@ -117,15 +93,14 @@ class Cosine:
 
     def words(self) -> Cosine:
         """The same by words: the parts of a word's tokens are summed."""
-        a, of_a = self.a.words()
-        b, of_b = self.b.words()
+        of_a, of_b = self.a.word_groups(), self.b.word_groups()
         return replace(
             self,
             matrix=sum_words(sum_words(self.matrix, of_b).T, of_a).T,
             a_with_bias=sum_words(self.a_with_bias, of_a),
             b_with_bias=sum_words(self.b_with_bias, of_b),
-            a=a,
-            b=b,
+            a=self.a.words(),
+            b=self.b.words(),
         )
 
     # Taking away ---------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from normlens.errors import MissingDependencyError, OutputError
 from normlens.layers import thinned
 from normlens.loading import load
 from normlens.maps import Maps
-from normlens.papers.folder import SETTINGS
 from normlens.papers.reproduce import reproduce
+from normlens.papers.results_folder import SETTINGS
 from normlens.scopes import Step, consecutive
 from normlens.viewer import to_html
 

@@ -15,6 +15,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         floats = np.issubdtype(a.dtype, np.inexact) and np.issubdtype(b.dtype, np.inexact)
         return np.array_equal(a, b, equal_nan=floats)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return False
     if isinstance(a, float) and isinstance(b, float) and np.isnan(a):
         return bool(np.isnan(b))
     return bool(a == b)

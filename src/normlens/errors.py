@@ -11,6 +11,17 @@ class InputError(NormLensError, ValueError):
     """The text, the token ids or an option cannot be used."""
 
 
+class OptionError(InputError):
+    """An option's value cannot be used; `message` says ``{option}`` where it names the option.
+
+    Python names the option by its keyword, the command line by its flag.
+    """
+
+    def __init__(self, option: str, message: str):
+        super().__init__(message.replace("{option}", option, 1))
+        self.as_typed = message.replace("{option}", f"--{option.replace('_', '-')}", 1)
+
+
 class UnknownScopeError(InputError):
     """The model's layers do not have this scope."""
 
@@ -48,6 +59,13 @@ def valid_choice(value: str, choices: list[str] | tuple[str, ...], what: str) ->
     if value not in choices:
         raise InputError(f"unknown {what} {value!r}; choose one of: {', '.join(choices)}")
     return value
+
+
+def check_choice(value: str, choices: tuple[str, ...], option: str) -> None:
+    """Raise an error that lists the choices of an option, unless `value` is one of them."""
+    if value not in choices:
+        listed = ", ".join(choices)
+        raise OptionError(option, f"unknown {{option}} {value!r}; choose one of: {listed}")
 
 
 def one_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from normlens import analysis
 from normlens.equality import same
 from normlens.errors import InputError, MissingDependencyError
 from normlens.scopes import resolve
-from normlens.tokens import readable_tokens, word_groups
+from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +75,13 @@ class Explanation:
     @property
     def tokens(self) -> list[str]:
         """The tokens as people read them; `raw_tokens` are the tokenizer's."""
-        return readable_tokens(self.raw_tokens, self.special)
+        return self.axis.tokens
+
+    @cached_property
+    def axis(self) -> TokenAxis:
+        """The tokens with what is known of each."""
+        words = self.token_words
+        return TokenAxis(self.raw_tokens, self.token_ids, self.special, words, self.word_labels)
 
     @property
     def contributions(self) -> NDArray[np.floating]:
@@ -125,7 +132,8 @@ class Explanation:
 
     def words(self) -> Explanation:
         """The same by words: contributions and flows of a word's tokens are summed."""
-        members, labels = word_groups(self.raw_tokens, self.token_words, self.word_labels)
+        axis = self.axis
+        members, words = axis.word_groups(), axis.words()
 
         def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
             return analysis.sum_words(array, members, axes)
@@ -140,11 +148,11 @@ class Explanation:
             heads=merged(self.heads, 1),
             flows={scope: merged(flow, 2) for scope, flow in self.flows.items()},
             head_flow=None if self.head_flow is None else merged(self.head_flow, 2),
-            raw_tokens=labels,
+            raw_tokens=words.raw_tokens,
             token_ids=[],
-            special=[self.special[group[0]] for group in members] if self.special else [],
-            token_words=list(range(len(members))),
-            word_labels=labels,
+            special=words.special,
+            token_words=words.token_words,
+            word_labels=words.word_labels,
             position=position,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,10 @@ def to_table(maps: Maps) -> pd.DataFrame:
     whole.insert(2, "head", pd.Series([None] * len(whole), dtype="Int64"))
     frames = [whole]
     for scope, array in maps.heads.items():  # (layer, head, i, j)
+        coverage = {f"arrays/{scope}": maps.covered("heads", scope)}
+        alone = replace(maps, heads={}, mixing={}, standard_error={}, statistics={})
         for head in range(array.shape[1]):
-            frame = replace(maps, arrays={scope: array[:, head]}).to_pandas()
+            frame = replace(alone, arrays={scope: array[:, head]}, coverage=coverage).to_pandas()
             frame.insert(2, "head", pd.Series([head] * len(frame), dtype="Int64"))
             frames.append(frame)
     return pd.concat(frames, ignore_index=True)
@@ -96,7 +98,7 @@ def to_table(maps: Maps) -> pd.DataFrame:
 
 def to_document(maps: Maps) -> dict[str, Any]:
     """Everything about the maps as plain values for strict JSON: NaN and infinity become None."""
-    document = {
+    document: dict[str, Any] = {
         "format": JSON_FORMAT,
         "version": JSON_VERSION,
         "model": maps.provenance.get("model"),
@@ -125,6 +127,13 @@ def to_document(maps: Maps) -> dict[str, Any]:
         "heads": maps.heads,
         "standard_error": maps.standard_error,
     }
+    if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
+        document["coverage"] = maps.coverage
+    if maps.source_axis is not None:
+        document["source_tokens"] = maps.source_tokens
+        document["sources"] = asdict(maps.source_axis)
+        document["same_token"] = maps.is_same_token
+        document["axes"]["same_token"] = ["target", "source"]
     return {key: plain(value) for key, value in document.items()}
 
 

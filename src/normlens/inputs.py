@@ -1,40 +1,40 @@
-"""What a model is called with, and how the caller's surroundings are kept out of the call."""
+"""What a lens is given, a text or token ids, as sequences that its model takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from normlens.errors import InputError
+from normlens.text import Encoded, Ids, Text, Texts, check_token_types, encode_ids, encode_texts
 
-from normlens.models.base import Adapter
-from normlens.text import Encoded, pad
-
-
-def model_inputs(
-    adapter: Adapter, batch: Sequence[Encoded], device: torch.device
-) -> dict[str, Tensor]:
-    """The arguments of the model's call for a batch."""
-    pad_id = getattr(adapter.config, "pad_token_id", None)
-    # Any id will do under the mask; some configurations name none, or −1.
-    usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
-    inputs = pad(batch, usable, device)
-    # A tokenizer may give types that its model does not know.
-    types = {kind for sequence in batch for kind in sequence.type_ids or ()}
-    if types and max(types) >= adapter.token_types():
-        del inputs["token_type_ids"]
-    return inputs
+if TYPE_CHECKING:
+    from normlens.lens import Lens
 
 
-@contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
-    """Switch a caller's autocast off; a device that knows none (meta) needs nothing.
-
-    It would run the model in one precision and the algebra in another.
-    """
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        yield
-        return
-    with torch.autocast(device.type, enabled=False):
-        yield
+def encode_input(
+    lens: Lens,
+    text: Text | Texts | None,
+    input_ids: Ids | None,
+    attention_mask: Ids | None,
+    token_type_ids: Ids | None,
+    *,
+    truncate: bool,
+) -> tuple[list[Encoded], bool]:
+    """The sequences, and whether they were given as a list."""
+    if (text is None) == (input_ids is None):
+        raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
+    vocabulary = getattr(lens.adapter.config, "vocab_size", None)
+    if text is None:
+        encoded, many = encode_ids(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            lens.tokenizer,
+            vocabulary,
+            lens.max_tokens,
+        )
+        check_token_types(encoded, lens.adapter.token_types(), lens.name)
+        return encoded, many
+    many = isinstance(text, list)
+    texts = list(text) if isinstance(text, list) else [text]
+    return encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary), many

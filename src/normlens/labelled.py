@@ -1,33 +1,31 @@
-"""Arrays of one sequence with their axes, tokens and layers: choosing and merging them."""
+"""Arrays of one sequence with their axes, tokens and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import analysis
 from normlens.axes import (
     GROUPS,
     Allowed,
-    Axes,
     LayerHeadTargetSource,
     LayerTarget,
     LayerTargetSource,
+    TargetSource,
     axes_of,
-    take,
+    fits,
 )
 from normlens.equality import same
 from normlens.errors import InputError, UnknownScopeError
+from normlens.layers import layers_in_words
 from normlens.origins import IN_WORDS, LAYER
-from normlens.scopes import resolve, resolve_all
-from normlens.tokens import readable_tokens, word_groups
-
-M = TypeVar("M", bound="LabelledMaps")
+from normlens.scopes import resolve
+from normlens.tokens import TokenAxis
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Correlations:
     """Spearman's ρ between all scopes, over the pairs that attention allows."""
 
     scopes: list[str]
-    rho: NDArray[np.float64]  # [layer, scope, scope]
+    rho: NDArray[np.float64]  # [layer, scope, scope]; NaN where a layer lacks a scope
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -61,17 +59,29 @@ class LabelledMaps:
     word_labels: list[str] = field(default_factory=list)
     text: str | tuple[str, str] | None = None
     correlations: Correlations | None = None  # where the lens was asked to rank the maps itself
+    #: The layers of every array that covers only some, by group and name: "arrays/ATTNRESLN-N".
+    coverage: Mapping[str, list[int]] = field(default_factory=dict)
+    source_axis: TokenAxis | None = None  # None: the sources are the targets' tokens
+    #: [target, source], whether both are the same token; None: on the diagonal, or (where the
+    #: sources are other tokens) nowhere
+    same_token: NDArray[np.bool_] | None = None
 
-    # Looking ------------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        sizes = {"target": len(self.targets), "source": len(self.sources)}
+        shown = f"{sizes['target']} targets and {sizes['source']} sources"
+        for group, arrays in self.groups.items():
+            for name, array in arrays.items():
+                layers = len(self.covered(group, name))
+                if not fits(array.shape, axes_of(group, name), {**sizes, "layer": layers}):
+                    raise InputError(
+                        f"{group} of {name} have shape {array.shape} for {layers} layers, {shown}"
+                    )
 
-    @property
-    def groups(self) -> dict[str, Mapping[str, NDArray[Any]]]:
-        """Every group of arrays by its name; `normlens.axes` has their axes."""
-        return {name: getattr(self, name) for name in GROUPS}
+    # Whose contributions these are --------------------------------------------------------------
 
     @property
     def origin(self) -> str:
-        """Whose contributions these are: "layer", its input vectors, or "input", the tokens."""
+        """The sources: "layer", each layer's input vectors, or "input", the model's tokens."""
         return str(self.provenance.get("origin", LAYER))
 
     @property
@@ -79,15 +89,50 @@ class LabelledMaps:
         """What titles say of it; nothing of a layer's own sources."""
         return IN_WORDS.get(self.origin, "")
 
+    # Tokens -------------------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> TokenAxis:
+        """The tokens of the rows."""
+        return TokenAxis(
+            self.raw_tokens, self.token_ids, self.special, self.token_words, self.word_labels
+        )
+
+    @property
+    def sources(self) -> TokenAxis:
+        """The tokens of the columns."""
+        return self.targets if self.source_axis is None else self.source_axis
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The targets as people read them: ``␣café`` for ``ĠcafÃ©``."""
+        return self.targets.tokens
+
+    @property
+    def source_tokens(self) -> list[str]:
+        """The sources as people read them."""
+        return self.tokens if self.source_axis is None else self.source_axis.tokens
+
+    @cached_property
+    def is_same_token(self) -> NDArray[np.bool_]:
+        """[target, source], whether both are the same token (i = j)."""
+        if self.same_token is not None:
+            return self.same_token
+        if self.source_axis is None:
+            return np.eye(len(self.targets), dtype=bool)
+        return np.zeros((len(self.targets), len(self.sources)), dtype=bool)
+
+    # Arrays -------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> dict[str, Mapping[str, NDArray[Any]]]:
+        """Every group of arrays by its name; `normlens.axes` has their axes."""
+        return {name: getattr(self, name) for name in GROUPS}
+
     @property
     def scopes(self) -> list[str]:
         """The scopes at hand, in the order of the layer's components."""
         return list(self.arrays)
-
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The tokens as people read them: ``␣café`` for ``ĠcafÃ©``."""
-        return readable_tokens(self.raw_tokens, self.special)
 
     def __getitem__(self, scope: str) -> LayerTargetSource:
         return self.arrays[resolve(scope, self.scopes)]
@@ -105,73 +150,40 @@ class LabelledMaps:
     def __len__(self) -> int:
         return len(self.arrays)
 
-    def __eq__(self, other: object) -> bool:
-        """Whether both hold the same numbers and labels; provenance does not count."""
-        if not isinstance(other, LabelledMaps):
-            return NotImplemented
-        names = [f.name for f in fields(self) if f.name not in ("provenance", "correlations")]
-        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+    # Layers -------------------------------------------------------------------------------------
 
-    __hash__ = None  # type: ignore[assignment]
+    def layers_of(self, *scopes: str) -> list[int]:
+        """The layers that have all of these scopes; ``maps[scope]`` has a map of each."""
+        names = [resolve(scope, self.scopes) for scope in scopes]
+        covered = [self.covered("arrays", name) for name in names]
+        return [layer for layer in self.layers if all(layer in layers for layers in covered)]
 
-    def __repr__(self) -> str:
-        model = self.provenance.get("model", "?")
-        sources = "".join(f"{words}, " for words in [self.origin_in_words] if words)
-        return (
-            f"Maps({model}: {len(self.raw_tokens)} tokens, {len(self.layers)} layers, "
-            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
-        )
+    def at(self, scope: str, layer: int) -> TargetSource:
+        """The map [target, source] of a scope in one layer of the model; −1 is the last."""
+        (wanted,) = self.wanted_layers(layer)
+        layers = self.layers_of(scope)
+        if wanted not in layers:
+            raise self.lacking(scope, [wanted])
+        return self[scope][layers.index(wanted)]
 
-    # Choosing and merging -----------------------------------------------------------------------
+    def covered(self, group: str, name: str) -> list[int]:
+        """The layers that the first axis of an array stands for."""
+        return self.coverage.get(f"{group}/{name}", self.layers)
 
-    def choose(
-        self: M,
-        layers: int | Iterable[int] | None = None,
-        scopes: str | Iterable[str] | None = None,
-    ) -> M:
-        """The same maps with some of their layers and scopes only, in their order.
+    def over_layers(self, group: str, name: str) -> NDArray[Any]:
+        """An array with an entry for each of `layers`, NaN for those that it does not cover."""
+        array, covered = self.groups[group][name], self.covered(group, name)
+        if covered == self.layers:
+            return array
+        floating = array.dtype if np.issubdtype(array.dtype, np.inexact) else np.float64
+        whole = np.full((len(self.layers), *array.shape[1:]), np.nan, dtype=floating)
+        whole[[self.layers.index(layer) for layer in covered]] = array
+        return whole
 
-        Layers are the model's, from 0; negative ones count from the end of those at hand.
-        """
-        names = resolve_all(scopes, self.scopes)
-        if not names:
-            raise InputError("no scope is chosen; leave `scopes` out to take all")
-        places = np.array(self._layer_places(layers))
-        kept: dict[str, Any] = {
-            group: {name: array for name, array in arrays.items() if name in names}
-            for group, arrays in self.groups.items()
-            if group != "statistics"
-        }
-        return replace(self, **kept)._select({"layer": places})
-
-    def without_special_tokens(self: M) -> M:
-        """The same maps without rows and columns of special tokens ([CLS], [SEP], <s>, …)."""
-        keep = [index for index, special in enumerate(self.special) if not special]
-        if not keep:
-            raise InputError("every token of this sequence is a special token")
-        index = np.array(keep)
-        # Means over all tokens and special dimensions would no longer be those of what is left.
-        return replace(self, statistics={})._select({"target": index, "source": index})
-
-    def words(self: M) -> M:
-        """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
-        members, labels = word_groups(self.raw_tokens, self.token_words, self.word_labels)
-        # Norms of sums, spreads and statistics of tokens say nothing of words.
-        alone = replace(self, mixing={}, standard_error={}, statistics={})
-        return replace(
-            alone._change(lambda array, _: analysis.merge_words(array, members)),
-            raw_tokens=labels,
-            allowed=analysis.merge_words(self.allowed.astype(float), members) > 0,
-            token_ids=[],
-            special=[self.special[group[0]] for group in members],
-            token_words=list(range(len(members))),
-            word_labels=labels,
-        )
-
-    def _layer_places(self, layers: int | Iterable[int] | None) -> list[int]:
-        """Where the wanted layers stand in the arrays."""
+    def wanted_layers(self, layers: int | Iterable[int] | None) -> list[int]:
+        """Layers of the model, in order; negative ones count from the end of those at hand."""
         if layers is None:
-            return list(range(len(self.layers)))
+            return list(self.layers)
         wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
         if not wanted:
             raise InputError("no layer is chosen; leave `layers` out to take all")
@@ -186,29 +198,30 @@ class LabelledMaps:
                     f"layer {layer!r} is not among these maps' layers (indices from 0): "
                     f"{', '.join(map(str, self.layers))}"
                 )
-        return sorted(places)
+        return [self.layers[place] for place in sorted(places)]
 
-    def _select(self: M, indices: Mapping[str, NDArray[np.intp]]) -> M:
-        """Some places along named axes, of every array and label."""
-
-        def kept(labels: list[Any], axis: str) -> list[Any]:
-            return [labels[i] for i in indices[axis]] if labels and axis in indices else labels
-
-        words = self.token_words
-        return replace(
-            self._change(lambda array, axes: take(array, axes, indices)),
-            layers=kept(self.layers, "layer"),
-            allowed=take(self.allowed, ("layer", "target", "source"), indices),
-            raw_tokens=kept(self.raw_tokens, "target"),
-            token_ids=kept(self.token_ids, "target"),
-            special=kept(self.special, "target"),
-            token_words=None if words is None else kept(words, "target"),
+    def lacking(self, scope: str, layers: Iterable[int]) -> InputError:
+        """The error for layers without a scope, which names those that have it."""
+        return InputError(
+            f"no map of {resolve(scope, self.scopes)} in {layers_in_words(layers)}; these maps "
+            f"have that scope in {layers_in_words(self.layers_of(scope))}"
         )
 
-    def _change(self: M, change: Callable[[NDArray[Any], Axes], NDArray[Any]]) -> M:
-        """The same maps with every array changed; labels are the caller's to change."""
-        changed: dict[str, Any] = {
-            group: {name: change(array, axes_of(group, name)) for name, array in arrays.items()}
-            for group, arrays in self.groups.items()
-        }
-        return replace(self, correlations=None, **changed)
+    # Comparing ----------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same numbers and labels; provenance does not count."""
+        if not isinstance(other, LabelledMaps):
+            return NotImplemented
+        names = [f.name for f in fields(self) if f.name not in ("provenance", "correlations")]
+        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        model = self.provenance.get("model", "?")
+        sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
+        return (
+            f"Maps({model}: {len(self.raw_tokens)} tokens, {len(self.layers)} layers, "
+            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
+        )

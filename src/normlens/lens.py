@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import torch
@@ -14,42 +14,45 @@ from torch import nn
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
 from normlens.cosine import Cosine
+from normlens.cosine_options import CosineKeywords, CosineOptions
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit, check_vectors_limit
-from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED, parse_bytes
-from normlens.errors import InputError, UnsupportedModelError
+from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED
 from normlens.explain.ask import Positions, Targets, ask
-from normlens.explain.cosines import (
-    CosineKeywords,
-    CosineOptions,
-    check_texts,
-    cosines,
-    text_pairs,
-)
-from normlens.explain.options import ExplainKeywords, ExplainOptions
+from normlens.explain.cosines import check_texts, cosines, text_pairs
+from normlens.explain_options import ExplainKeywords, ExplainOptions
 from normlens.explanation import Explanation
 from normlens.explanations import Explanations
+from normlens.inputs import encode_input
 from normlens.maps import Maps
 from normlens.models import adapt
+from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
-from normlens.origins import INPUT, LAYER
-from normlens.precisions import AUTO
+from normlens.origins import INPUT
+from normlens.parsing import parse_bytes
+from normlens.products import refresh_products
 from normlens.sentences import Pooling
-from normlens.text import (
-    Encoded,
-    Ids,
-    Text,
-    Texts,
-    Tokenizer,
-    check_token_types,
-    encode_ids,
-    encode_texts,
-)
-from normlens.turns import alone_with_model
+from normlens.text import Encoded, Ids, Text, Texts, Tokenizer
+from normlens.unlike_layers import chosen_scopes, components_in_words, scopes_of
 from normlens.verdicts import check_finite
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class TextKeywords(AnalysisKeywords, total=False):
+    """Keywords of `Lens.maps` beside a text."""
+
+    truncate: bool
+    progress: Progress | None
+
+
+class IdKeywords(AnalysisKeywords, total=False):
+    """Keywords of `Lens.maps` beside token ids."""
+
+    attention_mask: Ids | None
+    token_type_ids: Ids | None
+    progress: Progress | None
 
 
 class Lens:
@@ -65,7 +68,7 @@ class Lens:
         pooling: Callable[[], Pooling] = Pooling,
     ):
         self.adapter = adapt(model)
-        self.model: Any = self.adapter.model
+        self.model: nn.Module = self.adapter.model
         self.tokenizer = None if tokenizer is False else tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
@@ -85,13 +88,8 @@ class Lens:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Every layer as the adapter describes it."""
-        layers = [self.adapter.layer(block) for block in self.adapter.blocks()]
-        if len({layer.scopes for layer in layers}) != 1:
-            raise UnsupportedModelError(
-                f"the layers of {self.name} differ in their components; NormLens needs them alike"
-            )
-        return layers
+        """Every layer as the adapter describes it; they may differ."""
+        return [self.adapter.layer(block) for block in self.adapter.blocks()]
 
     @property
     def n_layers(self) -> int:
@@ -99,13 +97,13 @@ class Lens:
 
     @property
     def scopes(self) -> list[str]:
-        """Every scope of this model's layers."""
-        return list(self.layers[0].scopes)
+        """Every scope that any of this model's layers has."""
+        return scopes_of(self.layers)
 
     @property
     def component_sequence(self) -> str:
-        # The first layer of ModernBERT lacks a norm that all others have.
-        return self.layers[-1].component_sequence
+        """The order of a layer's components; of each kind of layer where they differ."""
+        return components_in_words(self.layers)
 
     @property
     def device(self) -> torch.device:
@@ -134,58 +132,21 @@ class Lens:
     # What it shows ------------------------------------------------------------------------------
 
     @overload
-    def maps(
-        self,
-        text: Text,
-        *,
-        truncate: bool = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> Maps: ...
+    def maps(self, text: Text, **options: Unpack[TextKeywords]) -> Maps: ...
 
     @overload
-    def maps(
-        self,
-        text: Texts,
-        *,
-        truncate: bool = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> list[Maps]: ...
+    def maps(self, text: Texts, **options: Unpack[TextKeywords]) -> list[Maps]: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        input_ids: list[int],
-        attention_mask: list[int] | None = ...,
-        token_type_ids: list[int] | None = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> Maps: ...
+    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        input_ids: list[list[int]],
-        attention_mask: list[list[int]] | None = ...,
-        token_type_ids: list[list[int]] | None = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> list[Maps]: ...
+    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
 
     @overload
-    def maps(
-        self,
-        *,
-        input_ids: Ids,
-        attention_mask: Ids | None = ...,
-        token_type_ids: Ids | None = ...,
-        progress: Progress | None = ...,
-        **options: Unpack[AnalysisKeywords],
-    ) -> Maps | list[Maps]: ...
+    def maps(self, *, input_ids: Ids, **options: Unpack[IdKeywords]) -> Maps | list[Maps]: ...
 
+    @shows_fields_of(AnalysisOptions)
     def maps(
         self,
         text: Text | Texts | None = None,
@@ -193,50 +154,23 @@ class Lens:
         input_ids: Ids | None = None,
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
-        scopes: str | Iterable[str] | None = None,
-        layers: int | Iterable[int] | None = None,
-        heads: bool = False,
-        statistics: bool = False,
-        nonlinearity: str = "ig",
-        batch_size: int | str = AUTO,
-        memory_limit: int | float | str | None = None,
         truncate: bool = False,
-        samples: int = 64,
-        seed: int = 0,
-        precision: str = AUTO,
-        origin: str = LAYER,
         progress: Progress | None = None,
+        **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
 
-        `scopes` and `layers` (from 0; negative from the end) choose; `heads` adds head-level ATTN
-        maps. `nonlinearity` is the rule for the feed-forward activation: "ig", "ig-bias",
-        "gradient" or "shapley" (`samples` permutations, `seed`; the maps' `standard_error` is that
-        of each norm). `memory_limit` ("512MB") bounds what the feed-forward stage may take beside
-        inputs and outputs; `truncate` accepts the beginning of a text that is too long.
-        `statistics` adds what the papers measure of the feed-forward block's vectors. `precision`
-        is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
-        "bfloat16"; the maps' provenance says which it was. `origin` "input"
-        makes the model's input tokens the sources, through all layers before; biases then belong to
-        no token. `progress` is called with the layers done and the layers asked for, after each
-        layer of each batch; what it raises ends the analysis.
+        `truncate` accepts the beginning of a text that is too long. `progress` is called with the
+        layers done and the layers asked for, after each layer of each batch; what it raises ends
+        the analysis. The other options are those of `normlens.options.AnalysisOptions`, which
+        explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
         """
-        encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
-        options = AnalysisOptions(
-            scopes=scopes,
-            layers=layers,
-            heads=heads,
-            statistics=statistics,
-            nonlinearity=nonlinearity,
-            batch_size=batch_size,
-            memory_limit=memory_limit,
-            samples=samples,
-            seed=seed,
-            precision=precision,
-            origin=origin,
+        chosen = AnalysisOptions(**options)
+        encoded, many = encode_input(
+            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
         )
-        done = self.analyse(encoded, options, progress=progress)
-        return done if many else done[0]
+        results = self.analyse(encoded, chosen, progress=progress)
+        return results if many else results[0]
 
     def analyse(
         self,
@@ -252,9 +186,10 @@ class Lens:
         `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
         `arrays` the maps themselves stay there, and only what was made of them is returned.
         """
+        layers = options.layers_of(self.n_layers, self.name)
         request = Request(
-            options.scopes_of(self.scopes),
-            options.layers_of(self.n_layers, self.name),
+            chosen_scopes(options, self.layers, layers, self.name),
+            layers,
             options.settings,
             arrays,
             correlations,
@@ -262,7 +197,7 @@ class Lens:
         )
         limit, lengths = request.settings.memory_limit or DEFAULT_LIMIT, [*map(len, encoded)]
         if options.memory_limit is not None and options.origin == INPUT:
-            check_vectors_limit(limit, self.layers[0], lengths, self.compute_dtype.itemsize)
+            check_vectors_limit(limit, self.layers, lengths, self.compute_dtype.itemsize)
         elif options.memory_limit is not None:
             check_limit(
                 limit,
@@ -273,10 +208,11 @@ class Lens:
                 self.compute_dtype.itemsize,
             )
         if self._products is not None:
-            self._refresh(self._products, request.layers)
+            refresh_products(self._products, self, request.layers)
         analyser = Analyser(self, request, self._products, progress)
         return analyser.maps(encoded, options.batch_size)
 
+    @shows_fields_of(ExplainOptions)
     def explain(
         self,
         text: Text | Texts | None = None,
@@ -301,12 +237,13 @@ class Lens:
         at `position` behind layer `layer`, or behind the model's last step. A list of texts,
         targets, contrasts or positions gives a list.
 
-        `nonlinearity` is "ig", "ig-bias" or "gradient"; `flow` keeps how much of the score goes
-        where in each layer, `heads` the same by head, `scopes` the same behind these scopes.
-        `first_piece` accepts the first token of a target that is several.
+        The other options are those of `normlens.explain_options.ExplainOptions`, which explains
+        them: the rule for activations, flow maps by layer, head and scope, memory.
         """
-        encoded, many = self._encode(text, input_ids, attention_mask, token_type_ids, truncate)
         chosen = ExplainOptions(**options)
+        encoded, many = encode_input(
+            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        )
         return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
 
     @cached_property
@@ -328,6 +265,7 @@ class Lens:
         **options: Unpack[CosineKeywords],
     ) -> list[Cosine]: ...
 
+    @shows_fields_of(CosineOptions)
     def cosine(
         self,
         a: str | list[tuple[str, str]],
@@ -339,17 +277,16 @@ class Lens:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
         The model's vectors of a text become one as its sentence-transformers files say (mean, cls
-        or last token, Dense maps), or by their mean where there are none. `nonlinearity` is "ig",
-        "ig-bias" or "gradient"; `memory_limit` ("512MB") bounds what the tokens' vectors may take.
+        or last token, Dense maps), or by their mean where there are none. The other options are
+        those of `normlens.cosine_options.CosineOptions`.
         """
         chosen = CosineOptions(**options)
         pairs, many = text_pairs(a, b)
         check_texts(pairs, self.pooling)
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        head = self.pooling.head(self.adapter.end(), self.device)
-        done = cosines(self, head, self.pooling, together, chosen)
-        return done if many else done[0]
+        results = cosines(self, self.pooling, together, chosen)
+        return results if many else results[0]
 
     def encode(
         self,
@@ -361,7 +298,9 @@ class Lens:
         truncate: bool = False,
     ) -> list[Encoded]:
         """Texts, or token ids, as `analyse` takes them."""
-        return self._encode(text, input_ids, attention_mask, token_type_ids, truncate)[0]
+        return encode_input(
+            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        )[0]
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.
@@ -373,50 +312,9 @@ class Lens:
         Weights that change later are noticed by their content. Calling it again changes nothing.
         """
         limit = parse_bytes(memory_limit) or DEFAULT_PREPARED
-        if self._products is None or self._products.limit != limit:
+        products = self._products
+        if products is None or products.limit != limit:
             products = ProductStore(limit)
-        else:
-            products = self._products
-        self._refresh(products, range(self.n_layers))
+        refresh_products(products, self, range(self.n_layers))
         self._products = products
         return self
-
-    def _refresh(self, products: ProductStore, layers: Iterable[int]) -> None:
-        """Bring what is kept of these layers up to date with the model's weights."""
-
-        def refresh() -> None:
-            blocks = list(self.adapter.blocks())
-            described = {block: self.adapter.layer(block) for block in blocks}
-            wanted = {blocks[layer] for layer in layers}
-            products.refresh(described, wanted, self.compute_dtype)
-
-        alone_with_model(self.model, refresh)
-
-    def _encode(
-        self,
-        text: Text | Texts | None,
-        input_ids: Ids | None,
-        attention_mask: Ids | None,
-        token_type_ids: Ids | None,
-        truncate: bool,
-    ) -> tuple[list[Encoded], bool]:
-        """The sequences, and whether they were given as a list."""
-        if (text is None) == (input_ids is None):
-            raise InputError(
-                "pass either a text (or a list of texts) or input_ids=…, one of the two"
-            )
-        vocabulary = getattr(self.adapter.config, "vocab_size", None)
-        if text is None:
-            encoded, many = encode_ids(
-                input_ids,
-                attention_mask,
-                token_type_ids,
-                self.tokenizer,
-                vocabulary,
-                self.max_tokens,
-            )
-            check_token_types(encoded, self.adapter.token_types(), self.name)
-            return encoded, many
-        many = isinstance(text, list)
-        texts = list(text) if isinstance(text, list) else [text]
-        return encode_texts(texts, self.tokenizer, self.max_tokens, truncate, vocabulary), many

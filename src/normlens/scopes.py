@@ -22,21 +22,50 @@ def components_of(scope: str) -> list[str]:
 def aliases(scopes: Iterable[str]) -> dict[str, str]:
     """Short names: a scope's last component, numbered where the layer has several of its kind.
 
-    BERT has ATTN, RES1, LN1, FF, RES2 and LN2; the name without its ``-N`` works too.
+    BERT has ATTN, RES1, LN1, FF, RES2 and LN2; the name without its ``-N`` works too. Where layers
+    differ, a name that would stand for several scopes is left out.
     """
-    prefixes = [scope for scope in scopes if scope.endswith("-N")]
-    longest = max((components_of(scope) for scope in prefixes), key=len, default=[])
-    repeated = Counter(longest)
-    names: dict[str, str] = {}
-    for scope in prefixes:
+    return {name: given[0] for name, given in _named(list(scopes)).items() if len(given) == 1}
+
+
+def _named(scopes: Sequence[str]) -> dict[str, list[str]]:
+    """Every short name and the scopes that it stands for: several only where layers differ."""
+    most: Counter[str] = Counter()  # the most of each component that any layer has
+    for chain in chains(scopes):
+        most |= Counter(components_of(chain[-1]))
+    names: dict[str, list[str]] = {}
+    for scope in scopes:
+        if not scope.endswith("-N"):
+            continue
         parts = components_of(scope)
         last = parts[-1]
-        if repeated[last] == 1:
-            names[last] = scope
+        if most[last] == 1:
+            names.setdefault(last, []).append(scope)
         # Numbered names hold even where only some of the layer's scopes are at hand.
-        names[f"{last}{parts.count(last)}"] = scope
-        names[scope.removesuffix("-N")] = scope
-    return names
+        names.setdefault(f"{last}{parts.count(last)}", []).append(scope)
+        names.setdefault(scope.removesuffix("-N"), []).append(scope)
+    return {name: list(dict.fromkeys(given)) for name, given in names.items()}
+
+
+def chains(scopes: Iterable[str]) -> list[list[str]]:
+    """The scopes of parts, one list per kind of layer, each scope extending the one before it.
+
+    Layers that are alike have one such list. A scope that several kinds begin with is in each.
+    """
+    parts = {scope: components_of(scope) for scope in scopes if scope.endswith("-N")}
+    ends = [scope for scope in parts if not any(_extends(o, parts[scope]) for o in parts.values())]
+    return [
+        sorted(
+            (s for s in parts if s == end or _extends(parts[end], parts[s])),
+            key=lambda s: len(parts[s]),
+        )
+        for end in ends
+    ]
+
+
+def _extends(longer: Sequence[str], shorter: Sequence[str]) -> bool:
+    """Whether one list of components begins with another and goes on."""
+    return len(longer) > len(shorter) and longer[: len(shorter)] == shorter
 
 
 def resolve(name: str, scopes: Sequence[str]) -> str:
@@ -44,9 +73,14 @@ def resolve(name: str, scopes: Sequence[str]) -> str:
     wanted = str(name).strip().upper()
     if wanted in scopes:
         return wanted
-    known = aliases(scopes)
-    if wanted in known:
-        return known[wanted]
+    meant = _named(scopes).get(wanted, [])
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise UnknownScopeError(
+            f"{name!r} could be {' or '.join(meant)}, because these layers differ; write the one "
+            "that you mean"
+        )
     brief = shortest(scopes)
     raise UnknownScopeError(
         f"unknown scope {name!r}; this model has {', '.join(scopes)}"
@@ -82,17 +116,19 @@ class Step(NamedTuple):
 def consecutive(scopes: Sequence[str]) -> list[Step]:
     """The steps between consecutive scopes: ATTN-W → ATTN-N → ATTNRES-N → … .
 
-    ATTNRES-W is a baseline beside the sequence, not a step of it.
+    ATTNRES-W is a baseline beside the sequence, not a step of it. Where layers differ, each kind
+    of layer has its steps, and those that several kinds share are listed once.
     """
-    chain = [scope for scope in scopes if scope.endswith("-N")]
-    if "ATTN-W" in scopes and "ATTN-N" in chain:
-        chain.insert(0, "ATTN-W")
+    steps: dict[str, str] = {}  # after → before
+    for chain in chains(scopes):
+        start = ["ATTN-W"] if "ATTN-W" in scopes and chain[0] == "ATTN-N" else []
+        steps |= {after: before for before, after in pairwise([*start, *chain])}
     names = shortest(scopes)
-    return [Step(names[after], before, after) for before, after in pairwise(chain)]
+    return [Step(names[after], steps[after], after) for after in scopes if after in steps]
 
 
-def feed_forward_pair(scopes: Sequence[str]) -> tuple[str, str] | None:
-    """The scopes just before and just behind the feed-forward block, where both are at hand."""
-    after = next((scope for scope in scopes if scope.endswith("FF-N")), "")
-    before = f"{after.removesuffix('FF-N')}-N"
-    return (before, after) if after and before in scopes else None
+def feed_forward_pairs(scopes: Sequence[str]) -> list[tuple[str, str]]:
+    """The scopes just before and just behind each kind of layer's feed-forward block."""
+    behind = [scope for scope in scopes if scope.endswith("FF-N")]
+    pairs = [(f"{scope.removesuffix('FF-N')}-N", scope) for scope in behind]
+    return [(before, after) for before, after in pairs if before in scopes]

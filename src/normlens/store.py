@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,26 @@ from normlens import cosine_file
 from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
-from normlens.maps_header import ALLOWED, FIELDS, check_arrays, check_fields
+from normlens.maps_header import (
+    ALLOWED,
+    AXIS,
+    FIELDS,
+    MASKS,
+    SAME_TOKEN,
+    check_arrays,
+    check_fields,
+)
+from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
     from normlens.cosine import Cosine
     from normlens.maps import Maps
 
 FORMAT = "normlens-maps"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: What a file is written as where the version before can hold it: layers that are alike, and one
+#: sequence of tokens.
+_PLAIN_VERSION = 1
 #: Fields of a file that maps call otherwise.
 _ATTRIBUTES = {"tokens": "raw_tokens"}
 #: What reading a file that somebody has altered may raise.
@@ -50,13 +62,18 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
         for scope, array in getattr(maps, group).items()
     }
     tensors[ALLOWED] = maps.allowed.astype(np.uint8)
+    if maps.same_token is not None:
+        tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
+    fields = _written(maps, FIELDS)
+    if maps.coverage:
+        fields["coverage"] = dict(maps.coverage)
+    if maps.source_axis is not None:
+        fields["sources"] = _written(maps.source_axis, AXIS)
+    plain = fields.keys() == FIELDS.keys() and maps.same_token is None
     header = {
         "format": FORMAT,
-        "version": str(FORMAT_VERSION),
-        "maps": json.dumps(
-            {name: getattr(maps, _ATTRIBUTES.get(name, name)) for name in FIELDS},
-            ensure_ascii=False,
-        ),
+        "version": str(_PLAIN_VERSION if plain else FORMAT_VERSION),
+        "maps": json.dumps(fields, ensure_ascii=False),
     }
     return write(tensors, header, path, overwrite=overwrite)
 
@@ -72,6 +89,16 @@ def write(
     with writing(path, overwrite=overwrite) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
+
+
+def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Fields as a file calls them."""
+    return {name: getattr(labelled, _ATTRIBUTES.get(name, name)) for name in names}
+
+
+def _read(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as maps call them."""
+    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
 def open(path: str | Path) -> Maps | Cosine:
@@ -116,22 +143,23 @@ def _read_maps(header: dict[str, str], file: Any) -> Maps:
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key != ALLOWED:
+        if key not in MASKS:
             groups[group][name] = array
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
-    for name, attribute in _ATTRIBUTES.items():
-        meta[attribute] = meta.pop(name)
     if isinstance(meta["text"], list):
         meta["text"] = tuple(meta["text"])
-    return Maps(allowed=tensors[ALLOWED].astype(bool), **groups, **meta)
+    if (sources := meta.pop("sources", None)) is not None:
+        meta["source_axis"] = TokenAxis(**_read(sources))
+    masks: dict[str, Any] = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
+    return Maps(**masks, **groups, **_read(meta))
 
 
 def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
-    from normlens.cosine import Cosine, TextTokens
+    from normlens.cosine import Cosine
 
-    fields, texts = cosine_file.parts_of(header, _arrays(file))
-    return Cosine(**fields, a=TextTokens(**texts["a"]), b=TextTokens(**texts["b"]))
+    fields, axes = cosine_file.parts_of(header, _arrays(file))
+    return Cosine(**fields, a=TokenAxis(**_read(axes["a"])), b=TokenAxis(**_read(axes["b"])))
 
 
 #: The newest version of each kind of file, and what reads it.

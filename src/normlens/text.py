@@ -19,7 +19,7 @@ Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[str | tuple[str, str
 #: Token ids of one sequence or of a batch: lists, a tensor or an array.
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer]
 #: A Hugging Face tokenizer, or anything that is called like one.
-Tokenizer: TypeAlias = Callable[..., Any]
+Tokenizer: TypeAlias = Callable[..., object]
 
 
 @dataclass(frozen=True)

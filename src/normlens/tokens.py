@@ -1,14 +1,85 @@
-"""Tokens as people read them."""
+"""Tokens along one axis of a map, and tokens as people read them."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 from normlens.errors import InputError
 
 SPACE = "␣"  # a space that belongs to a token
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TokenAxis:
+    """The tokens along one axis of a map, with what is known of each."""
+
+    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
+    token_ids: list[int] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    token_words: list[int | None] | None = None  # word index of each token
+    word_labels: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.raw_tokens)
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The tokens as people read them: ``␣café`` for ``ĠcafÃ©``."""
+        return readable_tokens(self.raw_tokens, self.special)
+
+    @property
+    def ordinary(self) -> list[int]:
+        """Places of the tokens that are not special."""
+        flags = self.special or [False] * len(self)
+        return [place for place, special in enumerate(flags) if not special]
+
+    def take(self, places: Iterable[int]) -> TokenAxis:
+        """The tokens at some places."""
+        chosen = list(places)
+
+        def taken(labels: list[T]) -> list[T]:
+            return [labels[place] for place in chosen] if labels else labels
+
+        return TokenAxis(
+            taken(self.raw_tokens),
+            taken(self.token_ids),
+            taken(self.special),
+            None if self.token_words is None else taken(self.token_words),
+            self.word_labels,
+        )
+
+    def word_groups(self) -> list[list[int]]:
+        """Places of each word's tokens; a token without a word stays alone."""
+        if self.token_words is None:
+            raise InputError(
+                "words are known only for texts read by a fast tokenizer, not for input_ids; "
+                "pass the text itself"
+            )
+        groups: dict[Any, list[int]] = {}
+        for place, word in enumerate(self.token_words):
+            groups.setdefault(("token", place) if word is None else word, []).append(place)
+        return list(groups.values())
+
+    def words(self) -> TokenAxis:
+        """One token per word; special tokens stay."""
+        groups = self.word_groups()
+        assert self.token_words is not None
+        labels = []
+        for first, *_ in groups:
+            word = self.token_words[first]
+            labels.append(self.raw_tokens[first] if word is None else self.word_labels[word])
+        return TokenAxis(
+            labels,
+            special=[self.special[group[0]] for group in groups] if self.special else [],
+            token_words=list(range(len(groups))),
+            word_labels=labels,
+        )
 
 
 def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list[str]:
@@ -28,24 +99,6 @@ def readable_tokens(tokens: Sequence[str], special: Sequence[bool] = ()) -> list
         text = text.replace("▁", SPACE).replace("\n", "↵").replace("\r", "").replace("\t", "⇥")
         shown.append("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) or "∅")
     return shown
-
-
-def word_groups(
-    tokens: Sequence[str], words: Sequence[int | None] | None, labels: Sequence[str]
-) -> tuple[list[list[int]], list[str]]:
-    """The places of each word's tokens, and what to call it; special tokens stay alone."""
-    if words is None:
-        raise InputError(
-            "words are known only for texts read by a fast tokenizer, not for input_ids; "
-            "pass the text itself"
-        )
-    groups: dict[int | tuple[str, int], list[int]] = {}
-    for position, word in enumerate(words):
-        groups.setdefault(("token", position) if word is None else word, []).append(position)
-    names = [
-        tokens[group[0]] if isinstance(key, tuple) else labels[key] for key, group in groups.items()
-    ]
-    return list(groups.values()), names
 
 
 @cache

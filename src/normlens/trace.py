@@ -7,21 +7,29 @@ more than one layer's attention is ever held.
 
 from __future__ import annotations
 
-import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.components import Layer
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
+from normlens.probes import (
+    checkpoints,
+    linear_modules,
+    probes,
+    value_module,
+    weights_module,
+)
 from normlens.rows import RowKeeper, Rows
+from normlens.running import Hooks, eager_attention, evaluation, plain_options, uncompiled
 from normlens.turns import alone_with_model
 
 #: The arguments of a block's call.
@@ -36,11 +44,13 @@ class LayerTrace:
     block: nn.Module
     layer: Layer
     x: Tensor  # (b, j, d) the layer's input
-    alpha: Tensor  # (b, h, i, j) attention weights
+    alphas: tuple[Tensor, ...]  # (b, h, i, j) the weights of each attention, in order
     real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
     rows: dict[nn.Module, Rows]  # what went into the layer's linear modules, and came out
     output: Tensor  # (b, i, d) what the block returned
     call: Call  # how the model called the block
+    #: (b, j, d) the vectors of each other sequence that an attention reads, by its name
+    sources: dict[str, Tensor] = field(default_factory=dict)
 
 
 Consumer = Callable[[LayerTrace], None]
@@ -69,7 +79,7 @@ def reading(model: nn.Module) -> Iterator[None]:
 
     The thread must be alone with the model (`normlens.turns`).
     """
-    with torch.no_grad(), _evaluation(model), _eager_attention(model), _uncompiled(model):
+    with torch.no_grad(), evaluation(model), eager_attention(model), uncompiled(model):
         yield
 
 
@@ -88,10 +98,10 @@ def run_traced(
     check_chunks(blocks, inputs["input_ids"].shape[1])
     recorder = _Recorder(adapter, set(layers), consume)
     try:
-        with _Hooks() as hooks:
+        with Hooks() as hooks:
             check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
             try:
-                output = model(**inputs, **_plain_options(model))
+                output = model(**inputs, **plain_options(model))
             except RuntimeError as error:
                 explain_failure(model, error)
                 raise
@@ -114,7 +124,7 @@ def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> Lay
     recorder = _Recorder(adapter, {index}, traces.append)
     recorder.calls = index
     try:
-        with _Hooks() as hooks:
+        with Hooks() as hooks:
             recorder.watch(block, hooks)
             block(*call[0], **call[1])
     finally:
@@ -137,7 +147,7 @@ class _Recorder:
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
         self.rows = RowKeeper()
 
-    def watch(self, block: nn.Module, hooks: _Hooks) -> Layer:
+    def watch(self, block: nn.Module, hooks: Hooks) -> Layer:
         """Read this block whenever it runs; returns what the adapter says it is."""
         layer = self.adapter.layer(block)
 
@@ -156,9 +166,9 @@ class _Recorder:
                 self.consume(self._layer_trace(index, block, layer, _first(output)))
             self._forget()
 
-        for module, event in _probes(layer):
+        for module, event in probes(layer):
             hooks.handles.append(self._probe(module, event))
-        for module in _unique(_linear_modules(layer)):
+        for module in _unique(linear_modules(layer)):
             hooks.handles.append(module.register_forward_hook(self._keep_rows, with_kwargs=True))
         hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
         hooks.handles.append(block.register_forward_hook(end))
@@ -170,7 +180,10 @@ class _Recorder:
                 self.seen.setdefault((event, module), []).append(value.detach())
 
         if event == "input":
-            return module.register_forward_pre_hook(lambda _, args: keep(args[0]))
+            return module.register_forward_pre_hook(
+                lambda _, args, kwargs: keep(args[0] if args else next(iter(kwargs.values()))),
+                with_kwargs=True,
+            )
         if event == "weights":
             return module.register_forward_hook(lambda _, __, out: keep(_second(out)))
         return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
@@ -193,14 +206,9 @@ class _Recorder:
     ) -> LayerTrace:
         assert self.x is not None
         x = self.x.detach()
-        seen = self.seen.get(("weights", _weights_module(layer)))
-        if not seen or seen[0].dim() != 4:
-            raise UnsupportedModelError(
-                f"layer {index} returned no attention weights; load the model with "
-                'attn_implementation="eager"'
-            )
+        alphas, sources = self._alphas(index, layer), self._sources(index, layer)
         real: dict[int, Tensor] = {}
-        for step, (module, event) in _checkpoints(layer).items():
+        for step, (module, event) in checkpoints(layer).items():
             vectors = [output] if module is None else self.seen.get((event, module))
             if not vectors:
                 continue
@@ -208,47 +216,38 @@ class _Recorder:
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
             real[step] = vector.reshape(x.shape)
         rows = self.rows.rows()
-        return LayerTrace(index, block, layer, x, seen[0], real, rows, output, self.call)
+        return LayerTrace(index, block, layer, x, alphas, real, rows, output, self.call, sources)
 
+    def _alphas(self, index: int, layer: Layer) -> tuple[Tensor, ...]:
+        """The weights that each attention's module returned; one module may serve several."""
+        calls: Counter[nn.Module] = Counter()
+        alphas = []
+        for attention in layer.attentions:
+            module = weights_module(attention)
+            returned = self.seen.get(("weights", module), [])[calls[module] :]
+            if not returned or returned[0].dim() != 4:
+                raise UnsupportedModelError(
+                    f"layer {index} returned no attention weights; load the model with "
+                    'attn_implementation="eager"'
+                )
+            calls[module] += 1
+            alphas.append(returned[0])
+        return tuple(alphas)
 
-def _weights_module(layer: Layer) -> nn.Module:
-    module = layer.attention.weights
-    if module is None:
-        raise UnsupportedModelError("the adapter does not say which module returns the weights")
-    return module
-
-
-def _checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
-    """Where the model's own vector behind each step can be read; module None: the block's output.
-
-    Behind a residual it is the input of the norm that follows, or the block's output at the end.
-    """
-    places: dict[int, tuple[nn.Module | None, str]] = {}
-    steps = [(i, step) for i, step in enumerate(layer.steps) if not isinstance(step, Branch)]
-    for position, (index, step) in enumerate(steps):
-        following = steps[position + 1][1] if position + 1 < len(steps) else None
-        if index not in layer.scope_of_step:
-            continue
-        if following is None:
-            places[index] = (None, "output")
-        elif isinstance(step, Residual):
-            if isinstance(following, Norm) and following.module is not None:
-                places[index] = (following.module, "input")
-        elif isinstance(step, (Norm, Attention, FeedForward)) and step.module is not None:
-            places[index] = (step.module, "output")
-    return places
-
-
-def _probes(layer: Layer) -> list[tuple[nn.Module, str]]:
-    """Every module to hook for this layer, and what to read there."""
-    reads = [
-        (module, event) for module, event in _checkpoints(layer).values() if module is not None
-    ]
-    return [*reads, (_weights_module(layer), "weights")]
-
-
-def _linear_modules(layer: Layer) -> list[nn.Module]:
-    return [linear.module for linear in layer.linear_maps if linear.module is not None]
+    def _sources(self, index: int, layer: Layer) -> dict[str, Tensor]:
+        """What the value projections of attentions to other sequences read."""
+        sources: dict[str, Tensor] = {}
+        for attention in layer.attentions:
+            if attention.source is None:
+                continue
+            read = self.seen.get(("input", value_module(attention)))
+            if not read or read[0].dim() != 3:
+                raise UnsupportedModelError(
+                    f"the value projection of layer {index} read no vectors of "
+                    f"{attention.source!r} in this call"
+                )
+            sources.setdefault(attention.source, read[0])
+        return sources
 
 
 def _unique(blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -264,79 +263,3 @@ def _second(output: Any) -> Any:
     if isinstance(output, (tuple, list)):
         return output[1] if len(output) > 1 else None
     return output
-
-
-class _Hooks:
-    """Hooks that are all taken off at the end."""
-
-    def __init__(self) -> None:
-        self.handles: list[Any] = []
-
-    def __enter__(self) -> _Hooks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _undo(self._remove)
-
-    def _remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
-def _undo(change: Callable[[], None]) -> None:
-    """Undo a change to the end, though Ctrl-C may strike meanwhile."""
-    try:
-        change()
-    except KeyboardInterrupt:
-        change()
-        raise
-
-
-@contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Dropout off, and every module's mode put back afterwards."""
-    training = [module for module in model.modules() if module.training]
-
-    def restore() -> None:
-        for module in training:
-            module.training = True
-
-    try:
-        model.eval()
-        yield
-    finally:
-        _undo(restore)
-
-
-@contextmanager
-def _eager_attention(model: Any) -> Iterator[None]:
-    """Only eager attention returns its weights; under sdpa the model silently returns none."""
-    previous = getattr(model.config, "_attn_implementation", "eager")
-    if previous in ("eager", None) or not hasattr(model, "set_attn_implementation"):
-        yield
-        return
-    try:
-        model.set_attn_implementation("eager")
-        yield
-    finally:
-        _undo(lambda: model.set_attn_implementation(previous))
-
-
-@contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run compiled modules as they were written: compiled code may pass by the hooks."""
-    compiled = any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-    if not compiled:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-def _plain_options(model: nn.Module) -> dict[str, Any]:
-    """Switch the key–value cache off where there is one: it would keep every layer's keys."""
-    parameters = inspect.signature(model.forward).parameters
-    return {"use_cache": False} if "use_cache" in parameters else {}

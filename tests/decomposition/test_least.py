@@ -13,10 +13,10 @@ import normlens
 from normlens import analyser, cli
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import least_memory
-from normlens.decomposition.memory import parse_bytes
 from normlens.decomposition.plan import choose_plan
 from normlens.errors import MemoryLimitError
 from normlens.models.tiny import tiny_config, tiny_model
+from normlens.parsing import parse_bytes
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

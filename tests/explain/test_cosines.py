@@ -13,8 +13,9 @@ from whole_examples import frozen_network
 
 import normlens
 from normlens.components import Linear
+from normlens.cosine_options import CosineOptions
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.explain.cosines import CosineOptions, cosines
+from normlens.explain.cosines import cosines
 from normlens.explain.readings import Reading, start
 from normlens.explain.sentences import sentence_parts
 from normlens.explain.walk import Wanted, carry
@@ -38,8 +39,7 @@ def dense_pooling(reads: str, width: int) -> Pooling:
 
 def cosine_of(lens, pooling, pairs=((A, B),), **options):
     encoded = [tuple(lens.encode(input_ids=ids)[0] for ids in pair) for pair in pairs]
-    head = pooling.head(lens.adapter.end(), lens.device)
-    return cosines(lens, head, pooling, encoded, CosineOptions(**options))
+    return cosines(lens, pooling, encoded, CosineOptions(**options))
 
 
 @every_family

@@ -105,7 +105,7 @@ def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
 
 def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
     """The layer's linear face, written again from the components' weights."""
-    frozen = freeze(trace.layer, trace.x, trace.alpha, [len(IDS)], rule)
+    frozen = freeze(trace.layer, trace.x, trace.alphas[0], [len(IDS)], rule)
     saved, start = [], v
     for step, made in zip(trace.layer.steps, frozen.steps, strict=True):
         kind = type(step).__name__
@@ -116,7 +116,7 @@ def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
         elif kind == "Norm":
             v = _norm(step, v, made.inverse_deviation)
         elif kind == "Attention":
-            v = _attend(step, v, trace.alpha)
+            v = _attend(step, v, trace.alphas[0])
         elif kind == "FeedForward":
             v = _block(step, v, made.neurons.slopes)
         else:

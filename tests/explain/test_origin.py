@@ -116,7 +116,7 @@ def test_a_layer_that_does_not_add_up_is_an_error(tiny, monkeypatch):
     from normlens.explain import network as module
 
     def wrong(layer, x, alpha, *args, **kwargs):
-        return freeze(layer, x, alpha * 1.01, *args, **kwargs)
+        return freeze(layer, x, [1.01 * one for one in alpha], *args, **kwargs)
 
     monkeypatch.setattr(module, "freeze", wrong)
     with pytest.raises(CompletenessError, match=r"layer 0 at its ATTN \(scope ATTN-N\)"):

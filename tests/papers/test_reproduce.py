@@ -19,12 +19,17 @@ from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
 from normlens.papers import words
 from normlens.papers.base import Evidence, Table
-from normlens.papers.experiments import norms, pairs, similarity
-from normlens.papers.folder import load_settings, short_names
+from normlens.papers.kobayashi2024.figure10_norms import norms
+from normlens.papers.kobayashi2024.figure11_dimensions import dimensions
+from normlens.papers.kobayashi2024.figure12_scope_matrix import scope_matrix
+from normlens.papers.kobayashi2024.section6_2_special_dimensions import special_dimensions
+from normlens.papers.kobayashi2024.table1_figure5_component_similarity import component_similarity
+from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
 from normlens.papers.published import compare, published
 from normlens.papers.report.layout import arrange
-from normlens.papers.reporting import build_report, describe, experiments
+from normlens.papers.reporting import EXPERIMENTS, build_report, describe
 from normlens.papers.reproduce import plan, reproduce
+from normlens.papers.results_folder import load_settings, short_names
 from normlens.papers.settings import KINDS, Settings
 
 FEW = {"resamples": 200}
@@ -199,7 +204,7 @@ def test_what_cannot_go_into_one_folder(
         reproduce("ff", tiny_bert, letters, tmp_path / "new", seeds=1)
     with pytest.raises(InputError, match="choose one of: ff, mixing"):
         reproduce("tables", tiny_bert, letters, tmp_path / "new")
-    with pytest.raises(InputError, match="--resamples must be at least 100"):
+    with pytest.raises(InputError, match=r"^resamples must be at least 100"):
         reproduce("ff", tiny_bert, letters, tmp_path / "new", resamples=3)
     with pytest.raises(InputError, match="holds no results"):
         build_report(tmp_path)
@@ -227,7 +232,7 @@ def test_a_loaded_lens_and_a_users_own_relation(
 
 
 def test_table_1_is_the_mean_over_sequences_and_layers(masked: Evidence) -> None:
-    result = similarity.steps(masked)
+    result = component_similarity(masked)
     assert result is not None
     rows = masked.run.table("similarity")
     table = result.tables["similarity"].frame
@@ -249,7 +254,7 @@ def test_table_1_is_the_mean_over_sequences_and_layers(masked: Evidence) -> None
 
 
 def test_the_matrix_of_scopes_is_symmetric(masked: Evidence) -> None:
-    result = similarity.matrix(masked)
+    result = scope_matrix(masked)
     assert result is not None
     square = result.tables["similarity-matrix"].frame.set_index("scope")
     np.testing.assert_array_equal(square, square.T)
@@ -259,7 +264,7 @@ def test_the_matrix_of_scopes_is_symmetric(masked: Evidence) -> None:
 
 
 def test_top_pairs_are_those_with_the_largest_mean(plain: Evidence) -> None:
-    result = pairs.top_pairs(plain)
+    result = top_pairs(plain)
     assert result is not None
     rows = plain.run.table("amplification_pairs")
     types = ["layer", "source_id", "target_id", "source_token", "target_token"]
@@ -283,20 +288,20 @@ def test_top_pairs_are_those_with_the_largest_mean(plain: Evidence) -> None:
 
 
 def test_norms_and_dimensions(masked: Evidence) -> None:
-    result = norms.norms(masked)
+    result = norms(masked)
     assert result is not None
     rows = masked.run.table("norms")
     table = result.tables["norms"].frame
     np.testing.assert_allclose(
         table["ff_output_norm"], rows.groupby("layer")["ff_output_norm"].mean(), atol=1e-9
     )
-    result = norms.dimensions(masked)
+    result = dimensions(masked)
     assert result is not None
     own = masked.run.table("norms_dimensions")
     np.testing.assert_allclose(
         result.tables["dimensions"].frame["output"], own["sum_output_abs"] / own["count"]
     )
-    result = norms.special(masked)
+    result = special_dimensions(masked)
     assert result is not None
     rows = masked.run.table("special_dimensions")
     np.testing.assert_allclose(
@@ -311,7 +316,7 @@ def test_every_experiment_has_an_answer_and_its_pictures_can_be_drawn(
     results: Path, kind: str
 ) -> None:
     sections = {s.experiment.name: s for s in describe(results).sections}
-    for experiment in experiments(kind):
+    for experiment in EXPERIMENTS[kind]:
         assert experiment.question.endswith("?")
         assert experiment.method
         for _, result in sections[experiment.name].results:

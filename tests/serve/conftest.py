@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the page needs normlens[serve]")
 pytest.importorskip("uvicorn", reason="the page needs normlens[serve]")
 pytest.importorskip("httpx")
 
-from serving import Site, StepwiseModels
+from serving import ON_CPU, Site, StepwiseModels
 
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
@@ -31,7 +31,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def site(folder: str, decoder: str) -> Iterator[Site]:
-    with Site(ServedModels([folder, decoder], Limits(), device="cpu")) as running:
+    with Site(ServedModels([folder, decoder], Limits(), loading=ON_CPU)) as running:
         yield running
 
 
@@ -39,7 +39,7 @@ def site(folder: str, decoder: str) -> Iterator[Site]:
 def stepwise(folder: str) -> Iterator[Site]:
     """A page whose analyses wait behind every layer, with room for two in the queue."""
     limits = Limits(queue=2)
-    models = StepwiseModels([folder], limits, device="cpu")
+    models = StepwiseModels([folder], limits, loading=ON_CPU)
     with Site(models, limits) as running:
         yield running
         models.let_go()

@@ -10,12 +10,14 @@ from typing import Any
 
 import httpx
 
+from normlens.options import LoadOptions
 from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 from normlens.serve.server import PageServer
 
 PATIENCE = 60.0
+ON_CPU = LoadOptions(device="cpu")
 
 
 class Site:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Site, StepwiseModels
+from serving import ON_CPU, Site, StepwiseModels
 
 import normlens
 from normlens import loading
@@ -295,7 +295,7 @@ def test_too_many_tokens(site: Site) -> None:
 
 def test_the_server_can_take_less_than_the_model(folder: str) -> None:
     limits = Limits(tokens=5)
-    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+    with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:
         assert site.http.get("api/models").json()["limits"]["tokens"] == 5
         assert site.wait(site.submit("the cat sat"))["state"] == "done"
         assert "6 tokens" in site.wait(site.submit("the cat sat on"))["error"]
@@ -344,7 +344,7 @@ def test_models_are_loaded_when_needed_and_only_so_many_stay(
 
     monkeypatch.setattr(loading, "load", watched)
     limits = Limits(models=1)
-    with Site(ServedModels([folder, decoder, folder], limits, device="cpu"), limits) as site:
+    with Site(ServedModels([folder, decoder, folder], limits, loading=ON_CPU), limits) as site:
 
         def in_memory() -> list[bool]:
             return [model["loaded"] for model in site.http.get("api/models").json()["models"]]
@@ -363,7 +363,7 @@ def test_models_are_loaded_when_needed_and_only_so_many_stay(
 def test_a_model_that_is_gone_is_a_failed_analysis(tmp_path: Path, folder: str) -> None:
     (tmp_path / "model").symlink_to(folder)
     name = str(tmp_path / "model")
-    with Site(ServedModels([name], Limits(), device="cpu")) as site:
+    with Site(ServedModels([name], Limits(), loading=ON_CPU)) as site:
         (tmp_path / "model").unlink()
         status = site.wait(site.submit("the cat"))
         assert (status["state"], "does not exist" in status["error"]) == ("failed", True)

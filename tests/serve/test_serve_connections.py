@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
-from serving import PATIENCE, Site
+from serving import ON_CPU, PATIENCE, Site
 from test_serve_command import started
 
 from normlens.serve.connections import ShortageLog, most_connections
@@ -30,7 +30,7 @@ HURRIED = Limits(connections=8, request_seconds=0.5, stall_seconds=0.5)
 
 @contextmanager
 def hurried(folder: str, limits: Limits = HURRIED) -> Iterator[Site]:
-    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+    with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:
         yield site
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import httpx
 import pytest
-from serving import PATIENCE, Site
+from serving import ON_CPU, PATIENCE, Site
 from test_serve_api import header
 
 from normlens.serve.limits import Limits
@@ -57,7 +57,7 @@ def test_a_hundred_at_once_each_get_their_own_answer(places: int, folder: str) -
             visits = (visit(http, folder, text) for text in TEXTS)
             return await asyncio.wait_for(asyncio.gather(*visits), 4 * PATIENCE)
 
-    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+    with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:
         answers = asyncio.run(crowd(site.url))
         assert site.http.get("api/models").status_code == 200
     assert [tokens for _, tokens in answers] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from serving import Site
+from serving import ON_CPU, Site
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -62,7 +62,7 @@ AFTERWARDS = [check for check in CHECKS if check is not positive_data_acceptance
 def roomy(folder: str) -> Iterator[Site]:
     """A page where the queue never fills, so that every right request is accepted."""
     limits = Limits(queue=100_000, kept=100_000, text_characters=200)
-    with Site(ServedModels([folder], limits, device="cpu"), limits) as site:
+    with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:
         yield site
 
 

@@ -2,6 +2,7 @@
 
 from normlens.analysis.amplification import Pair, amplification, normalise, strongest_pairs
 from normlens.analysis.mixing import mixing_ratio
+from normlens.analysis.rollout import reachable, rollout
 from normlens.analysis.similarity import spearman
 from normlens.analysis.special_dimensions import special_dimensions
 from normlens.analysis.words import merge_words, sum_words
@@ -12,6 +13,8 @@ __all__ = [
     "merge_words",
     "mixing_ratio",
     "normalise",
+    "reachable",
+    "rollout",
     "spearman",
     "special_dimensions",
     "strongest_pairs",

@@ -38,10 +38,20 @@ class Pair(NamedTuple):
 
 
 def strongest_pairs(
-    difference: NDArray[Any], allowed: NDArray[Any], top: int = 5
+    difference: NDArray[Any],
+    allowed: NDArray[Any],
+    top: int = 5,
+    same_token: NDArray[Any] | None = None,
 ) -> tuple[list[Pair], list[Pair]]:
-    """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j."""
-    targets, sources = np.nonzero(allowed & ~np.eye(len(allowed), dtype=bool))
+    """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j.
+
+    `same_token` (i, j) says which pairs are of a token with itself; by default the diagonal.
+    """
+    if same_token is None:
+        if allowed.shape[0] != allowed.shape[1]:
+            raise ValueError("a map that is not square has no diagonal; give `same_token`")
+        same_token = np.eye(len(allowed), dtype=bool)
+    targets, sources = np.nonzero(allowed & ~same_token)
     values = difference[targets, sources]
     order = np.argsort(values, kind="stable")
 

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means, the unpaired test of two means, and what stands beside its p."""
+"""Bootstrap intervals of means, the unpaired test of two means, effect sizes and adjusted p."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MeanComparison(NamedTuple):
 def mean_interval(
     values: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """The mean of values (n,) and the ends of its percentile bootstrap interval.
+    """Take the mean of values (n,) and the ends of its percentile bootstrap interval.
 
     Efron and Tibshirani 1993, chapter 13. The ends are NaN for fewer than two values.
     """
@@ -49,20 +49,20 @@ def mean_interval(
 def mean_intervals(
     values: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> Means:
-    """The same of every column at once, (n, k) → (k,) × 3: whole rows are drawn.
+    """Take mean and interval of every column at once, (n, k) → (k,) × 3: whole rows are drawn.
 
     NaN cells are left out column by column: a resample's mean is that of the cells it has.
     """
     cells = np.asarray(values, dtype=np.float64)
-    known = ~np.isnan(cells)
-    number = known.sum(axis=0)
-    totals = np.where(known, cells, 0).sum(axis=0)
+    present = ~np.isnan(cells)
+    number = present.sum(axis=0)
+    totals = np.where(present, cells, 0).sum(axis=0)
     mean = divided(totals, number)
     # Sums of what is left of the mean lose no digits where the values are large and alike.
-    centred = np.where(known, cells - mean, 0)
+    centred = np.where(present, cells - mean, 0)
     drawn = np.empty((resamples, cells.shape[1]))
     for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
-        counts: Array | int = len(cells) if known.all() else weights @ known.astype(np.float64)
+        counts: Array | int = len(cells) if present.all() else weights @ present.astype(np.float64)
         drawn[rows] = divided(weights @ centred, counts)
     return percentile_interval(mean, mean + drawn, np.where(number > 1, level, np.nan))
 
@@ -74,7 +74,7 @@ def compare_means(
     seed: int = 0,
     level: float = 0.95,
 ) -> MeanComparison:
-    """The unpaired bootstrap test of two means, two-sided; (n, k), (m, k) → (k,) each.
+    """Test two means by the unpaired bootstrap, two-sided; (n, k), (m, k) → (k,) each.
 
     Both groups are shifted to one mean and resampled apart; p is the share of resamples whose
     statistic is at least as far from 0 as the data's own, which counts as one of them:
@@ -85,18 +85,18 @@ def compare_means(
     """
     groups = [_columns(first), _columns(second)]
     chance = np.random.default_rng(seed)
-    means, drawn, errors, own_errors = [], [], [], []
+    means, drawn, errors, data_errors = [], [], [], []
     for values in groups:
         mean, moved, variance = _resampled_moments(values, resamples, chance)
         means.append(mean)
         drawn.append(moved)
         errors.append(divided(variance, len(values)))
-        own_errors.append(divided(_variance(values), len(values)))
+        data_errors.append(divided(_variance(values), len(values)))
     enough = np.full(groups[0].shape[1], level if min(map(len, groups)) > 1 else np.nan)
     # A shift moves means and leaves variances: what was drawn serves the test and the intervals.
     moved = drawn[0] - drawn[1]
     difference = means[0] - means[1]
-    statistic = studentised(difference, sum(own_errors))
+    statistic = studentised(difference, sum(data_errors))
     extreme = np.abs(studentised(moved, sum(errors))) >= np.abs(statistic)
     p = (1 + extreme.sum(axis=0)) / (1 + resamples)
     return MeanComparison(
@@ -125,13 +125,13 @@ def hedges_g(first: ArrayLike, second: ArrayLike) -> Array:
 
 
 def benjamini_hochberg(p: ArrayLike) -> Array:
-    """p values adjusted for the false discovery rate; NaN stay NaN and do not count.
+    """Adjust p values for the false discovery rate; NaN stay NaN and do not count.
 
     ``p̃_(i) = min_{k ≥ i} min(1, p_(k) · number / k)``. Benjamini and Hochberg 1995.
     """
     values = np.asarray(p, dtype=np.float64)
-    known = np.flatnonzero(~np.isnan(values))
-    order = known[np.argsort(values[known], kind="stable")]
+    tested = np.flatnonzero(~np.isnan(values))
+    order = tested[np.argsort(values[tested], kind="stable")]
     scaled = values[order] * len(order) / np.arange(1, len(order) + 1)
     adjusted = np.full(values.shape, np.nan)
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1)
@@ -139,14 +139,14 @@ def benjamini_hochberg(p: ArrayLike) -> Array:
 
 
 def _columns(values: ArrayLike) -> Array:
-    found = np.asarray(values, dtype=np.float64)
-    return found[:, None] if found.ndim == 1 else found
+    array = np.asarray(values, dtype=np.float64)
+    return array[:, None] if array.ndim == 1 else array
 
 
 def resample_counts(
     size: int, resamples: int, chance: np.random.Generator
 ) -> Iterator[tuple[slice, Array]]:
-    """How often each of `size` values is drawn in each resample, (some resamples, size) at a time.
+    """Count the draws of each of `size` values per resample, (some resamples, size) at a time.
 
     Resample by resample from one stream, so that the size of a chunk changes nothing.
     """
@@ -172,7 +172,7 @@ def _counted(size: int, resamples: int, chance: np.random.Generator) -> Array:
 def _resampled_moments(
     values: Array, resamples: int, chance: np.random.Generator
 ) -> tuple[Array, Array, Array]:
-    """Means (k,); of each resample its mean, less the group's, and its variance, (resamples, k)."""
+    """Means (k,); each resample's mean, less the group's, and its variance, (resamples, k)."""
     size, columns = values.shape
     mean = values.mean(axis=0) if size else np.full(columns, np.nan)
     centred = values - mean
@@ -186,7 +186,7 @@ def _resampled_moments(
 
 
 def _variance(values: Array) -> Array:
-    """With n − 1 in the denominator; NaN for fewer than two values."""
+    """Variance with n − 1 in the denominator; NaN for fewer than two values."""
     if len(values) < 2:
         return np.full(values.shape[1], np.nan)
     return values.var(axis=0, ddof=1)
@@ -199,7 +199,7 @@ def studentised(difference: Array, squared_error: Array | int) -> Array:
 
 
 def percentile_interval(mean: Array, drawn: Array, level: Array) -> Means:
-    """Percentile intervals of what was drawn, (resamples, k); NaN where the level is."""
+    """Take percentile intervals of the resampled values, (resamples, k); NaN where the level is."""
     ends = np.full((2, len(mean)), np.nan)
     for column in np.flatnonzero(~np.isnan(level)):
         some = drawn[:, column]

@@ -37,50 +37,52 @@ class DistanceSums:
 
 
 class Reweighted(NamedTuple):
-    """The comparison, and what it is of."""
+    """A comparison of related pairs with others, and how many pairs and sequences it rests on."""
 
-    comparison: MeanComparison  # of targets (first) and others (second), (k,) each
-    pairs: int  # targets that were compared
-    left_out: int  # targets at distances where there is no other pair
-    sequences: int  # that hold a target that was compared
+    comparison: MeanComparison  # of related pairs (first) and others (second), (k,) each
+    pairs: int  # related pairs that were compared
+    left_out: int  # related pairs at distances where there is no other pair
+    sequences: int  # that hold a related pair that was compared
 
 
 def compare_reweighted(
-    target: DistanceSums,
+    related: DistanceSums,
     others: DistanceSums,
     resamples: int = 10_000,
     seed: int = 0,
     level: float = 0.95,
 ) -> Reweighted:
-    """Mean score of the targets against that of all others, reweighted to the targets' distances.
+    """Compare related pairs' mean score with that of others, reweighted to the same distances.
 
     ``T − O`` with ``T = Σ_d t_d / N`` and ``O = Σ_d n_d (o_d / m_d) / N``: at distance d there are
-    n_d targets with sum t_d and m_d others with sum o_d, and N = Σ_d n_d. Targets at distances
-    without others are left out, in the data and in each resample.
+    n_d related pairs with sum t_d and m_d others with sum o_d, and N = Σ_d n_d. Related pairs at
+    distances without others are left out, in the data and in each resample.
 
     Sequences are drawn with replacement and all of this, weights included, is computed anew. The
     statistic is ``t = (T − O) / e`` with the linearised standard error e over sequences;
     ``p = (1 + #{|t*| ≥ |t|}) / (1 + resamples)`` with ``t* = ((T − O)* − (T − O)) / e*``, and the
     difference's interval is the symmetric one that excludes 0 where p < 1 − level (Efron and
     Tibshirani 1993, section 12.5; Cameron, Gelbach and Miller 2008). Intervals of both means are
-    percentile intervals. NaN, apart from the means, if fewer than two sequences hold targets.
+    percentile intervals. NaN, apart from the means, if fewer than two sequences hold related pairs.
 
-    The effect is Hedges' g of N targets and as many others, distributed over d like the targets.
+    The effect is Hedges' g of N related pairs and as many others, distributed over d alike.
     """
-    usable = (target.count.sum(axis=0) > 0) & (others.count.sum(axis=0) > 0)
-    left_out = int(target.count.sum() - target.count[:, usable].sum())
-    target, others = target.at(usable), others.at(usable)
-    pairs, sequences = int(target.count.sum()), int((target.count.sum(axis=1) > 0).sum())
-    known = level if sequences > 1 else np.nan
-    return Reweighted(_compared(target, others, resamples, seed, known), pairs, left_out, sequences)
+    usable = (related.count.sum(axis=0) > 0) & (others.count.sum(axis=0) > 0)
+    left_out = int(related.count.sum() - related.count[:, usable].sum())
+    related, others = related.at(usable), others.at(usable)
+    pairs, sequences = int(related.count.sum()), int((related.count.sum(axis=1) > 0).sum())
+    usable_level = level if sequences > 1 else np.nan
+    return Reweighted(
+        _compared(related, others, resamples, seed, usable_level), pairs, left_out, sequences
+    )
 
 
 def _compared(
-    target: DistanceSums, others: DistanceSums, resamples: int, seed: int, level: float
+    related: DistanceSums, others: DistanceSums, resamples: int, seed: int, level: float
 ) -> MeanComparison:
-    size, columns = target.total.shape[0], target.total.shape[2]
+    size, columns = related.total.shape[0], related.total.shape[2]
     parts = [
-        (target.count, target.total[:, :, k], others.count, others.total[:, :, k])
+        (related.count, related.total[:, :, k], others.count, others.total[:, :, k])
         for k in range(columns)
     ]
     first, second, error = np.array([_estimate(np.ones((1, size)), *part) for part in parts])[
@@ -92,7 +94,7 @@ def _compared(
             for k, part in enumerate(parts):
                 drawn[:, rows, k] = _estimate(weights, *part)
     difference = first - second
-    drawn = drawn[:, ~np.isnan(drawn[0]).any(axis=1)]  # without a target there is no estimate
+    drawn = drawn[:, ~np.isnan(drawn[0]).any(axis=1)]  # no related pair, no estimate
     moved = np.abs(studentised(drawn[0] - drawn[1] - difference, drawn[2]))
     reach, p = np.full((2, columns), np.nan)
     if len(moved):
@@ -105,7 +107,7 @@ def _compared(
         first=percentile_interval(first, drawn[0], levels),
         second=percentile_interval(second, drawn[1], levels),
         difference=Means(difference, difference - reach, difference + reach),
-        effect=_effect(target, others),
+        effect=_effect(related, others),
         p=p,
     )
 
@@ -124,24 +126,24 @@ def _estimate(weights: Array, n: Array, t: Array, m: Array, o: Array) -> tuple[A
     share = np.divide(n_d, m_d, out=np.zeros_like(n_d), where=there)
     first = divided(np.where(there, t_d, 0.0).sum(axis=1), number)
     second = divided((n_d * mean_d).sum(axis=1), number)
-    known = there.astype(np.float64)
+    counted = there.astype(np.float64)
     influence = (
-        np.hstack([known, -known * (first - second)[:, None] - mean_d, -share, share * mean_d])
+        np.hstack([counted, -counted * (first - second)[:, None] - mean_d, -share, share * mean_d])
         @ np.hstack([t, n, o, m]).T
     )  # (b, s)
     squared_error = divided((weights * influence**2).sum(axis=1), number**2)
     return first, second, squared_error
 
 
-def _effect(target: DistanceSums, others: DistanceSums) -> Array:
-    n, m = target.count.sum(axis=0), others.count.sum(axis=0)
+def _effect(related: DistanceSums, others: DistanceSums) -> Array:
+    n, m = related.count.sum(axis=0), others.count.sum(axis=0)
     number = n.sum()
     if number < 2:
-        return np.full(target.total.shape[2], np.nan)
-    first = target.total.sum(axis=(0, 1)) / number
+        return np.full(related.total.shape[2], np.nan)
+    first = related.total.sum(axis=(0, 1)) / number
     weight = (n / m)[:, None] / number
     second = (weight * others.total.sum(axis=0)).sum(axis=0)
-    squares = target.squares.sum(axis=(0, 1)) / number
+    squares = related.squares.sum(axis=(0, 1)) / number
     squares = squares - first**2 + (weight * others.squares.sum(axis=0)).sum(axis=0) - second**2
     deviation = np.sqrt(np.maximum(squares / 2 * number / (number - 1), 0))
     return (1 - 3 / (8 * number - 9)) * divided(first - second, deviation)

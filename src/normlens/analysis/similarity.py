@@ -1,4 +1,4 @@
-"""Similarity of two maps."""
+"""The similarity of two maps: Spearman's ρ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From subwords to words."""
+"""Maps of words from maps of subwords."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def merge_words(maps: NDArray[Any], groups: Sequence[Sequence[int]]) -> NDArray[Any]:
-    """Merge tokens into words: columns of a word summed, rows averaged; (…, i, j) → (…, w, w)."""
-    membership = _membership(groups, maps)
-    mean = membership / membership.sum(axis=1, keepdims=True)
-    return mean @ maps @ membership.T
+def merge_words(
+    maps: NDArray[Any],
+    targets: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None = None,
+) -> NDArray[Any]:
+    """Merge tokens into words: columns of a word summed, rows averaged; (…, i, j) → (…, w, v).
+
+    `targets` and `sources` (by default the same) are the places of each word's tokens.
+    """
+    rows = _membership(targets, maps.shape[-2], maps.dtype)
+    columns = rows if sources is None else _membership(sources, maps.shape[-1], maps.dtype)
+    mean = rows / rows.sum(axis=1, keepdims=True)
+    return mean @ maps @ columns.T
 
 
 def sum_words(array: NDArray[Any], groups: Sequence[Sequence[int]], axes: int = 1) -> NDArray[Any]:
     """Sum the tokens of each word along the last one or two axes, (…, j) → (…, w)."""
-    membership = _membership(groups, array)
+    membership = _membership(groups, array.shape[-1], array.dtype)
     array = array @ membership.T
     return membership @ array if axes == 2 else array
 
 
-def _membership(groups: Sequence[Sequence[int]], like: NDArray[Any]) -> NDArray[Any]:
-    """Which tokens belong to which word, (w, j)."""
-    membership = np.zeros((len(groups), like.shape[-1]), dtype=like.dtype)
+def _membership(groups: Sequence[Sequence[int]], n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Whether each token belongs to each word, (w, i), as 1 and 0."""
+    membership = np.zeros((len(groups), n), dtype=dtype)
     for index, group in enumerate(groups):
         membership[index, list(group)] = 1
     return membership

@@ -14,16 +14,17 @@ from typing import Annotated, Any
 import typer
 
 from normlens._version import __version__
-from normlens.cli.corpus import app as corpus_app
 from normlens.cli.demo import demo_command
 from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
-from normlens.cli.papers import app as experiments_app
+from normlens.cli.papers import compare_command, report_command, reproduce_command
+from normlens.cli.run import run_command
+from normlens.cli.run_folder import check_command, query_command, status_command
 from normlens.cli.serve import serve_command
 from normlens.cli.view import view_command
-from normlens.errors import NormLensError, one_line
+from normlens.errors import NormLensError, OptionError, one_line
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -54,8 +55,26 @@ app.command("estimate", epilog="Example: normlens estimate --model minilm --toke
     estimate_command
 )
 app.command("demo", epilog="Example: normlens demo --out my-demo")(demo_command)
-app.add_typer(corpus_app)  # run, status, check and query
-app.add_typer(experiments_app)  # reproduce, report and compare
+app.command(
+    "run",
+    epilog="Example: normlens run --model minilm --data sample --out my-run && "
+    'normlens query my-run "SELECT layer, avg(ratio) FROM mixing GROUP BY layer"',
+)(run_command)
+app.command("status", epilog="Example: normlens status my-run")(status_command)
+app.command("check", epilog="Example: normlens check my-run")(check_command)
+app.command(
+    "query",
+    epilog='Example: normlens query my-run "SELECT scope_a, scope_b, avg(rho) FROM similarity '
+    'GROUP BY ALL" --csv',
+)(query_command)
+app.command(
+    "reproduce",
+    epilog="Example: normlens reproduce ff --model minilm --data sample --out my-results",
+)(reproduce_command)
+app.command("report", epilog="Example: normlens report my-results")(report_command)
+app.command("compare", epilog="Example: normlens compare bert/ gpt2/ --out comparison")(
+    compare_command
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(
             args=None if argv is None else list(argv), prog_name="normlens", standalone_mode=False
         )
+    except OptionError as error:
+        return _fail(error.as_typed)
     except NormLensError as error:
         return _fail(str(error))
     except _ClickError as error:

@@ -7,27 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.arguments import (
-    checked_options,
-    checked_precision,
-    layer_indices,
-    parse_layers,
-    parse_scopes,
-)
-from normlens.cli.options import (
-    DtypeOption,
-    LayersOption,
-    LimitOption,
-    ModelOption,
-    NonlinearityOption,
-    RevisionOption,
-    SamplesOption,
-    ScopeOption,
-    TrustOption,
-)
+from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.options import JsonOption, ModelOption
 from normlens.cli.printing import add_row, console_for, new_table
 from normlens.embedded import DEFAULT
 from normlens.errors import InputError
+from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 
 if TYPE_CHECKING:
     import torch
@@ -36,67 +21,58 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
+@with_field_options
 def estimate_command(
+    *,
     tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", help="Length of the text.")],
     model: ModelOption = None,
-    layers: LayersOption = None,
-    scope: ScopeOption = None,
+    asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size", "origin"))],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
-    nonlinearity: NonlinearityOption = "ig",
-    samples: SamplesOption = 64,
-    device: Annotated[
-        str,
-        typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …; cuda need not be here."),
-    ] = "auto",
-    dtype: DtypeOption = "auto",
-    precision: Annotated[
-        str,
-        typer.Option(metavar="KIND", help="Of FF products on a GPU: float32, tf32 or bfloat16."),
-    ] = "auto",
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    memory_limit: LimitOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    loading: LoadOptions,
+    as_json: JsonOption = False,
 ) -> None:
-    """Memory and operations of an analysis, before it runs and without the model's weights."""
-    ranges = parse_layers(layers)
-    for name, value in (("--tokens", tokens), ("--batch-size", batch_size)):
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, not {value}")
-    options = checked_options(nonlinearity, samples, memory_limit)
-    checked_precision(precision)
+    """Memory and operations of an analysis, before it runs and without the model's weights.
+
+    The device need not be here: --device cuda assumes a GPU that runs the kernels.
+    """
+    at_least_one(tokens, "tokens")
+    at_least_one(batch_size, "batch_size")
 
     from normlens import estimate as cost
-    from normlens import scopes as scope_names
     from normlens.decomposition.least import check_limit
-    from normlens.decomposition.memory import DEFAULT_LIMIT
-    from normlens.loading import device_anywhere, load_config, pick_dtype
+    from normlens.devices import device_anywhere, pick_dtype
+    from normlens.loading import load_config
 
-    place = device_anywhere(device)
-    stored = pick_dtype(dtype, place)
-    config = load_config(model, revision=revision, trust_remote_code=trust_remote_code)
+    place = device_anywhere(loading.device)
+    stored = pick_dtype(loading.dtype, place)
+    config = load_config(
+        model, revision=loading.revision, trust_remote_code=loading.trust_remote_code
+    )
     lens = cost.skeleton(config, name=model or DEFAULT)
     if lens.max_tokens is not None and tokens > lens.max_tokens:
         raise InputError(f"{lens.name} takes at most {lens.max_tokens} tokens, not {tokens}")
+    limit = asked.settings.memory_limit
+    assert limit is not None
     analysis = cost.Analysis(
         tokens=tokens,
-        layers=tuple(layer_indices(ranges, lens) or range(lens.n_layers)),
-        scopes=tuple(scope_names.resolve_all(parse_scopes(scope), lens.scopes)),
+        layers=tuple(asked.layers_of(lens.n_layers, lens.name)),
+        scopes=tuple(asked.scopes_of(lens.scopes)),
         batch=batch_size,
-        rule=nonlinearity,
-        samples=samples,
-        memory_limit=options["memory_limit"] or DEFAULT_LIMIT,
+        heads=asked.heads,
+        rule=asked.nonlinearity,
+        samples=asked.samples,
+        memory_limit=limit,
         device=str(place),
-        precision=precision,
+        precision=asked.precision,
     )
     kind = _checkpoint_dtype(config) if stored == "auto" else stored
-    if options["memory_limit"] is not None:
+    if asked.memory_limit is not None:
         check_limit(
-            options["memory_limit"],
+            limit,
             [lens.layers[index] for index in analysis.layers],
             [tokens],
             analysis.scopes,
-            nonlinearity,
+            analysis.rule,
             max(4, kind.itemsize),
         )
     sizes = cost.sizes_of(lens, kind)
@@ -109,10 +85,11 @@ def estimate_command(
 
 
 def _checkpoint_dtype(config: Any) -> torch.dtype:
+    """The dtype that a checkpoint's configuration names; float32 where it names none."""
     import torch
 
-    own = getattr(config, "dtype", None)
-    return own if isinstance(own, torch.dtype) else torch.float32
+    dtype = getattr(config, "dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
@@ -179,8 +156,8 @@ def _described(result: Estimate, analysis: Analysis) -> str:
 def _show_device(place: torch.device, sizes: ModelSizes, tokens: int) -> None:
     """What the device has room for, if it is here."""
     from normlens.decomposition.memory import free_memory
+    from normlens.devices import is_elsewhere
     from normlens.estimate.whole import automatic_batch
-    from normlens.loading import is_elsewhere
 
     console = console_for()
     if is_elsewhere(place):

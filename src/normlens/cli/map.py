@@ -4,43 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.arguments import (
-    checked_options,
-    checked_precision,
-    layer_indices,
-    parse_layers,
-    parse_scopes,
-    read_text,
-)
-from normlens.cli.options import (
-    DtypeOption,
-    ForceOption,
-    LayersOption,
-    LimitOption,
-    ModelOption,
-    NonlinearityOption,
-    QuietOption,
-    RevisionOption,
-    SamplesOption,
-    ScopeOption,
-    TrustOption,
-)
+from normlens.cli.arguments import read_text
+from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.options import ForceOption, ModelOption, QuietOption
 from normlens.cli.printing import status
 from normlens.cli.summary import completeness, layers_in_words, show_maps
 from normlens.embedded import DEFAULT
 from normlens.errors import InputError, NormLensError, OutputError, valid_choice
-from normlens.origins import LAYER, ORIGINS
+from normlens.options import AnalysisOptions, LoadOptions
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
 
 
+@with_field_options
 def map_command(
+    *,
     sentence: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to analyse.")
     ] = None,
@@ -57,30 +42,13 @@ def map_command(
     tokenizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
     ] = None,
-    layers: LayersOption = None,
-    scope: ScopeOption = None,
-    origin: Annotated[
-        str,
-        typer.Option(metavar="ORIGIN", help="Sources: a layer's own (layer) or tokens (input)."),
-    ] = LAYER,
-    heads: Annotated[bool, typer.Option("--heads", help="Head-level ATTN maps too.")] = False,
-    nonlinearity: NonlinearityOption = "ig",
-    samples: SamplesOption = 64,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of shapley.")] = 0,
+    analysis: Annotated[AnalysisOptions, Fields(without=("batch_size",))],
     words: Annotated[bool, typer.Option("--words", help="Merge subwords into words.")] = False,
     no_special_tokens: Annotated[
         bool,
         typer.Option("--no-special-tokens", help="Leave out \\[CLS], \\[SEP], <s>, …"),
     ] = False,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")] = "auto",
-    dtype: DtypeOption = "auto",
-    precision: Annotated[
-        str,
-        typer.Option(metavar="KIND", help="Of FF products on a GPU: float32, tf32 or bfloat16."),
-    ] = "auto",
-    revision: RevisionOption = None,
-    trust_remote_code: TrustOption = False,
-    memory_limit: LimitOption = None,
+    loading: LoadOptions,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
     ] = False,
@@ -108,10 +76,6 @@ def map_command(
     most; with one --scope, the map itself.
     """
     given = read_text([sentence, text], pair, file)
-    ranges = parse_layers(layers)
-    options = checked_options(nonlinearity, samples, memory_limit)
-    options["precision"] = checked_precision(precision)
-    options["origin"] = valid_choice(origin, ORIGINS, "--origin")
     drawing = _drawing(normalise, colour)
     if out is not None:
         _check_out(out, force, drawing)
@@ -121,24 +85,10 @@ def map_command(
     from normlens.loading import load
 
     with status(f"loading {model or DEFAULT}", quiet):
-        lens = load(
-            model,
-            tokenizer,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-        )
+        lens = load(model, tokenizer, **asdict(loading))
     with status("computing maps", quiet):
-        maps: Maps = lens.maps(
-            given,
-            scopes=parse_scopes(scope),
-            layers=layer_indices(ranges, lens),
-            heads=heads,
-            truncate=truncate,
-            seed=seed,
-            **options,
-        )
+        encoded = lens.encode(given, truncate=truncate)
+        (maps,) = lens.analyse(encoded, analysis)
     maps = maps.words() if words else maps
     maps = maps.without_special_tokens() if no_special_tokens else maps
     if out is None:

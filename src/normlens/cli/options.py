@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share and no dataclass has."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normlens.cli.arguments import FROM_ZERO
 from normlens.embedded import DEFAULT
-from normlens.precisions import AUTO, DTYPES
-from normlens.wording import listed
 
 ModelOption = Annotated[
     str | None,
@@ -20,40 +17,7 @@ ModelOption = Annotated[
         help=f"Hub name, local folder, or embedded model. Default: {DEFAULT}.",
     ),
 ]
-LayersOption = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help=f"For example 2 or 0,2-4; {FROM_ZERO}. Default: all."),
-]
-ScopeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--scope",
-        "-s",
-        metavar="NAME",
-        help="Scope such as ATTNRESLN-N, or its last component (ATTN, RES1, LN1, FF, …); "
-        "repeat it or separate names by commas. Default: all.",
-    ),
-]
-DTYPE_HELP = f"{listed((AUTO, *DTYPES), 'or')}."
-DtypeOption = Annotated[str, typer.Option(metavar="TYPE", help=DTYPE_HELP)]
-RevisionOption = Annotated[
-    str | None, typer.Option(metavar="REV", help="Branch, tag or commit on the hub.")
-]
-TrustOption = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run Python code that the model brings along."),
-]
-LimitOption = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Memory for the feed-forward stage, for example 512MB."),
-]
-NonlinearityOption = Annotated[
-    str,
-    typer.Option(
-        metavar="RULE",
-        help="How the feed-forward activation is passed on: ig, ig-bias, gradient or shapley.",
-    ),
-]
-SamplesOption = Annotated[int, typer.Option(metavar="N", help="Permutations of shapley.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results alone.")]
+NoProgressOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

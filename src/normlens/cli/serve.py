@@ -10,15 +10,20 @@ from typing import Annotated
 
 import typer
 
-from normlens.cli.arguments import checked_options
-from normlens.cli.options import DtypeOption, LimitOption, QuietOption, TrustOption
+from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.options import QuietOption
 from normlens.cli.printing import status
-from normlens.errors import InputError
+from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.serve.limits import Limits
 from normlens.serve.security import is_loopback
 
+#: What a visitor chooses, or the page shows anyway.
+_VISITORS = ("scopes", "layers", "heads", "nonlinearity", "batch_size", "origin")
 
+
+@with_field_options
 def serve_command(
+    *,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,30 +45,19 @@ def serve_command(
         typer.Option(metavar="NAME", help="Another name that browsers may know the server by."),
     ] = None,
     tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, mps, …")] = "auto",
-    dtype: DtypeOption = "auto",
-    trust_remote_code: TrustOption = False,
-    memory_limit: LimitOption = None,
+    loading: Annotated[LoadOptions, Fields(without=("revision",))],
+    analysis: Annotated[AnalysisOptions, Fields(without=_VISITORS)],
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it."""
-    if tokens < 1:
-        raise InputError(f"--tokens must be at least 1, not {tokens}")
-    checked_options("ig", 1, memory_limit)
+    at_least_one(tokens, "tokens")
 
     from normlens.serve.models import ServedModels, installed_models
     from normlens.serve.server import PageServer
 
     limits = Limits(tokens=tokens)
-    models = ServedModels(
-        model or installed_models(),
-        limits,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        memory_limit=memory_limit,
-    )
+    models = ServedModels(model or installed_models(), limits, loading=loading, analysis=analysis)
     page = PageServer(models, limits, host=host, port=port, allow_hosts=allow_host or ())
     try:
         with status("reading the models' configurations", quiet):

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from normlens import layers
 from normlens.cli.printing import add_row, console_for, new_table, print_table
-from normlens.scopes import consecutive, feed_forward_pair
+from normlens.scopes import consecutive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,8 @@ def show_maps(maps: Maps) -> None:
         f"{about['components']}, {about['dtype']} on {about['device']}"
     )
     console.print(f"{len(shown)} tokens: {' '.join(shown)}")
+    if maps.source_axis is not None:
+        console.print(f"{len(maps.sources)} sources: {' '.join(maps.source_tokens)}")
     console.print(completeness(maps))
     if maps.origin_in_words:
         console.print(f"{maps.origin_in_words}, through all layers; what no token owns is left out")
@@ -37,10 +39,10 @@ def show_maps(maps: Maps) -> None:
     if maps.heads:
         console.print("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
     if len(maps.scopes) == 1:
-        _show_scope(console, maps, shown)
+        _show_scope(console, maps)
     else:
         _show_similarity(console, maps)
-        _show_amplification(console, maps, shown)
+        _show_amplification(console, maps)
 
 
 def layers_in_words(maps: Maps) -> str:
@@ -76,44 +78,42 @@ def _rho(value: float) -> str:
     return "–" if value != value else f"{value:.2f}"
 
 
-def _show_amplification(console: Console, maps: Maps, shown: list[str]) -> None:
-    pair = feed_forward_pair(maps.scopes)
-    # A block beside the attention reads its own token alone and amplifies no pair.
-    if pair is None or "∥" in maps.provenance["components"]:
-        return
-    before, after = pair
-    title = f"Pairs that the feed-forward block amplifies most ({before} → {after})"
-    table = new_table("layer", "source → target, FF-amp", left=2)
-    _add_pairs(table, maps, shown, maps.amplification(before, after), PRINTED_PAIRS, "+.3f")
-    print_table(console, title, table)
+def _show_amplification(console: Console, maps: Maps) -> None:
+    for before, after in maps.feed_forward_pairs():
+        layers = maps.layers_of(before, after)
+        title = f"Pairs that the feed-forward block amplifies most ({before} → {after})"
+        table = new_table("layer", "source → target, FF-amp", left=2)
+        amplified = maps.choose(layers, [before, after])
+        values = amplified.amplification(before, after)
+        _add_pairs(table, amplified, values, PRINTED_PAIRS, "+.3f")
+        print_table(console, title, table)
 
 
-def _show_scope(console: Console, maps: Maps, shown: list[str]) -> None:
+def _show_scope(console: Console, maps: Maps) -> None:
     """The one chosen scope: its map where it fits, else its largest pairs."""
     scope = maps.scopes[0]
-    if len(shown) > PRINTED_TOKENS:
+    if max(len(maps.targets), len(maps.sources)) > PRINTED_TOKENS:
         title = f"Largest values of {scope} between two tokens"
         table = new_table("layer", "source → target, value", left=2)
-        _add_pairs(table, maps, shown, maps[scope], 2 * PRINTED_PAIRS, ".3g")
+        _add_pairs(table, maps.choose(scopes=scope), maps[scope], 2 * PRINTED_PAIRS, ".3g")
         print_table(console, title, table)
         return
-    for index, layer in enumerate(maps.layers):
+    for layer in maps.layers_of(scope):
         title = f"{scope}, layer {layer} (rows are targets, columns sources)"
-        table = new_table("", *shown)
-        for target, row in zip(shown, maps[scope][index], strict=True):
+        table = new_table("", *maps.source_tokens)
+        for target, row in zip(maps.tokens, maps.at(scope, layer), strict=True):
             add_row(table, target, *(f"{value:.3g}" for value in row))
         print_table(console, title, table)
 
 
-def _add_pairs(
-    table: Table, maps: Maps, shown: list[str], values: NDArray[Any], count: int, form: str
-) -> None:
+def _add_pairs(table: Table, maps: Maps, values: NDArray[Any], count: int, form: str) -> None:
     """A row per layer with the pairs of the largest values, (layer, i, j)."""
     from normlens.analysis import strongest_pairs
 
     for index, layer in enumerate(maps.layers):
-        pairs, _ = strongest_pairs(values[index], maps.allowed[index], count)
+        pairs, _ = strongest_pairs(values[index], maps.allowed[index], count, maps.is_same_token)
         words = [
-            f"{shown[pair.source]} → {shown[pair.target]} {pair.value:{form}}" for pair in pairs
+            f"{maps.source_tokens[pair.source]} → {maps.tokens[pair.target]} {pair.value:{form}}"
+            for pair in pairs
         ]
         add_row(table, str(layer), "   ".join(words) or "–")

@@ -3,8 +3,8 @@
 from normlens.decomposition.frozen import FrozenLayer, freeze
 from normlens.decomposition.norm_maps import decompose_layer, layer_maps
 from normlens.decomposition.results import LayerMaps
-from normlens.decomposition.rules import RULES
 from normlens.decomposition.settings import Settings
+from normlens.nonlinearities import RULES
 
 __all__ = [
     "RULES",

@@ -18,14 +18,10 @@ from normlens.components import FeedForward, Linear, ParallelFeedForward
 from normlens.decomposition.activations import activation
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Parts
-from normlens.decomposition.rules import SHAPLEY, Linearised, hidden, linearise, projections
+from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.scored import Scored
 from normlens.errors import InputError
-
-NOT_LINEAR = (
-    "Shapley values are not linear in the parts and cannot be composed; use the rule 'ig', "
-    "'ig-bias' or 'gradient'"
-)
+from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
 
 
 @dataclass(frozen=True)

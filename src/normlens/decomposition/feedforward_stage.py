@@ -79,7 +79,8 @@ def feed_forward_stage(
             factors,
             block.neurons.slopes,
             _tail_of_group(tail, factors),
-            kept,
+            # They are of the first attention, and of the norms that all its parts pass.
+            kept if alone else None,
             buffers or Buffers(),
             ordinary,
             output,

@@ -25,7 +25,6 @@ from normlens.components import (
 )
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.feedforward import (
-    NOT_LINEAR,
     FrozenFeedForward,
     FrozenParallelFeedForward,
     SampledFeedForward,
@@ -33,8 +32,8 @@ from normlens.decomposition.feedforward import (
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.rules import SHAPLEY
 from normlens.errors import InputError
+from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
 
 FrozenStep = (
     FrozenBranch

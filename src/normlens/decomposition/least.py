@@ -31,12 +31,11 @@ def check_limit(
 
     Without a scope behind the feed-forward block there are no tiles, so any limit does.
     """
-    behind = sum("FF" in components_of(scope) for scope in scopes)
-    if not behind:
-        return
+    asked = [scope for scope in scopes if "FF" in components_of(scope)]
     needs = []
     for layer in layers:
-        if layer.feed_forward is None:
+        behind = sum(scope in layer.scopes for scope in asked)
+        if layer.feed_forward is None or not behind:
             continue
         for n in set(lengths):
             heads = layer.attention.heads
@@ -51,10 +50,12 @@ def check_limit(
         )
 
 
-def check_vectors_limit(limit: int, layer: Layer, lengths: Sequence[int], itemsize: int) -> None:
+def check_vectors_limit(
+    limit: int, layers: Sequence[Layer], lengths: Sequence[int], itemsize: int
+) -> None:
     """Raise unless a memory limit suffices for whole vectors in sequences of these lengths."""
     n = max(lengths, default=1)
-    least = VectorSizes.of(layer, 1, n, itemsize).least
+    least = VectorSizes.of(layers, 1, n, itemsize).least
     if limit < least:
         raise MemoryLimitError(
             f"the memory limit of {_size(limit)} is too low for {n} tokens: the vectors of one "

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
-
-from normlens.errors import InputError
 
 GIB = 1 << 30
 #: The limit of the feed-forward stage: larger tiles are not faster. It is the same on every
 #: machine, because the sizes of tiles decide the last digits.
 DEFAULT_LIMIT = GIB // 4
 DEFAULT_PREPARED = GIB // 2  # of products that a prepared lens keeps
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -22,20 +17,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
-
-
-def parse_bytes(value: int | float | str | None) -> int | None:
-    """A memory limit as bytes: a number, or a string such as "512MB" or "1.5 GiB"."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
-    try:
-        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    except (ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise InputError(f"memory limit {value!r} is not a size; write for example '512MB' or 2e9")
-    return size
 
 
 def free_memory(device: torch.device) -> int:

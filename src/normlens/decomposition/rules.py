@@ -148,5 +148,3 @@ GATED_RULES: dict[str, Callable[..., Linearised]] = {
     "ig-bias": _gated_ig_bias,
     "gradient": _gated_gradient,
 }
-SHAPLEY = "shapley"
-RULES = (*PLAIN_RULES, SHAPLEY)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.feedforward import (
-    NOT_LINEAR,
     FrozenParallelFeedForward,
     SampledFeedForward,
 )
@@ -27,6 +26,7 @@ from normlens.decomposition.frozen import FrozenLayer
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.errors import InputError
+from normlens.nonlinearities import NOT_LINEAR
 
 
 @dataclass(frozen=True)

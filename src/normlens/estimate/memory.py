@@ -10,10 +10,10 @@ from normlens.decomposition.costs.gram import gram_memory
 from normlens.decomposition.costs.head_products import head_product_elements
 from normlens.decomposition.costs.tiles import MATRICES, player_memory
 from normlens.decomposition.plan import KernelPlan, sampled_targets
-from normlens.decomposition.rules import SHAPLEY
 from normlens.estimate.plans import forms_head_products, kernel_memory, plan_of, sequence_shape
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
+from normlens.nonlinearities import SHAPLEY
 
 
 def memory_of(

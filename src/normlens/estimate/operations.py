@@ -28,7 +28,6 @@ from normlens.decomposition.costs.tiles import (
 )
 from normlens.decomposition.fused.precision import SPLIT_PRODUCTS
 from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
-from normlens.decomposition.rules import SHAPLEY
 from normlens.estimate.plans import (
     covered,
     forms_head_products,
@@ -38,6 +37,7 @@ from normlens.estimate.plans import (
 )
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
+from normlens.nonlinearities import SHAPLEY
 from normlens.rows import ROWS
 
 

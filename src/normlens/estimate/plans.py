@@ -13,9 +13,9 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import TILES
 from normlens.decomposition.fused.tail import Slots, is_supported
 from normlens.decomposition.plan import BY_SOURCE, KernelPlan, Plan, choose_kernel_plan, choose_plan
-from normlens.decomposition.rules import SHAPLEY
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
+from normlens.nonlinearities import SHAPLEY
 
 
 def plan_of(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Plan | KernelPlan:

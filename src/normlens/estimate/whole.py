@@ -69,6 +69,6 @@ def estimate(sizes: ModelSizes, analysis: Analysis) -> Estimate:
 
 def automatic_batch(sizes: ModelSizes, tokens: int, device: torch.device) -> int:
     """How many sequences of so many tokens a lens runs together on `device`."""
-    first = sizes.layers[0]
-    each = sequence_memory(tokens, first.heads, first.d, sizes.compute_itemsize)
+    heads = max(layer.heads for layer in sizes.layers)
+    each = sequence_memory(tokens, heads, sizes.layers[0].d, sizes.compute_itemsize)
     return affordable_sequences(device, sizes.parameters * sizes.itemsize, each)

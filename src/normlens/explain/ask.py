@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
 from normlens.explain.explainer import Explainer
-from normlens.explain.options import ExplainOptions
 from normlens.explain.questions import (
     ALL,
     Question,
@@ -17,6 +16,7 @@ from normlens.explain.questions import (
     score_question,
 )
 from normlens.explain.words import Target
+from normlens.explain_options import ExplainOptions
 from normlens.explanation import Explanation
 from normlens.explanations import Explanations
 from normlens.heads import ANY, CAUSAL, Head

@@ -6,58 +6,28 @@ cos(u, v) = ( Σ_kl u_k·v_l + Σ_k u_k·b_v + Σ_l b_u·v_l + b_u·b_v ) / (‖
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from normlens.batches import affordable, batches, vector_batch
 from normlens.collect import versions
-from normlens.cosine import Cosine, TextTokens
+from normlens.cosine import Cosine
+from normlens.cosine_options import CosineOptions
 from normlens.decomposition.least import check_vectors_limit
+from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.errors import CompletenessError, InputError
-from normlens.explain.options import ExplainOptions
 from normlens.explain.sentences import SentenceParts, sentence_parts
 from normlens.heads import Head
+from normlens.parsing import parse_bytes
 from normlens.precisions import AUTO
 from normlens.sentences import Pooling
 from normlens.text import Encoded
+from normlens.tokens import TokenAxis
 from normlens.verdicts import SCORE_TOLERANCE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
-
-
-@dataclass(frozen=True)
-class CosineOptions:
-    """The options of `Lens.cosine`; wrong ones are refused when it is made."""
-
-    nonlinearity: str = "ig"
-    batch_size: int | str = AUTO
-    memory_limit: int | float | str | None = None
-
-    def __post_init__(self) -> None:
-        self._as_of_explain()
-
-    def _as_of_explain(self) -> ExplainOptions:
-        return ExplainOptions(
-            nonlinearity=self.nonlinearity,
-            batch_size=self.batch_size,
-            memory_limit=self.memory_limit,
-        )
-
-    @property
-    def limit(self) -> int:
-        """The memory, in bytes, that whole vectors may take beside the model's own."""
-        return self._as_of_explain().limit
-
-
-class CosineKeywords(TypedDict, total=False):
-    """The same options as keywords."""
-
-    nonlinearity: str
-    batch_size: int | str
-    memory_limit: int | float | str | None
 
 
 def text_pairs(a: Any, b: Any) -> tuple[list[tuple[str, str]], bool]:
@@ -87,12 +57,12 @@ def check_texts(pairs: Sequence[tuple[str, str]], pooling: Pooling) -> None:
 
 def cosines(
     lens: Lens,
-    head: Head,
     pooling: Pooling,
     encoded: Sequence[tuple[Encoded, Encoded]],
     options: CosineOptions,
 ) -> list[Cosine]:
     """The cosine of every pair. A text that comes several times is run once."""
+    head = pooling.head(lens.adapter.end(), lens.device)
     texts = {_key(text): text for pair in encoded for text in pair}
     found = dict(zip(texts, _parts(lens, head, list(texts.values()), options), strict=True))
     return [
@@ -109,17 +79,17 @@ def _parts(
     lens: Lens, head: Head, texts: list[Encoded], options: CosineOptions
 ) -> list[SentenceParts]:
     lengths = [len(text) for text in texts]
+    limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
     if options.memory_limit is not None:
-        itemsize = lens.compute_dtype.itemsize
-        check_vectors_limit(options.limit, lens.layers[0], lengths, itemsize)
+        check_vectors_limit(limit, lens.layers, lengths, lens.compute_dtype.itemsize)
     longest = max(lengths, default=1)
     size = options.batch_size
     wanted = affordable(lens, longest) if size == AUTO else int(size)
-    size = vector_batch(lens, longest, wanted, options.limit)
+    size = vector_batch(lens, longest, wanted, limit)
     parts: dict[int, SentenceParts] = {}
     for places in batches(lens, texts, size):
         batch = [texts[place] for place in places]
-        done = sentence_parts(lens, head, batch, options.nonlinearity, options.limit)
+        done = sentence_parts(lens, head, batch, options.nonlinearity, limit)
         parts |= dict(zip(places, done, strict=True))
     return [parts[place] for place in range(len(texts))]
 
@@ -157,6 +127,8 @@ def _cosine(
         bias=bias,
         a=_tokens(a),
         b=_tokens(b),
+        text_a=_text(a),
+        text_b=_text(b),
         completeness=error,
         provenance=_provenance(lens, head, _note(head, pooling, a, b), options, error),
     )
@@ -171,9 +143,12 @@ def _note(head: Head, pooling: Pooling, *texts: Encoded) -> str | None:
     return "; ".join(filter(None, [head.note, cut])) or None
 
 
-def _tokens(text: Encoded) -> TextTokens:
-    words = text.text if isinstance(text.text, str) else None
-    return TextTokens(text.tokens, text.ids, text.special, text.words, text.word_labels, words)
+def _tokens(text: Encoded) -> TokenAxis:
+    return TokenAxis(text.tokens, text.ids, text.special, text.words, text.word_labels)
+
+
+def _text(text: Encoded) -> str | None:
+    return text.text if isinstance(text.text, str) else None
 
 
 def _provenance(

@@ -13,18 +13,19 @@ from torch import Tensor
 
 from normlens.batches import batches
 from normlens.collect import versions
-from normlens.decomposition.memory import is_out_of_memory
+from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.options import ExplainOptions
 from normlens.explain.packing import Packed, Said, pack
 from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
 from normlens.explain.walk import Wanted, carry
 from normlens.explain.words import label_of
+from normlens.explain_options import ExplainOptions
 from normlens.explanation import Explanation
 from normlens.heads import LAST, Head
-from normlens.inputs import model_inputs, without_autocast
+from normlens.model_inputs import model_inputs, without_autocast
+from normlens.parsing import parse_bytes
 from normlens.scopes import resolve_all
 from normlens.text import Encoded
 from normlens.trace import reading
@@ -111,7 +112,7 @@ class Explainer:
             lengths,
             options.nonlinearity,
             lens.compute_dtype,
-            options.limit // KEPT_SHARE,
+            self._limit // KEPT_SHARE,
         )
         scores = self._forward(network, batch, [questions[i] for row in asked for i in row])
         rows = [
@@ -181,6 +182,11 @@ class Explainer:
         gradient = torch.nn.functional.pad(began.gradient, (0, 0, 0, width))
         return replace(began, gradient=gradient), said
 
+    @property
+    def _limit(self) -> int:
+        """The memory, in bytes, that an explanation may take beside the model's own."""
+        return parse_bytes(self.options.memory_limit) or DEFAULT_LIMIT
+
     @cached_property
     def _head(self) -> Head:
         return self.head.to(self.lens.compute_dtype)
@@ -199,7 +205,7 @@ class Explainer:
         each = n * (4 * widest + 8 * d)
         if self.options.flow or self.options.heads:
             each += 3 * heads * n * n
-        return max(1, self.options.limit // (2 * b * each * self.lens.compute_dtype.itemsize))
+        return max(1, self._limit // (2 * b * each * self.lens.compute_dtype.itemsize))
 
     def _explanation(
         self, sequence: Encoded, question: Question, said: Said, packed: Packed

@@ -61,7 +61,7 @@ class FrozenNetwork:
         if self.watch is not None:
             self.watch(trace)
         self.reaches.append(trace.layer.reach)
-        self.kept_bytes -= trace.alpha.nbytes
+        self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
         self.last = trace.output.detach()
@@ -92,7 +92,7 @@ class FrozenNetwork:
         frozen = freeze(
             layer,
             trace.x.to(self.dtype),
-            trace.alpha.to(self.dtype),
+            [alpha.to(self.dtype) for alpha in trace.alphas],
             self.lengths,
             self.rule,
             parts=False,

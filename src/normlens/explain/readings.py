@@ -58,15 +58,17 @@ def start(reading: Reading, head: Head | None, last: Tensor, rule: str, count: i
     assert not every or head.reads == MEAN
     pooled, pooled_bias = body.output.mean(0), body.bias.mean(0)
     steps = FrozenReadout.at(head.steps, pooled, rule, pooled_bias)
+    unowned: dict[str, float] = {}
+    columns: tuple[float, ...] = ()
     if reading.direction is not None:
         weight = reading.direction.to(last)
-        unowned, columns = {}, ()
         value = float(steps.output.double() @ weight.double())
     else:
         assert head.output is not None
         weight, bias, columns = _columns(head.output, head.soft_cap, reading.columns, steps, rule)
-        unowned = {"OUT": bias}
-        value = sum(s * c for (_, s), c in zip(reading.columns, columns, strict=True))
+        unowned["OUT"] = bias
+        signs = [sign for _, sign in reading.columns]
+        value = sum(sign * score for sign, score in zip(signs, columns, strict=True))
     g, of_steps = steps.score(weight)
     spread = (g / len(read)).expand_as(body.output)
     g, of_body = body.score(spread)
@@ -80,7 +82,7 @@ def start(reading: Reading, head: Head | None, last: Tensor, rule: str, count: i
             0, torch.tensor([reading.position], device=last.device), g
         )
     )
-    return Start(count - 1, gradient, unowned, value, tuple(columns))
+    return Start(count - 1, gradient, unowned, value, columns)
 
 
 def _columns(

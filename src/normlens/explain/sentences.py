@@ -20,9 +20,9 @@ from normlens.decomposition.activations import activation
 from normlens.decomposition.readout import FrozenReadout
 from normlens.decomposition.vectors import Sources
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.vectors import push
+from normlens.explain.vectors import check_one_sequence, push
 from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise, Head
-from normlens.inputs import model_inputs, without_autocast
+from normlens.model_inputs import model_inputs, without_autocast
 from normlens.text import Encoded
 from normlens.trace import reading
 from normlens.turns import alone_with_model
@@ -44,6 +44,7 @@ def sentence_parts(
     lens: Lens, head: Head, batch: Sequence[Encoded], rule: str, limit: int
 ) -> list[SentenceParts]:
     """Run the model on a batch once and push every token through it."""
+    check_one_sequence(lens.layers)
     dtype, lengths = lens.compute_dtype, [len(sequence) for sequence in batch]
     checks = Checks(lens.adapter, lens.dtype, lengths)
     network = FrozenNetwork(

@@ -6,17 +6,28 @@ layer is frozen once for a group. What no token owns passes with the last group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from normlens.components import Layer
 from normlens.decomposition.costs.vectors import VectorSizes, group_sources
 from normlens.decomposition.vectors import Sources
+from normlens.errors import UnsupportedModelError
 from normlens.explain.network import FrozenNetwork
 
 #: Called with the part of the work that is done, from 0 to 1.
 Advance = Callable[[float], None]
+
+
+def check_one_sequence(layers: Sequence[Layer]) -> None:
+    """Refuse layers that read another sequence, whose tokens would be sources, too."""
+    if any(attention.source is not None for layer in layers for attention in layer.attentions):
+        raise UnsupportedModelError(
+            "vectors are not pushed through layers that read another sequence yet; take "
+            "origin='layer'"
+        )
 
 
 class Visitor(Protocol):
@@ -42,8 +53,8 @@ def push(
     """Push every source of the batch through the layers up to `until`."""
     x = network.x(0)
     causal = network.causal
-    layer = network.adapter.layer(network.visited[0].block)
-    groups = group_sources(VectorSizes.of(layer, len(x), x.shape[1], x.itemsize), limit, causal)
+    layers = [network.adapter.layer(visited.block) for visited in network.visited]
+    groups = group_sources(VectorSizes.of(layers, len(x), x.shape[1], x.itemsize), limit, causal)
     done, all_passes = 0, len(groups) * (until + 1)
     for number, group in enumerate(groups):
         chunks = [Sources.at_input(x, first, count, causal) for first, count in group]

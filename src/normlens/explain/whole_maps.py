@@ -15,13 +15,14 @@ from torch import Tensor
 
 from normlens.checks import Checks
 from normlens.collect import Collected
+from normlens.columns import Columns
 from normlens.components import Layer, Reach
 from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.decomposition.results import LayerMaps
 from normlens.decomposition.vectors import Sources, WholeNorms
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.vectors import Advance, push
-from normlens.inputs import model_inputs, without_autocast
+from normlens.explain.vectors import Advance, check_one_sequence, push
+from normlens.model_inputs import model_inputs, without_autocast
 from normlens.options import Request
 from normlens.text import Encoded
 from normlens.trace import reading
@@ -38,11 +39,14 @@ def collect_whole_way(
     lens: Lens, request: Request, batch: Sequence[Encoded], progress: Progress | None
 ) -> Collected:
     """Run the model on a batch and collect the maps that `request` asks for."""
+    check_one_sequence(lens.layers)
     dtype, device = lens.compute_dtype, lens.device
     limit = request.settings.memory_limit or DEFAULT_LIMIT
     lengths = [len(sequence) for sequence in batch]
     checks = Checks(lens.adapter, lens.dtype, lengths)
-    collected = Collected(lengths, request.scopes, checks, request.arrays, request.correlations)
+    collected = Collected(
+        Columns(lengths), request.scopes, checks, request.arrays, request.correlations
+    )
     network = FrozenNetwork(
         lens.adapter,
         lengths,
@@ -89,7 +93,7 @@ def whole_maps(
     push(network, max(layers), limit, taken, advance)
     for index, layer in described.items():
         reach = reduce(Reach.then, network.reaches[: index + 1])
-        yield index, Layer(layer.steps, reach), taken.maps[index]
+        yield index, Layer(layer.steps, reach), taken.maps.get(index, LayerMaps())
 
 
 @dataclass

@@ -4,12 +4,12 @@ Rows are targets i (outputs), columns are sources j (inputs). Layers count from 
 arguments and in pictures.
 """
 
-from normlens.figures.amplification import plot_amplification
+from normlens.figures.amplification_map import plot_amplification
 from normlens.figures.canvas import require_matplotlib
-from normlens.figures.heatmaps import COLOUR_SCALES
-from normlens.figures.layer import plot_layer
-from normlens.figures.overview import plot_overview
-from normlens.figures.similarity import plot_similarity
+from normlens.figures.heat_map_panel import COLOUR_SCALES
+from normlens.figures.layer_panels import plot_layer
+from normlens.figures.overview_grid import plot_overview
+from normlens.figures.similarity_lines import plot_similarity
 
 __all__ = [
     "COLOUR_SCALES",

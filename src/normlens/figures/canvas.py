@@ -27,7 +27,7 @@ MARGIN = 0.15
 
 
 def require_matplotlib() -> None:
-    """Raise now what drawing would raise later."""
+    """Raise an error that names what to install where Matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -67,7 +67,7 @@ class Sheet:
 
 
 def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
-    """The figure for Jupyter: twice the pixels that it takes on the page."""
+    """Render the figure for Jupyter, with twice the pixels that it takes on the page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=192)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())

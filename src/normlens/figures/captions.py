@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from normlens.scopes import components_of
+from normlens.rolled import rollout_words
+from normlens.scopes import components_of, consecutive
 from normlens.wording import quoted
 
 if TYPE_CHECKING:
@@ -13,32 +14,32 @@ if TYPE_CHECKING:
 
 
 def additions(names: Sequence[str]) -> dict[str, str]:
-    """What each panel adds to the panel before it."""
+    """Say what each panel adds to the one that its scope extends."""
     words = {"ATTN-W": "weights", "ATTNRES-W": "½ + ½ identity", "ATTN-N": "weights × values"}
-    before: list[str] = []
+    before = {step.after: components_of(step.before) for step in consecutive(names)}
     added: dict[str, str] = {}
     for scope in names:
         parts = components_of(scope)
-        new = parts[len(before) :] if before else parts[-1:]
+        new = parts[len(before[scope]) :] if scope in before else parts[-1:]
         added[scope] = words.get(scope) or "+ " + " ".join(new)
-        if scope.endswith("-N"):
-            before = parts
     return added
 
 
-def unit(scope: str, normalise: str) -> str:
-    """What a scope's colours measure."""
+def unit(maps: Maps, scope: str, normalise: str) -> str:
+    """Say what a scope's colours measure."""
     if normalise != "none":
         return {
             "source": "share of each source's column",
             "target": "share of each target's row",
         }[normalise]
+    if (how := rollout_words(maps)) is not None:
+        return how
     return "norm of the part ‖F_i(x_j)‖" if scope.endswith("-N") else "attention weight"
 
 
-def measured(names: Sequence[str], normalise: str) -> str:
-    """What the colours measure, and in which panels."""
-    kinds = {unit(scope, normalise): scope[-1] for scope in names}
+def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
+    """Say what the colours measure, and in which panels."""
+    kinds = {unit(maps, scope, normalise): scope[-1] for scope in names}
     if len(kinds) == 1:
         return next(iter(kinds))
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())
@@ -54,22 +55,26 @@ def model_and(maps: Maps, what: str) -> str:
 
 
 def text_lines(maps: Maps) -> list[str]:
-    """The text in quotation marks, as one line, or none."""
+    """Quote the text in one line; no line without a text."""
     return [" ".join(quoted(maps.text))] if maps.text is not None else []
 
 
 def provenance(maps: Maps) -> str:
-    """How the numbers were made, in one line."""
-    known = maps.provenance
+    """Say in one line how the numbers were made."""
+    facts = maps.provenance
     measured = any(scope.endswith("-N") for scope in maps.scopes)  # weights have no parts
     words = [f"completeness {maps.completeness:.1e}" if measured else "completeness not measured"]
-    if "dtype" in known:
-        own, used = known["dtype"], known.get("compute_dtype", known["dtype"])
-        words.append(str(own) if own == used else f"{own} (maps in {used})")
-    if "nonlinearity" in known:
-        words.append(f"rule {known['nonlinearity']}")
-    if "normlens" in known.get("versions", {}):
-        words.append(f"normlens {known['versions']['normlens']}")
+    if "dtype" in facts:
+        model_dtype, maps_dtype = facts["dtype"], facts.get("compute_dtype", facts["dtype"])
+        words.append(
+            str(model_dtype)
+            if model_dtype == maps_dtype
+            else f"{model_dtype} (maps in {maps_dtype})"
+        )
+    if "nonlinearity" in facts:
+        words.append(f"rule {facts['nonlinearity']}")
+    if "normlens" in facts.get("versions", {}):
+        words.append(f"normlens {facts['versions']['normlens']}")
     return " · ".join(words)
 
 

@@ -34,7 +34,7 @@ class Fonts:
         return 1.05 * float(points) / 72
 
     def cut(self, text: str, size: float, width: float, weight: str = "normal") -> str:
-        """The beginning of `text` that fits into `width`."""
+        """Cut `text` to the beginning that fits into `width`."""
         if self.width(text, size, weight) <= width:
             return text
         low, high = 0, len(text)
@@ -45,7 +45,7 @@ class Fonts:
         return text[:low].rstrip() + "…"
 
     def wrap(self, text: str, size: float, width: float, lines: int) -> list[str]:
-        """`text` in at most so many lines, broken between words."""
+        """Break `text` between words into at most `lines` lines."""
         words = text.split(" ")
         wrapped: list[str] = []
         while words and len(wrapped) < lines - 1:
@@ -58,7 +58,7 @@ class Fonts:
 
 
 def fonts_for(texts: Iterable[str]) -> Fonts:
-    """The user's font, matplotlib's own, then whatever installed fonts the texts still need.
+    """Choose the user's font, then Matplotlib's, then installed fonts that the texts still need.
 
     matplotlib warns at every drawing about a character that no font has, so those are replaced.
     """
@@ -79,7 +79,7 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
 
 @cache
 def _letters(path: str) -> frozenset[int]:
-    """The characters that a font file can draw at any size."""
+    """List the characters that a font file can draw at any size."""
     from matplotlib.font_manager import get_font
 
     try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
+from normlens.figures.captions import cut_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,19 +18,20 @@ if TYPE_CHECKING:
 def draw_into(
     ax: Axes,
     values: Any,
-    tokens: Sequence[str],
+    maps: Maps,
     norm: Any,
     cmap: str,
     title: str,
     max_label: int,
 ) -> Figure:
-    """One map (i, j) with its tokens as ticks; returns the figure that the axes belong to."""
-    labels = [
-        token if len(token) <= max_label else f"{token[: max_label - 1]}…" for token in tokens
-    ]
+    """Draw one map (i, j) with its tokens as ticks; return the figure that the axes belong to."""
+    rows, columns = (
+        [cut_label(token, max_label) for token in tokens]
+        for tokens in (maps.tokens, maps.source_tokens)
+    )
     ax.imshow(values, norm=norm, cmap=cmap, interpolation="nearest")
-    ax.set_xticks(range(len(labels)), labels, rotation=90, parse_math=False)
-    ax.set_yticks(range(len(labels)), labels, parse_math=False)
+    ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
+    ax.set_yticks(range(len(rows)), rows, parse_math=False)
     ax.set(xlabel="source j (input)", ylabel="target i (output)", title=title)
     return figure_of(ax)
 
@@ -40,7 +42,7 @@ def titled(maps: Maps, title: str) -> str:
 
 
 def figure_of(ax: Axes) -> Figure:
-    """The figure that the axes belong to."""
+    """Find the figure that the axes belong to."""
     figure = ax.get_figure(root=True)
     if figure is None:
         raise InputError("these axes belong to no figure")
@@ -48,7 +50,7 @@ def figure_of(ax: Axes) -> Figure:
 
 
 def only_scope(scopes: Sequence[str]) -> str:
-    """The one scope that fits into one pair of axes."""
+    """Take the only scope; several do not fit into one pair of axes."""
     if len(scopes) != 1:
         raise InputError(
             f"one pair of axes takes one map, not {len(scopes)}; name a scope, such as "

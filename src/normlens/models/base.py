@@ -42,7 +42,7 @@ class Adapter:
         """The layers in the order in which the model runs them; a shared one appears repeatedly."""
         raise NotImplementedError
 
-    def steps(self, block: Any) -> list[Step]:
+    def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
         raise NotImplementedError
 
@@ -50,33 +50,35 @@ class Adapter:
         """The steps behind the last layer that belong to the body, such as a final norm."""
         return []
 
-    def head(self, model: Any) -> Head | None:
+    def head(self, model: nn.Module) -> Head | None:
         """The head of `model`, which holds this adapter's body; None: it is not described.
 
         By default the method for the task in the name of the model's class says it.
         """
         return described_by_task(self, model)
 
-    def causal_head(self, model: Any) -> Head | None:
+    def causal_head(self, model: nn.Module) -> Head | None:
         """A head that predicts the next token."""
         cap = getattr(self.config, "final_logit_softcapping", None)
-        output = read_linear(model.get_output_embeddings())
+        whole: Any = model
+        output = read_linear(whole.get_output_embeddings())
         return Head(CAUSAL, ANY, tuple(self.end()), output=output, soft_cap=cap)
 
-    def masked_head(self, model: Any) -> Head | None:
+    def masked_head(self, model: nn.Module) -> Head | None:
         """A head that predicts masked tokens."""
         return None
 
-    def sequence_head(self, model: Any) -> Head | None:
+    def sequence_head(self, model: nn.Module) -> Head | None:
         """A head that classifies a sequence."""
         return None
 
-    def token_head(self, model: Any) -> Head | None:
+    def token_head(self, model: nn.Module) -> Head | None:
         """A head that classifies every token."""
-        output = model.classifier if hasattr(model, "classifier") else model.score
+        whole: Any = model
+        output = whole.classifier if hasattr(whole, "classifier") else whole.score
         return self.classifier(TOKENS, ANY, output)
 
-    def classifier(self, task: str, reads: str, output: Any, *steps: HeadStep) -> Head:
+    def classifier(self, task: str, reads: str, output: nn.Module, *steps: HeadStep) -> Head:
         """A head whose last module `output` gives one score for each class."""
         problem = getattr(self.config, "problem_type", None)
         return Head(
@@ -89,11 +91,11 @@ class Adapter:
             exclusive=problem in (None, "single_label_classification"),
         )
 
-    def window(self, block: Any) -> int | None:
+    def window(self, block: nn.Module) -> int | None:
         """How many tokens to the left a target sees, itself included; None: all of them."""
         return None
 
-    def reach(self, block: Any) -> Reach:
+    def reach(self, block: nn.Module) -> Reach:
         """Which sources a target of this layer may attend to."""
         window = self.window(block)
         back = None if window is None else window - 1
@@ -106,6 +108,17 @@ class Adapter:
     def outside_scopes(self) -> str | None:
         """What mixes tokens outside every layer, in words; no scope shows it."""
         return None
+
+    def source_tokens(self, name: str, inputs: Mapping[str, Tensor]) -> list[list[str]]:
+        """The tokens of the other sequence `name` that attentions read, for each row of `inputs`.
+
+        Only families whose `Attention` has a `source` write it. Padding is left out.
+        """
+        raise UnsupportedModelError(
+            f"an attention of {type(self.model).__name__} reads another sequence ({name!r}), and "
+            f"the adapter {type(self).__name__} does not say what its tokens are; write its "
+            "`source_tokens` (docs/adapters.md)"
+        )
 
     def token_types(self) -> int:
         """The number of token types that the model distinguishes; 0: it takes none."""
@@ -144,8 +157,9 @@ class Decoder(Adapter):
         window = self.window(block)
         return Reach(window, window)
 
-    def sequence_head(self, model: Any) -> Head | None:
-        return self.classifier(SEQUENCES, LAST, model.score)
+    def sequence_head(self, model: nn.Module) -> Head | None:
+        whole: Any = model
+        return self.classifier(SEQUENCES, LAST, whole.score)
 
     def sliding_window(self, attention: Any) -> int | None:
         """The sliding window of a layer, if any; masks read its width in the configuration."""
@@ -153,7 +167,7 @@ class Decoder(Adapter):
 
 
 def register(
-    *model_types: str, tiny: Mapping[str, Any] | None = None
+    *model_types: str, tiny: Mapping[str, object] | None = None
 ) -> Callable[[type[Adapter]], type[Adapter]]:
     """Class decorator: use this adapter for models whose ``config.model_type`` is one of these.
 

@@ -1,4 +1,4 @@
-"""What an experiment is: a question, and what a run's tables answer."""
+"""The parts of an experiment: its question, its evidence, and its tables, figures and sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an experiment may look at: one data set's run, or what was computed from the weights."""
+    """The data an experiment reads: one data set's run, or files computed from the weights."""
 
     settings: Settings
     data: str  # the data set's short name; empty where no data is needed
@@ -38,14 +38,14 @@ class Evidence:
         return list(self.model["scopes"])
 
     def sql(self, query: str) -> pd.DataFrame:
-        """A query over the run's tables."""
+        """Run an SQL query over the run's tables."""
         assert self.run is not None
         return self.run.sql(query)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows to print. `formats` are format specifications (".2f") of columns."""
+    """A table of a report. `formats` are format specifications (".2f") of columns."""
 
     frame: pd.DataFrame
     caption: str
@@ -53,7 +53,7 @@ class Table:
     shown: int | None = None  # rows that a report shows; files hold all of them
 
     def text(self) -> pd.DataFrame:
-        """Every cell as the text that a reader sees; missing values are a dash."""
+        """Format every cell as text; missing values become a dash."""
         return pd.DataFrame(
             {
                 name: [self._cell(str(name), value) for value in self.frame[name]]
@@ -78,7 +78,7 @@ def _number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture that is drawn when it is asked for."""
+    """A figure of a report, drawn only when its `draw` is called."""
 
     draw: Callable[[], Drawing]
     caption: str
@@ -86,7 +86,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment found on one data set.
+    """An experiment's tables, figures and sentences on one data set.
 
     Names of tables and figures are file names without their endings. Sentences are computed from
     the numbers.
@@ -102,7 +102,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment of a paper.
+    """One experiment of a paper: its question, and the function that answers it.
 
     `needs` says what it looks at: "masked" or "plain" runs, or the "model" alone. `work` gives
     None where it does not apply (a model without that component, data without entities); `absent`

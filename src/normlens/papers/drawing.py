@@ -1,4 +1,4 @@
-"""What the experiments' figures have in common."""
+"""Shared parts of the experiments' figures: panels, axes, legends and lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 def panels(
     columns: int = 1, rows: int = 1, width: float = 3.4, height: float = 2.5, **options: Any
 ) -> tuple[Figure, list[Any]]:
-    """A figure with a grid of panels, each so many inches wide and high, row by row."""
+    """Make a figure with a grid of panels, row by row; `width` and `height` are a panel's."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def panels(
 
 
 def style(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: bool = True) -> None:
-    """Labels, thin lines and quiet ticks."""
+    """Label the axes, and draw thin lines and small ticks."""
     axes.set_xlabel(x, fontsize=TEXT, color=INK)
     axes.set_ylabel(y, fontsize=TEXT, color=INK)
     if title:
@@ -60,19 +60,19 @@ def style(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: bool = 
 
 
 def layer_ticks(axes: Any, layers: int) -> None:
-    """Layers as the papers count them on the horizontal axis, no more than fit."""
+    """Tick the horizontal axis with layers from 1, as the papers count, no more than fit."""
     step = max(1, -(-layers // 12))
     axes.set_xticks(range(1, layers + 1, step))
     axes.set_xlim(0.6, layers + 0.4)
 
 
 def legend(axes: Any, **options: Any) -> None:
-    """A frameless legend in small type."""
+    """Draw a frameless legend in small type."""
     axes.legend(fontsize=SMALL, frameon=False, handlelength=1.8, **options)
 
 
 def line(axes: Any, x: Any, y: Any, low: Any, high: Any, place: int, label: str = "") -> None:
-    """The `place`-th line of a panel, with its interval as a band."""
+    """Draw the `place`-th line of a panel, with its interval as a band."""
     colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
     axes.fill_between(x, low, high, color=colour, alpha=0.25, lw=0)
     axes.plot(x, y, marker=marker, color=colour, ms=3.5, lw=1.2, label=label or None)

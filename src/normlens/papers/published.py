@@ -1,4 +1,4 @@
-"""Published figures, and a run's own beside them."""
+"""The numbers that the papers report, and a run's numbers beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """One figure of a paper: what, of which model and data, and where it stands."""
+    """One number of a paper: its quantity, model, data and place in the paper."""
 
     key: str  # names the quantity, e.g. "table1/FF"
     label: str
@@ -26,7 +26,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A published figure beside a measured one; `same` if model and data are the published ones."""
+    """A published number beside a measured one; `same` if model and data are the published ones."""
 
     published: Published
     measured: float | None
@@ -39,8 +39,8 @@ class Comparison:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All figures in the package's data file."""
-    found = json.loads((files("normlens.papers") / "published.json").read_text("utf-8"))
+    """Read all numbers in the package's data file."""
+    contents = json.loads((files("normlens.papers") / "published.json").read_text("utf-8"))
     return tuple(
         Published(
             key=key,
@@ -52,7 +52,7 @@ def published() -> tuple[Published, ...]:
             source=group["source"],
             digits=group.get("digits", 2),
         )
-        for group in found["groups"]
+        for group in contents["groups"]
         for key, entry in group["values"].items()
     )
 
@@ -60,24 +60,24 @@ def published() -> tuple[Published, ...]:
 def compare(
     prefix: str, measured: Mapping[str, float], model: Mapping[str, Any], data: str
 ) -> list[Comparison]:
-    """Published figures whose key begins with `prefix`, each with what was measured for its key.
+    """Set each published number whose key begins with `prefix` beside the measured one.
 
-    Of several published models only the run's own counts, or the first, if it is none of them.
+    Of several published models, the run's model is taken, or the first one if it is not among them.
     `model` is described as in a run's manifest; `data` is the data set's short name.
     """
     entries = [entry for entry in published() if entry.key.startswith(prefix)]
-    own = [entry for entry in entries if _same_model(entry.model, str(model["name"]))]
-    shown = own or [entry for entry in entries if entry.model == entries[0].model]
+    of_this_model = [entry for entry in entries if _same_model(entry.model, str(model["name"]))]
+    shown = of_this_model or [entry for entry in entries if entry.model == entries[0].model]
     return [
         Comparison(
             published=entry,
             measured=measured.get(entry.key),
-            same=bool(own) and entry.data in (None, data),
+            same=bool(of_this_model) and entry.data in (None, data),
         )
         for entry in shown
     ]
 
 
 def _same_model(ours: str, theirs: str) -> bool:
-    """Hub names with or without their owner: google-bert/bert-base-uncased is bert-base-uncased."""
+    """Compare hub names without their owner: google-bert/bert-base-uncased is bert-base-uncased."""
     return ours.lower().rpartition("/")[2] == theirs.lower().rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What is on disk, asked every question, as a report."""
+"""Run every experiment on the runs of a folder and build the report."""
 
 from __future__ import annotations
 
@@ -9,25 +9,45 @@ from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.papers.base import Evidence, Experiment
-from normlens.papers.experiments import (
-    expansion,
-    frequency,
-    mixing,
-    norms,
-    pairs,
-    relations,
-    sentence,
-    similarity,
+from normlens.papers.kobayashi2021 import (
+    example_sentence,
+    expansion_rate,
+    section4_mixing_ratio,
+    section5_frequency,
 )
-from normlens.papers.folder import MODEL, RUNS, load_settings, short_names
+from normlens.papers.kobayashi2024 import (
+    figure9_cancellation,
+    figure10_norms,
+    figure11_dimensions,
+    figure12_scope_matrix,
+    figures7_8_related_pairs,
+    section6_2_special_dimensions,
+    table1_figure5_component_similarity,
+    tables2_3_amplified_pairs,
+)
 from normlens.papers.report.content import Header, Measured, Model, Report, Section
 from normlens.papers.report.files import write
+from normlens.papers.results_folder import MODEL, RUNS, load_settings, short_names
 from normlens.papers.settings import Settings
 
-#: Modules of experiments, in the order of the papers.
-MODULES = {
-    "ff": (similarity, pairs, relations, norms),
-    "mixing": (mixing, frequency, expansion, sentence),
+#: The experiments of each paper, in the report's order.
+EXPERIMENTS = {
+    "ff": (
+        table1_figure5_component_similarity.EXPERIMENT,
+        figure9_cancellation.EXPERIMENT,
+        figure12_scope_matrix.EXPERIMENT,
+        tables2_3_amplified_pairs.EXPERIMENT,
+        figures7_8_related_pairs.EXPERIMENT,
+        figure10_norms.EXPERIMENT,
+        figure11_dimensions.EXPERIMENT,
+        section6_2_special_dimensions.EXPERIMENT,
+    ),
+    "mixing": (
+        section4_mixing_ratio.EXPERIMENT,
+        section5_frequency.EXPERIMENT,
+        expansion_rate.EXPERIMENT,
+        example_sentence.EXPERIMENT,
+    ),
 }
 PARTS = {
     "ff": "Feed-forward blocks (Kobayashi et al. 2024)",
@@ -35,20 +55,18 @@ PARTS = {
 }
 
 
-def experiments(kind: str) -> list[Experiment]:
-    """The experiments of a paper."""
-    return [experiment for module in MODULES[kind] for experiment in module.EXPERIMENTS]
-
-
 def build_report(folder: str | os.PathLike[str]) -> Path:
-    """Write tables, figures and report of a folder that `reproduce` has made; gives its path."""
+    """Write the tables, figures and report of a folder that `reproduce` has made.
+
+    Returns the path of the page.
+    """
     folder = Path(folder)
     write(describe(folder), folder)
     return folder / "report.html"
 
 
 def describe(folder: Path) -> Report:
-    """The report of a folder: every experiment on every data set."""
+    """Describe the report of a folder: every experiment on every data set."""
     settings = load_settings(folder)
     runs = _runs(folder, settings)
     sections = [
@@ -62,15 +80,15 @@ def describe(folder: Path) -> Report:
             runs=_folders(experiment, runs),
         )
         for kind in settings.kinds
-        for experiment in experiments(kind)
+        for experiment in EXPERIMENTS[kind]
     ]
     header = _header(settings, runs)
     return Report(f"{header.model.name} through NormLens", header, sections)
 
 
 def _runs(folder: Path, settings: Settings) -> dict[str, dict[str, Run]]:
-    """The runs of each data set: masked, plain."""
-    found: dict[str, dict[str, Run]] = {}
+    """Open the runs of each data set, by kind (masked, plain)."""
+    runs: dict[str, dict[str, Run]] = {}
     for short in short_names(settings.data).values():
         for kind in ("masked", "plain"):
             path = folder / RUNS / f"{short}-{kind}"
@@ -82,10 +100,10 @@ def _runs(folder: Path, settings: Settings) -> dict[str, dict[str, Run]]:
                         f"{str(path)!r} is not finished ({status.done} of {status.sequences} "
                         "sequences); run the same normlens reproduce again to go on"
                     )
-                found.setdefault(short, {})[kind] = run
-    if not found:
+                runs.setdefault(short, {})[kind] = run
+    if not runs:
         raise InputError(f"{str(folder)!r} holds no runs; run the same normlens reproduce again")
-    return found
+    return runs
 
 
 def _evidence(
@@ -96,27 +114,27 @@ def _evidence(
         return [Evidence(settings, "", first, folder / MODEL)]
     return [
         Evidence(settings, short, run, folder / MODEL)
-        for short, own in runs.items()
-        if (run := _of(experiment, own)) is not None
+        for short, by_kind in runs.items()
+        if (run := _run_for(experiment, by_kind)) is not None
     ]
 
 
-def _of(experiment: Experiment, own: dict[str, Run]) -> Run | None:
-    """The run that an experiment looks at; a causal model has only the one without masks."""
+def _run_for(experiment: Experiment, by_kind: dict[str, Run]) -> Run | None:
+    """Choose the run that an experiment reads; a causal model has only the one without masks."""
     if experiment.needs == "plain":
-        return own.get("plain")
-    return own.get("masked") or own.get("plain")
+        return by_kind.get("plain")
+    return by_kind.get("masked") or by_kind.get("plain")
 
 
 def _folders(experiment: Experiment, runs: dict[str, dict[str, Run]]) -> list[str]:
     if experiment.needs == "model":
         return []
-    chosen = [_of(experiment, own) for own in runs.values()]
+    chosen = [_run_for(experiment, by_kind) for by_kind in runs.values()]
     return [f"{RUNS}/{Path(str(run.folder)).name}" for run in chosen if run is not None]
 
 
 def _header(settings: Settings, runs: dict[str, dict[str, Run]]) -> Header:
-    every = [(short, run) for short, own in runs.items() for run in own.values()]
+    every = [(short, run) for short, by_kind in runs.items() for run in by_kind.values()]
     manifest = every[0][1].manifest
     shown = {
         name.replace("_", " "): value
@@ -149,5 +167,5 @@ def _measured(short: str, run: Run) -> Measured:
 
 
 def _shown(name: str) -> str:
-    """A model's name; of a folder, its own without the path."""
+    """Shorten a model's name: of a folder, only its last part."""
     return Path(name).name if Path(name).is_absolute() else name

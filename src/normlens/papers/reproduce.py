@@ -1,4 +1,4 @@
-"""From a model and data to a report: the runs that the experiments need, and what they show."""
+"""From a model and data to a report: plan the runs that the experiments need, and do them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import fixed_path
+from normlens.corpus.runs.options import ExecutionKeywords
+from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.runs import model_name, resume, run
+from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
 from normlens.loading import load
-from normlens.papers.folder import (
+from normlens.option_fields import shows_fields_of
+from normlens.papers.from_model import read_ranks_file, write_from_model
+from normlens.papers.reporting import build_report
+from normlens.papers.results_folder import (
     MODEL,
     RUNS,
     SETTINGS,
@@ -24,9 +28,10 @@ from normlens.papers.folder import (
     save_settings,
     short_names,
 )
-from normlens.papers.from_model import read_ranks_file, write_from_model
-from normlens.papers.reporting import build_report
-from normlens.papers.settings import Settings
+from normlens.papers.settings import Settings, SettingsKeywords
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: The papers mask in the experiments on similarity and mixing, and not in those on FF-amp.
 MEASURES = {"masked": "similarity,mixing,norms", "plain": "amplification"}
@@ -35,7 +40,7 @@ ALL_MEASURES = "similarity,mixing,amplification,norms"
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that the experiments need."""
+    """One run that the experiments need."""
 
     data: str  # what was asked for
     short: str  # what reports call it
@@ -48,7 +53,7 @@ class Planned:
 
 
 def plan(settings: Settings, causal: bool) -> list[Planned]:
-    """Masked and unmasked runs over each data set; a causal model has no masks, and one run."""
+    """Plan masked and unmasked runs over each data set; a causal model needs one, without masks."""
     planned = []
     for data, short in short_names(settings.data).items():
         if causal:
@@ -60,18 +65,19 @@ def plan(settings: Settings, causal: bool) -> list[Planned]:
     return planned
 
 
+@shows_fields_of(Settings, without=("kinds", "model", "data", "limits"))
 def reproduce(
     kinds: str | Sequence[str],
-    model: Any,
+    model: str | os.PathLike[str] | Lens,
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
     limit: int | None = None,
     progress: Progress | None = None,
-    execution: dict[str, Any] | None = None,
-    **options: Any,
+    execution: ExecutionKeywords | None = None,
+    **options: Unpack[SettingsKeywords],
 ) -> Path:
-    """Every table and figure of the papers: ``reproduce("ff", "minilm", "sample", "out")``.
+    """Compute every table and figure of the papers: ``reproduce("ff", "minilm", "sample", "out")``.
 
     Does or resumes the runs that the experiments (`kinds`: "ff", "mixing" or both) need, under
     ``out/runs``, and builds the report; gives its path. `limit` takes the first sequences of the
@@ -109,7 +115,9 @@ def reproduce(
     return build_report(folder)
 
 
-def _lens(model: Any, settings: Settings, execution: dict[str, Any]) -> Lens:
+def _lens(
+    model: str | os.PathLike[str] | Lens, settings: Settings, execution: ExecutionKeywords
+) -> Lens:
     if not isinstance(model, (str, os.PathLike)):
         return model
     return load(
@@ -126,14 +134,14 @@ def _do(
     folder: Path,
     settings: Settings,
     lens: Lens,
-    model: Any,
-    execution: dict[str, Any],
+    model: str | os.PathLike[str] | Lens,
+    execution: ExecutionKeywords,
     progress: Progress,
 ) -> Run:
-    """The run, done or finished."""
+    """Do the run, or finish one that was begun."""
     here = (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
-    own = ("device", "dtype", "trust_remote_code")
-    how = {k: v for k, v in execution.items() if not (here and k in own)}
+    of_the_lens = ("device", "dtype", "trust_remote_code")
+    how = {k: v for k, v in execution.items() if not (here and k in of_the_lens)}
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
     relations = {"relations": list(settings.relations)}
     amplified = settings.relations and "amplification" in planned.measures

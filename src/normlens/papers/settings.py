@@ -1,11 +1,14 @@
-"""What a reproduction is asked for."""
+"""The settings of a reproduction."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError, OptionError, valid_choice
+from normlens.option_fields import Option
+from normlens.options import REVISION
 
 KINDS = ("ff", "mixing")
 MASK = 0.12  # Kobayashi et al. 2021 and 2024
@@ -25,26 +28,46 @@ _OF_RUNS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that the numbers of a report depend on beside model and data."""
+    """Everything that the numbers of a report depend on, model and data included."""
 
     kinds: tuple[str, ...]
     model: str
     data: tuple[str, ...]
-    revision: str | None = None
+    revision: str | None = REVISION.field(None)
     column: str | None = None  # of the data, as in a run
     pair_column: str | None = None
     paragraphs: bool = False
     limits: dict[str, int] = field(default_factory=dict)  # data → its first so many sequences
     max_length: int = 128
-    mask: float = MASK
-    seed: int = 0
-    resamples: int = 10_000  # of every bootstrap
-    min_count: int = 2  # occurrences of a pair of subwords that counts; rarer ones are left out
-    top: int = 10  # pairs per layer
-    layer: int | None = None  # of the histograms, from 1; None: where the effect is largest
-    relations: tuple[str, ...] = ()  # a user's own, my_module:my_relation
-    ranks: str | None = None  # a file of `rank count id` lines; None: ranks from the corpus
-    sentence: str | None = None  # of the attention maps; "first|second" is a pair
+    mask: float = Option(
+        "Masked share in the experiments that mask; causal models are never masked.",
+        metavar="SHARE",
+    ).field(MASK)
+    seed: int = Option("Of masks, samples and resamples.", metavar="N").field(0)
+    resamples: int = Option("Of every bootstrap.", metavar="N").field(10_000)
+    #: rarer pairs of subwords are left out
+    min_count: int = Option("Occurrences of a subword pair that counts.", metavar="N").field(2)
+    top: int = Option("Most amplified pairs per layer.", metavar="N").field(10)
+    layer: int | None = Option(
+        "Layer of the histograms, counted from 1 as in the papers. Default: the clearest.",
+        metavar="N",
+    ).field(None)
+    relations: tuple[str, ...] = Option(
+        "Your own relation between tokens: a function of an item that gives (n, n) booleans; may "
+        "be repeated.",
+        metavar="MODULE:NAME",
+        flags=("--relation",),
+        typed=list[str],
+        parse=tuple,
+    ).field(())
+    ranks: str | None = Option(
+        "Frequency ranks of subwords, `rank count id` per line. Default: the corpus's.",
+        metavar="FILE",
+        parse=os.path.abspath,
+    ).field(None)
+    sentence: str | None = Option(
+        "Of the attention maps; 'first|second' is a pair.", metavar="TEXT"
+    ).field(None)
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -52,17 +75,18 @@ class Settings:
         if not self.data:
             raise InputError("a reproduction needs --data")
         for name, least in (("resamples", 100), ("min_count", 1), ("top", 1), ("max_length", 2)):
-            if getattr(self, name) < least:
-                option = name.replace("_", "-")
-                raise InputError(f"--{option} must be at least {least}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value < least:
+                raise OptionError(name, f"{{option}} must be at least {least}, not {value}")
         if self.layer is not None and self.layer < 1:
-            raise InputError(
-                f"--layer must be at least 1, not {self.layer}: the papers' report counts layers "
-                "from 1"
+            raise OptionError(
+                "layer",
+                f"{{option}} must be at least 1, not {self.layer}: the papers' report counts "
+                "layers from 1",
             )
 
     def joined(self, other: Settings) -> Settings:
-        """These settings in a folder that was begun with `other`, which must not mix two things."""
+        """Merge these settings into a folder begun with `other`; refuse to mix two kinds."""
         for item in fields(self):
             then, now = getattr(other, item.name), getattr(self, item.name)
             if item.name in _OF_RUNS and then != now:
@@ -85,11 +109,30 @@ class Settings:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Settings:
-        known = {item.name for item in fields(cls)}
-        own = {name: value for name, value in found.items() if name in known}
+    def from_json(cls, contents: dict[str, Any]) -> Settings:
+        names = {item.name for item in fields(cls)}
+        values = {name: value for name, value in contents.items() if name in names}
         tuples = ("kinds", "data", "relations")
-        return cls(**own | {name: tuple(own.get(name, ())) for name in tuples})
+        return cls(**values | {name: tuple(values.get(name, ())) for name in tuples})
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of `Settings` as keywords of `reproduce`, apart from those it has by name."""
+
+    revision: str | None
+    column: str | None
+    pair_column: str | None
+    paragraphs: bool
+    max_length: int
+    mask: float
+    seed: int
+    resamples: int
+    min_count: int
+    top: int
+    layer: int | None
+    relations: tuple[str, ...]
+    ranks: str | None
+    sentence: str | None
 
 
 def _sequences(limit: int | None) -> str:

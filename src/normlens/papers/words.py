@@ -7,5 +7,5 @@ LAYER = "layer (counted from 1)"
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number with a true minus sign."""
+    """Write a number with a true minus sign."""
     return f"{value:.{digits}f}".replace("-", "−")

@@ -11,8 +11,8 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from normlens._version import __version__
-from normlens.decomposition import RULES
 from normlens.errors import InputError, one_line, valid_choice
+from normlens.nonlinearities import RULES
 from normlens.serve.jobs import CANCELLED, DONE, Job, Jobs, Question, QueueFullError
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
@@ -34,7 +34,7 @@ _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 
 
 def _problems(**why: str) -> dict[int | str, dict[str, Any]]:
-    """Declarations of refusals: ``_problems(_404="…")``."""
+    """Declare refusals by status: ``_problems(_404="…")``."""
     return {
         int(status.lstrip("_")): {"model": Problem, "description": text}
         for status, text in why.items()
@@ -72,11 +72,11 @@ _SUBMITTED: dict[int | str, dict[str, Any]] = {
 _SUBMITTED[429]["headers"] = {
     "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds.", "required": True}
 }
-_KNOWN = _problems(_404="There is no such analysis, or it has been dropped.")
+_NO_SUCH_ANALYSIS = _problems(_404="There is no such analysis, or it has been dropped.")
 
 
 def create_app(models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts) -> ASGIApp:
-    """The whole server but its socket. The models must have been described."""
+    """Build the whole server but its socket. The models must have been described."""
     app = FastAPI(
         title="NormLens",
         version=__version__,
@@ -111,15 +111,15 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
     async def list_models() -> ModelList:
         infos = [
             ModelInfo(
-                name=known.name,
-                family=known.family,
-                layers=known.layers,
-                scopes=list(known.scopes),
-                causal=known.causal,
-                max_tokens=known.max_tokens,
-                loaded=models.is_loaded(known.name),
+                name=model.name,
+                family=model.family,
+                layers=model.layers,
+                scopes=list(model.scopes),
+                causal=model.causal,
+                max_tokens=model.max_tokens,
+                loaded=models.is_loaded(model.name),
             )
-            for known in models.descriptions.values()
+            for model in models.descriptions.values()
         ]
         shown = LimitInfo(text_characters=limits.text_characters, tokens=limits.tokens)
         return ModelList(models=infos, limits=shown)
@@ -140,7 +140,12 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
             raise HTTPException(429, str(error), headers) from error
         return Submitted(id=job.id)
 
-    @app.get("/api/analyses/{id}", operation_id="status", summary="How far it is", responses=_KNOWN)
+    @app.get(
+        "/api/analyses/{id}",
+        operation_id="status",
+        summary="How far it is",
+        responses=_NO_SUCH_ANALYSIS,
+    )
     async def status(id: str) -> Status:
         return _status(jobs.find(id))
 
@@ -148,7 +153,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
         "/api/analyses/{id}",
         operation_id="cancel",
         summary="Stop an analysis, waiting or running; a finished one stays as it is",
-        responses=_KNOWN,
+        responses=_NO_SUCH_ANALYSIS,
     )
     async def cancel(id: str) -> Status:
         return _status(jobs.cancel(id))
@@ -160,12 +165,12 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
         response_class=Response,
         responses={
             200: {"content": _BYTES, "description": "The maps of one text."},
-            **_KNOWN,
+            **_NO_SUCH_ANALYSIS,
             **_problems(_409="There are no maps yet, or it failed.", _410="It was cancelled."),
         },
     )
     async def maps(id: str) -> Response:
-        job = _known(jobs.find(id))
+        job = _existing(jobs.find(id))
         if job.state == CANCELLED:
             raise HTTPException(410, "the analysis was cancelled")
         if job.state != DONE:
@@ -175,7 +180,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
 
 
 def _question(asked: AnalysisRequest, models: ServedModels, limits: Limits) -> Question:
-    """The request as a question, or what is wrong with it."""
+    """Turn a request into a question, or raise what is wrong with it."""
     try:
         valid_choice(asked.model, models.names, "model")
         valid_choice(asked.rule, RULES, "rule")
@@ -191,19 +196,18 @@ def _question(asked: AnalysisRequest, models: ServedModels, limits: Limits) -> Q
     return Question(asked.model, asked.text, asked.pair, asked.rule)
 
 
-def _known(job: Job | None) -> Job:
+def _existing(job: Job | None) -> Job:
     if job is None:
         raise HTTPException(404, _UNKNOWN)
     return job
 
 
 def _status(job: Job | None) -> Status:
-    found = _known(job)
-    return Status.model_validate(found, from_attributes=True)
+    return Status.model_validate(_existing(job), from_attributes=True)
 
 
 def _say_one_line(app: FastAPI) -> None:
-    """Every refusal is {"detail": one line}."""
+    """Answer every refusal with {"detail": one line}."""
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""How many connections the server holds, and how long it waits for whoever is at their other end.
+"""Limits on the server's connections: their number, and how long each may keep it waiting.
 
 A client that sends half a request, or does not take its answer, holds a descriptor for as long as
 it likes; a few hundred of them would shut everybody else out. So connections are counted, and each
@@ -35,7 +35,7 @@ _SILENCE = 60.0  # seconds between two lines about the same shortage
 
 
 def most_connections(limits: Limits) -> int:
-    """As many as the limits say, fewer where the process may not open that many descriptors."""
+    """Limit connections as set, to fewer where the process may not open that many descriptors."""
     try:
         import resource
 
@@ -47,7 +47,7 @@ def most_connections(limits: Limits) -> int:
 
 
 def protocol_class(limits: Limits) -> type[H11Protocol]:
-    """The protocol of a server with these limits, as uvicorn takes it."""
+    """Make the protocol class, as uvicorn takes it, of a server with these limits."""
     most = most_connections(limits)
 
     class LimitedProtocol(Connection):

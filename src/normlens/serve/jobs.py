@@ -1,6 +1,6 @@
 """Analyses from the moment they are asked for until their results are dropped.
 
-Every method may be called from any thread: requests arrive in one, the worker lives in another.
+Every method may be called from any thread: requests arrive in one, analyses run in another.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from normlens.options import AnalysisOptions
 from normlens.serve.limits import Limits
 
 QUEUED, RUNNING, DONE, FAILED, CANCELLED = STATES = (
@@ -26,12 +27,12 @@ QUEUED, RUNNING, DONE, FAILED, CANCELLED = STATES = (
 
 @dataclass(frozen=True)
 class Question:
-    """What an analysis is asked for; equal questions have equal answers."""
+    """The request of an analysis; equal questions have equal answers."""
 
     model: str
     text: str
     pair: str | None = None
-    rule: str = "ig"
+    rule: str = AnalysisOptions.nonlinearity
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Jobs:
     # For requests -------------------------------------------------------------------------------
 
     def submit(self, question: Question, layers: int) -> Job:
-        """A new analysis: queued, or done at once if its answer is at hand."""
+        """Add an analysis: queued, or done at once if its answer is at hand."""
         with self._lock:
             self._expire()
             # 128 random bits: knowing one id helps nobody to guess another.
@@ -95,7 +96,7 @@ class Jobs:
             return replace(job)
 
     def find(self, id: str) -> Job | None:
-        """The analysis as it stands now; None if there is none, or none any more."""
+        """Find an analysis as it stands now; None if there is none, or none any more."""
         with self._lock:
             self._expire()
             return self._snapshot(id)
@@ -112,7 +113,7 @@ class Jobs:
             return self._snapshot(id)
 
     def close(self) -> None:
-        """Cancel everything and send the worker home."""
+        """Cancel everything and end the analysis thread's wait."""
         with self._lock:
             self._closed = True
             if self._running is not None and self._running.state == RUNNING:
@@ -121,10 +122,10 @@ class Jobs:
                 self._file(self._queue.popleft(), CANCELLED)
             self._lock.notify_all()
 
-    # For the worker -----------------------------------------------------------------------------
+    # For the analysis thread --------------------------------------------------------------------
 
     def take(self) -> Job | None:
-        """The next analysis, when there is one; None when there will be none."""
+        """Wait for the next analysis; None when the queue is closed."""
         with self._lock:
             while True:
                 while not self._queue and not self._closed:
@@ -161,7 +162,7 @@ class Jobs:
             self._running = None
 
     def stopped(self, job: Job) -> None:
-        """The worker has let go of an analysis that was cancelled."""
+        """Note that the thread has let go of an analysis that was cancelled."""
         with self._lock:
             assert job.state == CANCELLED
             self._running = None
@@ -185,9 +186,9 @@ class Jobs:
         return replace(job, position=position)
 
     def _answer_from_memory(self, job: Job) -> bool:
-        for known in reversed(self._finished.values()):
-            if known.state == DONE and known.question == job.question:
-                job.result, job.layers_done = known.result, job.layers
+        for finished in reversed(self._finished.values()):
+            if finished.state == DONE and finished.question == job.question:
+                job.result, job.layers_done = finished.result, job.layers
                 self._file(job, DONE)
                 return True
         return False

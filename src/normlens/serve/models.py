@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from normlens.embedded import EMBEDDED
-from normlens.errors import InputError
+from normlens.errors import InputError, UnsupportedModelError
+from normlens.options import AnalysisOptions, LoadOptions
 from normlens.serve.jobs import Question
 from normlens.serve.limits import Limits
 from normlens.viewer.payload import encode
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Description:
-    """What a visitor is told of a model before it is loaded."""
+    """The facts about a model that a visitor sees before it is loaded."""
 
     name: str
     family: str
@@ -39,26 +40,29 @@ class ServedModels:
         names: Sequence[str],
         limits: Limits,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
-        trust_remote_code: bool = False,
-        memory_limit: str | None = None,
+        loading: LoadOptions = LoadOptions(),
+        analysis: AnalysisOptions = AnalysisOptions(),
     ):
         self.names = tuple(dict.fromkeys(names))
         self.descriptions: dict[str, Description] = {}
-        self._limits, self._memory_limit = limits, memory_limit
-        self._options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self._trust = trust_remote_code
+        self._limits, self._loading, self._analysis = limits, loading, analysis
         self._lenses: OrderedDict[str, Lens] = OrderedDict()  # the one used last stands last
 
     def describe(self) -> None:
-        """Read every model's configuration, so that a wrong name is known before the page is."""
+        """Read every model's configuration, so that a wrong name fails before the page opens."""
+        from normlens.devices import pick_device, pick_dtype
         from normlens.estimate import skeleton
-        from normlens.loading import load_config, pick_device, pick_dtype
+        from normlens.loading import load_config
 
-        pick_dtype(self._options["dtype"], pick_device(self._options["device"]))
+        trust = self._loading.trust_remote_code
+        pick_dtype(self._loading.dtype, pick_device(self._loading.device))
         for name in self.names:
-            lens = skeleton(load_config(name, trust_remote_code=self._trust), name)
+            lens = skeleton(load_config(name, trust_remote_code=trust), name)
+            if len({layer.scopes for layer in lens.layers}) > 1:
+                raise UnsupportedModelError(
+                    f"the layers of {name} differ, and the page of a server shows layers that are "
+                    "alike; `normlens map --out maps.html` writes a page with all of them"
+                )
             self.descriptions[name] = Description(
                 name=name,
                 family=lens.model_type,
@@ -72,13 +76,11 @@ class ServedModels:
         return name in self._lenses
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
-        """The maps that a question asks for, as the page reads them."""
-        from normlens.options import AnalysisOptions
-
+        """Compute the maps that a question asks for, encoded as the page reads them."""
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
         encoded = self._encode(lens, question)
-        options = AnalysisOptions(nonlinearity=question.rule, memory_limit=self._memory_limit)
+        options = replace(self._analysis, nonlinearity=question.rule)
         (maps,) = lens.analyse([encoded], options, progress=progress)
         return encode([maps])
 
@@ -89,7 +91,7 @@ class ServedModels:
             # Room is made first: two models at once may be more than the memory holds.
             while len(self._lenses) >= self._limits.models:
                 self._lenses.popitem(last=False)
-            self._lenses[name] = load(name, trust_remote_code=self._trust, **self._options)
+            self._lenses[name] = load(name, **asdict(self._loading))
         self._lenses.move_to_end(name)
         return self._lenses[name]
 
@@ -109,7 +111,7 @@ class ServedModels:
 
 
 def installed_models() -> list[str]:
-    """Embedded models that can be served, or an error that says how to get one."""
+    """List the embedded models that can be served, or raise an error that says how to get one."""
     names = [
         name for name, model in EMBEDDED.items() if model.installed and not model.missing_extras()
     ]

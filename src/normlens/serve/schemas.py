@@ -6,8 +6,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from normlens.option_fields import options_of
+from normlens.options import AnalysisOptions
 from normlens.serve.limits import Limits
 
+#: The one option of an analysis that a visitor may choose.
+_RULE = options_of(AnalysisOptions)["nonlinearity"]
 # White space of Python, of Rust's regular expressions and of ECMAScript's differ a little.
 _SOMETHING = r"[^\s\x1c-\x1f\x85\ufeff]"
 
@@ -46,7 +50,7 @@ class AnalysisRequest(BaseModel):
     model: str
     text: str = Field(pattern=_SOMETHING)
     pair: str | None = Field(default=None, pattern=_SOMETHING)
-    rule: str = Field(default="ig", description="How the feed-forward activation is passed on.")
+    rule: str = Field(default=AnalysisOptions.nonlinearity, description=_RULE.help)
 
 
 class Submitted(BaseModel):

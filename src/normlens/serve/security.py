@@ -45,7 +45,7 @@ class Hosts:
 
     @classmethod
     def of(cls, host: str, also: Iterable[str] = ()) -> Hosts:
-        """The names that fit the address the server listens on, and others that were allowed."""
+        """Collect the names that fit the server's address, and others that were allowed."""
         names = {*LOOPBACK, *(_written(name) for name in also)}
         if not is_everywhere(host):
             return cls(frozenset(names | {_written(host)}))
@@ -74,7 +74,7 @@ def _is_address(text: str) -> bool:
 
 
 def _written(host: str) -> str:
-    """A host as it stands in a URL."""
+    """Write a host as it appears in a URL."""
     return f"[{host.lower()}]" if ":" in host and "[" not in host else host.lower()
 
 
@@ -85,7 +85,7 @@ class Refusal:
 
 
 class _Gone(Exception):
-    """Whoever sent the request did not stay to finish it."""
+    """Raised when the client left before its request was complete."""
 
 
 class Guard:
@@ -126,13 +126,13 @@ class Guard:
                 f"this server does not answer to the name {match['name']!r}; open it as "
                 "127.0.0.1 or localhost, or start it with --allow-host",
             )
-        own = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
-        if any(origin not in own for origin in _values(scope, b"origin")) or _is_foreign(scope):
+        this_server = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
+        if _is_foreign(scope) or not this_server.issuperset(_values(scope, b"origin")):
             return Refusal(403, "the request comes from another page than this server's own")
         return None
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None as soon as it is known to be too large, whatever was announced."""
+        """Read the body; None as soon as it proves too large, whatever was announced."""
         declared = _values(scope, b"content-length")
         if any(value.isdigit() and int(value) > self._body_bytes for value in declared):
             return None
@@ -164,8 +164,8 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 def _with_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     given = list(headers)
     names = {name.lower() for name, _ in given}
-    own = ((name.lower().encode(), value.encode()) for name, value in HEADERS.items())
-    return [*given, *((name, value) for name, value in own if name not in names)]
+    guarded = ((name.lower().encode(), value.encode()) for name, value in HEADERS.items())
+    return [*given, *((name, value) for name, value in guarded if name not in names)]
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 from normlens.errors import InputError, MissingDependencyError, system_reason
+from normlens.serve.analysis_thread import AnalysisThread
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 from normlens.serve.security import Hosts, is_everywhere
-from normlens.serve.worker import Worker
 
 #: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
@@ -32,7 +32,7 @@ _UVICORN: dict[str, Any] = {
 
 
 class PageServer:
-    """The socket, the queue and the worker of one page."""
+    """The socket, the queue and the analysis thread of one page."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PageServer:
             ) from error
         self.models, self.jobs, self._limits = models, Jobs(limits), limits
         self._host, self._allow_hosts = host, allow_hosts
-        self._worker = Worker(self.jobs, models)
+        self._thread = AnalysisThread(self.jobs, models)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
@@ -71,7 +71,7 @@ class PageServer:
         from normlens.serve.app import create_app
         from normlens.serve.connections import QuietServer, protocol_class
 
-        self._worker.start()
+        self._thread.start()
         hosts = Hosts.of(self._host, self._allow_hosts)
         app = create_app(self.models, self.jobs, self._limits, hosts)
         protocol = protocol_class(self._limits)
@@ -89,18 +89,18 @@ class PageServer:
         self._server.should_exit = True
 
     def close(self) -> bool:
-        """Cancel every analysis; whether the worker has ended."""
+        """Cancel every analysis; return whether its thread has ended."""
         self._listener.close()
-        return self._worker.stop(PATIENCE)
+        return self._thread.stop(PATIENCE)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at the address, not listening yet."""
+    """Bind a socket to the address; it does not listen yet."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"there is no address {host!r}; use --host 127.0.0.1") from error
-    family, kind, protocol, _, place = found[0]
+    family, kind, protocol, _, place = addresses[0]
     listener = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":  # elsewhere it would let two servers share a port

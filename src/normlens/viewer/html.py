@@ -45,7 +45,7 @@ def to_html(
 
 
 def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None) -> bytes:
-    """The payload of all layers, or of as many as fit into a file of `largest` MB."""
+    """Encode all layers, or as many as fit into a file of `largest` MB."""
     if precision is None:
         precision = 32 if _float_bytes(listed) <= _EXACT else 16
     data = payload.encode(listed, precision=precision)
@@ -71,7 +71,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
 
 
 def title_of(listed: Sequence[Maps]) -> str:
-    """What the browser's tab shows: the first text and the models."""
+    """Write the browser tab's title: the first text and the models."""
     text = listed[0].text
     first = " ".join((text if isinstance(text, str) else " / ".join(text or ())).split())
     models = list(dict.fromkeys(str(maps.provenance.get("model", "")) for maps in listed))

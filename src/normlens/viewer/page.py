@@ -14,18 +14,18 @@ MODES = ("serve",)
 
 @cache
 def script() -> str:
-    """The front end, an ES module."""
+    """Read the front end, an ES module."""
     return _static("viewer.js")
 
 
 def shell(mode: str = "serve") -> str:
-    """The page of the server, which loads ``static/viewer.js`` and no other file."""
+    """Read the server's page, which loads ``static/viewer.js`` and no other file."""
     valid_choice(mode, MODES, "mode of the viewer's page")
     return _static("serve.html")
 
 
 def standalone(payload: bytes, title: str, state: str = "") -> str:
-    """One page with the front end and a payload inside; it works from disk, without network.
+    """Put the front end and a payload into one page that works from disk, without network.
 
     `state` is what it shows first, as in the page's address: ``"layer=3&scope=FF"``. Tokens and
     texts are inside the payload's base64, so none of them is ever read as markup.

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from normlens.errors import InputError
 from normlens.labelled import LabelledMaps
 from normlens.plain_json import plain
+from normlens.rolled import rollout_words
+from normlens.viewer.shapes import of_like_layers, square
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -36,7 +38,7 @@ _LEVEL = 6
 def encode(
     maps: Maps | Sequence[Maps], *, precision: int = 16, left_out: Iterable[str] = ()
 ) -> bytes:
-    """One or several maps as a payload; `left_out` are sentences about what is missing."""
+    """Encode one or several maps; `left_out` are sentences about what is missing."""
     if precision not in BITS:
         listed = ", ".join(map(str, BITS))
         raise InputError(f"precision is a number of bits, one of {listed}, not {precision!r}")
@@ -54,7 +56,11 @@ def encode(
 
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
-    """One or several maps as a list that is not empty."""
+    """Make a list of one or several maps, each as the viewer can show it; none is an error.
+
+    The viewer knows layers that are alike and one list of tokens: maps whose layers differ become
+    one item per kind of layer, and sources that are other tokens are put before the targets.
+    """
     listed = [maps] if isinstance(maps, LabelledMaps) else list(maps)
     if not listed:
         raise InputError("there are no maps to show; give at least one")
@@ -63,7 +69,7 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
-    return listed
+    return [square(part) for one in listed for part in of_like_layers(one)]
 
 
 class _Blobs:
@@ -101,6 +107,8 @@ def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dic
         left_out = [*left_out, "Head-level maps are left out; the maps file has them."]
     if maps.standard_error:
         left_out = [*left_out, "Standard errors are left out; the maps file has them."]
+    if (how := rollout_words(maps)) is not None:
+        left_out = [*left_out, f"Norms of single layers are left out; values are a {how}."]
     completeness = float(maps.completeness)
     text = [maps.text] if isinstance(maps.text, str) else maps.text
     return {
@@ -129,7 +137,7 @@ def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dic
 
 
 def _derived(maps: Maps) -> dict[str, str]:
-    """ATTNRES-W is half of ATTN-W and half the identity, so it need not be stored."""
+    """Name scopes that need not be stored: ATTNRES-W is half of ATTN-W and half the identity."""
     if "ATTN-W" not in maps.arrays or "ATTNRES-W" not in maps.arrays:
         return {}
     expected = 0.5 * maps.arrays["ATTN-W"] + 0.5 * np.eye(len(maps.tokens))
@@ -138,22 +146,22 @@ def _derived(maps: Maps) -> dict[str, str]:
 
 
 def _masks(allowed: NDArray[np.bool_], blobs: _Blobs) -> tuple[list[Any], list[int]]:
-    """Each different mask once, and the number of each layer's mask."""
+    """Store each different mask once, and number each layer's mask."""
     masks: list[Any] = []
-    known: dict[bytes, int] = {}
+    number_of: dict[bytes, int] = {}
     numbers = []
     lower = np.tril(np.ones(allowed.shape[1:], dtype=bool))
     for mask in allowed:
         key = np.packbits(mask, bitorder="little").tobytes()
-        if key not in known:
-            known[key] = len(masks)
+        if key not in number_of:
+            number_of[key] = len(masks)
             if mask.all():
                 masks.append("all")
             elif np.array_equal(mask, lower):
                 masks.append("lower")
             else:
                 masks.append(blobs.add(np.frombuffer(key, np.uint8), "bits"))
-        numbers.append(known[key])
+        numbers.append(number_of[key])
     return masks, numbers
 
 
@@ -181,5 +189,5 @@ def _encode_map(
 
 
 def _relative_error(blob: Mapping[str, Any]) -> float:
-    """Rounding to the nearest code is wrong by half a step of the logarithm at most."""
+    """Bound the rounding error: at most half a step of the logarithm."""
     return math.expm1(blob["step"] / 2) if "step" in blob else float(np.finfo(np.float32).eps) / 2

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from normlens.errors import MissingDependencyError
+from normlens.labelled import LabelledMaps
 from normlens.viewer import page, payload
 from normlens.viewer.html import LARGEST, fitted, title_of
+from normlens.viewer.shapes import of_like_layers
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
@@ -20,37 +22,48 @@ _FRAME = 8.0  # MB; larger frames make notebooks slow to save and to open
 
 
 def widget(maps: Maps | Sequence[Maps], **state: Any) -> Any:
-    """An interactive widget of one or several maps.
+    """Make an interactive widget of one or several maps.
 
     `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 0),
     ``scope="FF"``, ``view="compare"``. What the reader does is in the widget's ``state``.
     """
     listed = payload.as_list(maps)
-    words = _words(listed, state)
+    words = _words(maps, state)
     make = widget_class()
     return make(payload=fitted(listed, None, LARGEST), state=words)
 
 
-def _words(listed: Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
-    """The state as the page reads it; a layer that is not in the maps is an error.
+def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
+    """Write the state as the page reads it; a layer that is not in the maps is an error.
 
     The page itself shows the first layer instead, which is right for an address that was made for
-    other maps, but not for an argument.
+    other maps, but not for an argument. Maps whose layers differ are several items there; the one
+    that has the layer is opened.
     """
     words = {name: str(value) for name, value in state.items()}
-    if "layer" in state:
-        items = {str(number): maps for number, maps in enumerate(listed)}
-        shown = items.get(words.get("item", "0"), listed[0])
-        layer = state["layer"]
-        if isinstance(layer, str) and layer.isdecimal():
-            layer = int(layer)
-        words["layer"] = str(shown.choose([layer]).layers[0])
+    if "layer" not in state:
+        return words
+    layer = state["layer"]
+    if isinstance(layer, str) and layer.isdecimal():
+        layer = int(layer)
+    listed = payload.as_list(maps)
+    if "item" in words:
+        items = {str(number): shown for number, shown in enumerate(listed)}
+        (wanted,) = items.get(words["item"], listed[0]).wanted_layers([layer])
+    else:
+        first = maps if isinstance(maps, LabelledMaps) else maps[0]
+        (wanted,) = first.wanted_layers([layer])
+        kinds = of_like_layers(first)
+        if len(kinds) > 1:
+            places = [place for place, kind in enumerate(kinds) if wanted in kind.layers]
+            words["item"] = str(places[0])
+    words["layer"] = str(wanted)
     return words
 
 
 @cache
 def widget_class() -> type[Any]:
-    """The widget's class, or an error that names what to install."""
+    """Define the widget's class, or raise an error that names what to install."""
     try:
         import anywidget
         import traitlets
@@ -68,9 +81,9 @@ def widget_class() -> type[Any]:
 
 
 def frame(maps: Maps | Sequence[Maps], height: int = 760, **state: Any) -> str:
-    """The self-contained page in a frame, for notebooks without anywidget."""
+    """Put the self-contained page into a frame, for notebooks without anywidget."""
     listed = payload.as_list(maps)
-    words = urlencode(_words(listed, state))
+    words = urlencode(_words(maps, state))
     document = page.standalone(fitted(listed, None, _FRAME), title_of(listed), words)
     return (
         f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
@@ -79,7 +92,7 @@ def frame(maps: Maps | Sequence[Maps], height: int = 760, **state: Any) -> str:
 
 
 def mimebundle(maps: Maps, **options: Any) -> Any:
-    """What a notebook shows for maps that are the last expression of a cell."""
+    """Build what a notebook shows for maps that are the last expression of a cell."""
     try:
         shown = widget(maps)
     except MissingDependencyError as error:
@@ -91,7 +104,7 @@ def mimebundle(maps: Maps, **options: Any) -> Any:
 
 
 def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
-    """The widget, or the page in a frame with a line that says how to get the widget."""
+    """Make the widget, or a frame with a line that says how to get the widget."""
     try:
         return widget(maps, **state)
     except MissingDependencyError as error:

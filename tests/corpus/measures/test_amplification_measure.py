@@ -202,7 +202,14 @@ def test_a_sequence_of_one_token_has_no_pair():
     one = item(0, n=2)
     record = replace(one.encoded, ids=[4], tokens=["a"], special=[False], words=[0], entities=[])
     cut = {scope: a[:, :1, :1] for scope, a in one.maps.arrays.items()}
-    maps = replace(one.maps, arrays=cut, allowed=one.maps.allowed[:, :1, :1])
+    maps = replace(
+        one.maps,
+        arrays=cut,
+        allowed=one.maps.allowed[:, :1, :1],
+        raw_tokens=["a"],
+        mixing={},
+        statistics={},
+    )
     single = replace(one, maps=maps, encoded=replace(record, masked=[]))
     for table in measures.get("amplification").rows(single).values():
         assert len(table) == 0

@@ -20,7 +20,7 @@ Sentence = tuple[tuple[str, ...], tuple[Entity, ...]]
 
 
 def sentences(lines: Iterable[str], where: str) -> Iterator[Sentence]:
-    """Words and entities of each sentence; `-DOCSTART-` lines are not sentences."""
+    """Read words and entities of each sentence; `-DOCSTART-` lines are not sentences."""
     words: list[str] = []
     tags: list[str] = []
     width: int | None = None
@@ -50,13 +50,13 @@ def sentences(lines: Iterable[str], where: str) -> Iterator[Sentence]:
 
 
 def entities(tags: Iterable[str]) -> tuple[Entity, ...]:
-    """Entity spans of a sentence's tags in any of IOB1, IOB2, IOE1, IOE2, IOBES and BILOU.
+    """Find the entity spans in a sentence's tags: IOB1, IOB2, IOE1, IOE2, IOBES or BILOU.
 
     These are the chunk borders of the shared tasks' own scorer (conlleval). In IOB1 a B- stands
     only where an entity follows another of the same label; an I- after O or after another
     label begins an entity as well.
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     start = 0
     letter, label = "O", ""
     for index, tag in enumerate([*tags, "O"]):
@@ -70,10 +70,10 @@ def entities(tags: Iterable[str]) -> tuple[Entity, ...]:
         )
         if not continues:
             if letter != "O":
-                found.append(Entity(start, index, label))
+                spans.append(Entity(start, index, label))
             start = index
         letter, label = new_letter, new_label
-    return tuple(found)
+    return tuple(spans)
 
 
 def looks_like_columns(lines: Iterable[str]) -> bool:
@@ -95,5 +95,5 @@ def looks_like_columns(lines: Iterable[str]) -> bool:
 
 
 def _fields(line: str) -> list[str]:
-    """The columns of a line; only spaces and tabs separate, for a word may hold U+00A0."""
+    """Split a line into columns, at spaces and tabs only: a word may hold U+00A0."""
     return [field for field in re.split(r"[ \t\r\n]+", line) if field]

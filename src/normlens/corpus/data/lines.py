@@ -44,9 +44,9 @@ class Lines:
                     yield line.decode("utf-8", errors="surrogateescape")
 
     def problem(self) -> str | None:
-        """What is wrong with the lines that were read since it was asked last."""
-        found, self._problem = self._problem, None
-        return found
+        """Say what is wrong with the lines read since the last call; None if nothing is."""
+        problem, self._problem = self._problem, None
+        return problem
 
     def _check_encoding(self, first: bytes) -> None:
         for mark, name in _OTHER_MARKS.items():
@@ -55,5 +55,5 @@ class Lines:
 
 
 def is_spoilt(text: str) -> bool:
-    """Whether a text holds what stands for bytes that are not UTF-8."""
+    """Whether a text holds characters that stand for bytes that are not UTF-8."""
     return any("\udc80" <= character <= "\udcff" for character in text)

@@ -19,7 +19,7 @@ SHARE = 0.12
 def mask_tokens(
     encoded: EncodedRecord, tokenizer: Any, share: float = SHARE, seed: int = 0
 ) -> EncodedRecord:
-    """Put the mask token for a share of the ordinary tokens, for one of them at least.
+    """Replace a share of the ordinary tokens, at least one, by the mask token.
 
     Which ones depends on the seed, the record's id and its number of ordinary tokens alone.
     """
@@ -49,7 +49,7 @@ def mask_tokens(
 
 
 def _order(seed: int, record: str, count: int) -> NDArray[np.intp]:
-    """A permutation of `count` positions.
+    """Draw a permutation of `count` positions.
 
     NumPy promises the raw stream of a bit generator for good, but not what `permutation` makes
     of it; so raw numbers are drawn and sorted.

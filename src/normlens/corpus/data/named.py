@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlens.corpus.data import conll
-from normlens.corpus.data.formats import paragraph_pairs
+from normlens.corpus.data.prose import paragraph_pairs
 from normlens.corpus.data.records import Data, Record
 from normlens.errors import InputError, MissingDependencyError, reason_of
 
@@ -47,19 +47,19 @@ class HubData(Data):
         self.rows = rows
 
     def _records(self) -> Iterator[Record]:
-        fields = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext}[self.name]
-        for index, found in enumerate(fields(self.rows)):
-            yield Record(id=f"{self.name}:{index}", **found)
+        fields_of = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext}[self.name]
+        for index, fields in enumerate(fields_of(self.rows)):
+            yield Record(id=f"{self.name}:{index}", **fields)
 
     def _fingerprint(self) -> str:
-        own = str(self.rows._fingerprint)
-        return own if self.limit is None else f"{own}-{self.limit}"
+        fingerprint = str(self.rows._fingerprint)
+        return fingerprint if self.limit is None else f"{fingerprint}-{self.limit}"
 
 
 def open_named(name: str, limit: int | None = None) -> HubData:
-    """The validation split of a named data set."""
-    source = NAMED[name]
-    local = f"--data {name}:path/{source.example}"
+    """Load the validation split of a named data set."""
+    dataset = NAMED[name]
+    local = f"--data {name}:path/{dataset.example}"
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -67,14 +67,14 @@ def open_named(name: str, limit: int | None = None) -> HubData:
             f"loading {name!r} from the hub needs the datasets package; run: "
             f"pip install 'normlens[data]' (or give a local file: {local})"
         ) from error
-    options = {} if source.revision is None else {"revision": source.revision}
+    options = {} if dataset.revision is None else {"revision": dataset.revision}
     try:
         rows = datasets.load_dataset(
-            source.hub, source.config, split=source.split, streaming=False, **options
+            dataset.hub, dataset.config, split=dataset.split, streaming=False, **options
         )
     except Exception as error:  # the hub, the network and the cache fail in many ways
         raise InputError(
-            f"cannot load {name!r} ({source.hub}) from the Hugging Face hub: {reason_of(error)}; "
+            f"cannot load {name!r} ({dataset.hub}) from the Hugging Face hub: {reason_of(error)}; "
             f"give a local file instead: {local}"
         ) from error
     return HubData(name, rows, limit)

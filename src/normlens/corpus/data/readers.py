@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from normlens.corpus.data import formats, named, sample
-from normlens.corpus.data.formats import Options
+from normlens.corpus.data.read_options import ReadOptions
 from normlens.corpus.data.records import Data, Record, located
 from normlens.errors import InputError, system_reason
 
@@ -19,7 +19,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFile:
     """One file of a data set: where it lies, how records name it, how it is read."""
 
     path: Path
@@ -31,39 +31,37 @@ class FileData(Data):
     """Sequences in files, read as they are asked for."""
 
     def __init__(
-        self, name: str, sources: list[Source], options: Options, limit: int | None = None
+        self, name: str, files: list[DataFile], options: ReadOptions, limit: int | None = None
     ):
         super().__init__(name, limit)
-        self.sources = tuple(sources)
+        self.files = tuple(files)
         self.options = options
 
     def _records(self) -> Iterator[Record]:
-        for source in self.sources:
+        for file in self.files:
             empty = True
-            for record in self._of(source):
+            for record in self._of(file):
                 empty = False
                 yield record
             if empty:
-                raise InputError(f"{str(source.path)!r} holds no sequence; give a file with text")
+                raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
 
-    def _of(self, source: Source) -> Iterator[Record]:
-        read = formats.READERS[source.format]
+    def _of(self, file: DataFile) -> Iterator[Record]:
+        read = formats.READERS[file.format]
         try:
-            for index, (where, fields) in enumerate(read(source.path, self.options)):
-                with located(f"{str(source.path)!r}, {where}"):
-                    record = Record(id=f"{source.name}:{index}", **fields)
+            for index, (where, fields) in enumerate(read(file.path, self.options)):
+                with located(f"{str(file.path)!r}, {where}"):
+                    record = Record(id=f"{file.name}:{index}", **fields)
                 yield record
         except OSError as error:
-            raise _unreadable(source.path, error) from error
+            raise _unreadable(file.path, error) from error
 
     def _fingerprint(self) -> str:
         described = {
             "version": _VERSION,
             "options": asdict(self.options),
             "limit": self.limit,
-            "files": [
-                [source.name, source.format, _digest(source.path)] for source in self.sources
-            ],
+            "files": [[file.name, file.format, _digest(file.path)] for file in self.files],
         }
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
@@ -76,19 +74,19 @@ def open_data(
     paragraphs: bool = False,
     limit: int | None = None,
 ) -> Data:
-    """The data set that `spec` names, in a fixed order and with stable record ids.
+    """Open the data set that `spec` names, in a fixed order and with stable record ids.
 
     `spec` is a file, a folder, a pattern ("data/*.jsonl"), a named data set ("sample", "sst2",
     "conll2003", "wikitext") or such a name with a local file ("sst2:path/dev.tsv"). `column` and
     `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs of a .txt
     file as sequences; `limit` takes the first ones only. Rows with a blank text are left out.
     """
-    options = Options(column, pair_column, paragraphs)
+    options = ReadOptions(column, pair_column, paragraphs)
     name, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if spec == "sample":
         data: Data = _open_files(sample.FOLDER, options, limit, name="sample")
     elif name in named.NAMED and not colon:
-        if options != Options():
+        if options != ReadOptions():
             raise InputError(
                 f"{name} is read as published; leave column, pair_column and paragraphs out"
             )
@@ -109,39 +107,38 @@ def open_data(
 
 def _open_files(
     spec: str | Path,
-    options: Options,
+    options: ReadOptions,
     limit: int | None,
     *,
     kind: str | None = None,
     name: str | None = None,
     prefix: str = "",
 ) -> FileData:
-    found = _files(spec, any_suffix=kind is not None)
-    sources = []
-    for path, shown in found:
+    files = []
+    for path, shown in _files(spec, any_suffix=kind is not None):
         try:
             if path.stat().st_size == 0:
                 raise InputError(f"{str(path)!r} is empty; give a file with text")
-            source = Source(path, shown, kind or formats.format_of(path))
+            file = DataFile(path, shown, kind or formats.format_of(path))
         except OSError as error:
             raise _unreadable(path, error) from error
-        formats.check_options(options, path, source.format)
-        sources.append(source)
-    return FileData(name or prefix + Path(spec).name, sources, options, limit)
+        formats.check_options(options, path, file.format)
+        files.append(file)
+    return FileData(name or prefix + Path(spec).name, files, options, limit)
 
 
 def _files(spec: str | Path, any_suffix: bool) -> list[tuple[Path, str]]:
-    """The files of a specification, in order, each with its name inside the data set."""
+    """List the files of a specification, in order, each with its name inside the data set."""
     try:
-        found = _look(Path(spec).expanduser(), any_suffix) if str(spec).strip() else []
+        files = _look(Path(spec).expanduser(), any_suffix) if str(spec).strip() else []
     except InputError:
         raise
     except PermissionError as error:
         raise _unreadable(Path(spec), error) from error
     except (OSError, ValueError, RuntimeError):
-        found = []  # a name that no file can have
-    if found:
-        return sorted(found, key=lambda item: item[1])
+        files = []  # a name that no file can have
+    if files:
+        return sorted(files, key=lambda item: item[1])
     names = ", ".join(["sample", *named.NAMED])
     raise InputError(
         f"there is no data at {str(spec)[:200]!r}; give a file, a folder, a pattern such as "
@@ -173,7 +170,7 @@ def _look(path: Path, any_suffix: bool) -> list[tuple[Path, str]]:
 
 
 def _fixed_part(pattern: Path) -> Path:
-    """The folder that a pattern starts in: its parts before the first wildcard."""
+    """Take the folder that a pattern starts in: its parts before the first wildcard."""
     parts = []
     for part in pattern.parts[:-1]:
         if glob.has_magic(part):
@@ -185,8 +182,8 @@ def _fixed_part(pattern: Path) -> Path:
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
+        with path.open("rb") as contents:
+            while block := contents.read(1 << 20):
                 digest.update(block)
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -1,4 +1,4 @@
-"""What a data set is made of: sequences, as text, as words or as vocabulary tokens."""
+"""Records of a data set: sequences as text, as words or as vocabulary tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlens.errors import InputError
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Say where in the data an error lies."""
+    """Put the place in the data before the message of an error."""
     try:
         yield
     except InputError as error:
@@ -100,7 +100,7 @@ class Data(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal contents read in the same way, wherever the files lie."""
+        """A hash that is equal for equal contents read in the same way, wherever the files lie."""
         return self._fingerprint()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""From records to token ids, and which word and which entity each token belongs to."""
+"""Token ids of records, with the word and the entity that each token belongs to."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _from_text(text: Text, tokenizer: Any, max_length: int | None, truncate: boo
 def _from_words(
     words: tuple[str, ...], tokenizer: Any, max_length: int | None, truncate: bool
 ) -> Encoded:
-    """The words joined by spaces, and found again by character offsets.
+    """Tokenise the words joined by spaces, and map tokens to words by character offsets.
 
     That serves every tokenizer; split words (`is_split_into_words`) would need another byte-level
     tokenizer than the model's own.
@@ -102,7 +102,7 @@ def _from_words(
 
 
 def _word_at(position: int, starts: list[int], words: tuple[str, ...]) -> int:
-    """The word that a token beginning at `position` belongs to.
+    """Find the word that a token beginning at `position` belongs to.
 
     A token may begin with the space before its word, or (a lone Ġ or ▁) be nothing else.
     """
@@ -117,7 +117,7 @@ def _word_at(position: int, starts: list[int], words: tuple[str, ...]) -> int:
 def _from_tokens(
     tokens: list[str], tokenizer: Any, max_length: int | None, truncate: bool
 ) -> Encoded:
-    """Vocabulary tokens as they stand, special tokens among them."""
+    """Take vocabulary tokens as they are, special tokens among them."""
     ids = tokenizer.convert_tokens_to_ids(tokens)
     unknown = tokenizer.unk_token_id
     for token, token_id in zip(tokens, ids, strict=True):
@@ -150,7 +150,7 @@ def _from_tokens(
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Tokens that frame a sequence; an unknown or a masked one stands for a token of the text."""
+    """List tokens that frame a sequence; unknown and mask tokens stand for tokens of the text."""
     names = ("cls", "sep", "bos", "eos", "pad")
     frame = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
     others = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
@@ -158,7 +158,7 @@ def special_ids(tokenizer: Any) -> set[int]:
 
 
 def _beginning(ids: list[int], special: list[bool], length: int) -> list[int]:
-    """Positions of the first tokens; a special token at the end ([SEP]) stays there."""
+    """Keep the first tokens' positions, and that of a special token at the end ([SEP])."""
     if not special[-1]:
         return list(range(length))
     keep = list(range(length - 1))
@@ -168,7 +168,7 @@ def _beginning(ids: list[int], special: list[bool], length: int) -> list[int]:
 
 
 def _marker(tokenizer: Any) -> str | None:
-    """How the vocabulary marks that a word begins (Ġ or ▁); None where ## marks that it goes on."""
+    """Find the mark of a word's beginning (Ġ or ▁); None where ## marks that it goes on."""
     probe = "".join(tokenizer.tokenize("a a"))
     return next((marker for marker in ("Ġ", "▁") if marker in probe), None)
 
@@ -197,7 +197,7 @@ def _labels(tokens: list[str], words: list[int | None]) -> list[str]:
 
 
 def _segments(ids: list[int], tokenizer: Any) -> list[int] | None:
-    """Token types: what follows the first [SEP] is the second text."""
+    """Give token types: tokens after the first [SEP] belong to the second text."""
     if "token_type_ids" not in tokenizer.model_input_names:
         return None
     separator = tokenizer.sep_token_id

@@ -1,4 +1,4 @@
-"""Pickles without their power: containers, numbers, strings and NumPy arrays, nothing that runs."""
+"""Reading pickles safely: containers, numbers, strings and NumPy arrays, nothing that runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refused(pickle.UnpicklingError):
 
 
 def load(path: Path) -> Any:
-    """The contents of a pickle, with `Array` in place of NumPy arrays."""
+    """Read a pickle, with `Array` in place of NumPy arrays."""
     try:
         with path.open("rb") as file:
             # Strings of Python 2 are bytes; latin1 takes any, and gives an array's bytes back.
@@ -40,7 +40,7 @@ def load(path: Path) -> Any:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """A list, a tuple or a one-dimensional array as a list; None for anything else."""
+    """Convert a list, a tuple or a one-dimensional array to a list; None for anything else."""
     if isinstance(value, Array):
         return value.to_list()
     return list(value) if isinstance(value, (list, tuple)) else None

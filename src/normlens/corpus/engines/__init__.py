@@ -1,1 +1,1 @@
-"""Who computes shards: this process, worker processes, or a Ray cluster."""
+"""Engines that compute shards: this process, worker processes, or a Ray cluster."""

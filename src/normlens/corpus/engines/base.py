@@ -1,4 +1,4 @@
-"""What every engine can do."""
+"""The interface of an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Engine(ABC):
 
     @abstractmethod
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        """The results of shards, which are asked for only as fast as they are worked off."""
+        """Compute shards, taking each only when there is room for it, and yield their results."""
 
     @abstractmethod
     def close(self) -> None:
@@ -32,5 +32,5 @@ class Engine(ABC):
         self.close()
 
     def abandon(self) -> None:
-        """Drop the work that is going on: nobody will take its results."""
+        """Drop the work that is going on; its results are not wanted any more."""
         return  # within one process nothing goes on that could not be waited for

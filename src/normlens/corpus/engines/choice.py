@@ -1,4 +1,4 @@
-"""Which engine computes a run."""
+"""Choosing the engine that computes a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normlens.lens import Lens
 
 
 def open_engine(task: Task, execution: Execution, lens: Lens | None = None) -> Engine:
-    """The engine that was asked for, its model loaded."""
+    """Open the engine that was asked for, and load its model."""
     if lens is not None and (execution.engine, execution.workers) != ("local", 1):
         raise InputError(
             "a loaded lens cannot be sent to other processes; pass the model's name or folder"

@@ -22,14 +22,15 @@ from typing import Any
 import torch
 
 from normlens.corpus.engines.base import Engine
-from normlens.corpus.engines.worker import Prepared, Task, Worker
+from normlens.corpus.engines.prepared import Prepared
+from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.lens import Lens
 
 
 class ThreadEngine(Engine):
-    """One model in this process, which runs in the caller's own thread.
+    """One model in this process, which runs in the caller's thread.
 
     While it works on one shard, other threads read and tokenise the next and make tables of the
     last.
@@ -42,10 +43,10 @@ class ThreadEngine(Engine):
         self._after = ThreadPoolExecutor(1, thread_name_prefix="normlens-tables")
 
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        source = iter(shards)
+        remaining = iter(shards)
 
         def following() -> Prepared | None:
-            shard = next(source, None)
+            shard = next(remaining, None)
             return None if shard is None else self.worker.prepare(shard)
 
         ahead = self._before.submit(following)
@@ -110,14 +111,14 @@ class ProcessEngine(Engine):
             raise _died() from error
 
     def _windowed(self, shards: Iterable[Shard], window: int) -> Iterator[Finished]:
-        """Results as they come, with no more than `window` shards in work or in waiting."""
-        source = iter(shards)
-        running = {self._submit(_compute, shard) for shard in islice(source, window)}
+        """Yield results as they come, with no more than `window` shards in work or in waiting."""
+        remaining = iter(shards)
+        running = {self._submit(_compute, shard) for shard in islice(remaining, window)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 result = future.result()
-                running |= {self._submit(_compute, shard) for shard in islice(source, 1)}
+                running |= {self._submit(_compute, shard) for shard in islice(remaining, 1)}
                 yield result
 
     def abandon(self) -> None:
@@ -159,7 +160,7 @@ def _end_with(lifeline: Any) -> None:
 
 
 def _device(device: str, number: int) -> str:
-    """The GPUs in turn, where there are several."""
+    """Assign the GPUs in turn, where there are several."""
     if device in ("auto", "cuda") and torch.cuda.device_count() > 1:
         return f"cuda:{number % torch.cuda.device_count()}"
     return device

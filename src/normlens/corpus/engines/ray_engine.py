@@ -36,8 +36,8 @@ class RayEngine(Engine):
                 "--engine ray needs Ray; run: pip install 'normlens[ray]'"
             ) from error
         self.ray: Any = ray
-        self._own = not ray.is_initialized()
-        if self._own:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
             _connect(ray, execution.address)
         try:
             self._actors = self._hire(task, execution)
@@ -74,14 +74,14 @@ class RayEngine(Engine):
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
         from ray.util import ActorPool
 
-        source = iter(shards)
+        remaining = iter(shards)
         pool = ActorPool(self._actors * EACH)
         idle: Counter[Any] = Counter()
-        for shard in islice(source, len(self._actors) * EACH):
+        for shard in islice(remaining, len(self._actors) * EACH):
             pool.submit(_send, shard)
         while pool.has_next():
             result = self._next(pool)
-            for shard in islice(source, 1):
+            for shard in islice(remaining, 1):
                 pool.submit(_send, shard)
             yield result
             # Whoever has nothing left to do makes room: the worker of a node that was lost may be
@@ -108,7 +108,7 @@ class RayEngine(Engine):
             _wonder("worker")
 
     def close(self) -> None:
-        if self._own:
+        if self._started_ray:
             self.ray.shutdown()
             return
         for actor in getattr(self, "_actors", ()):
@@ -172,7 +172,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 class _unwrapped:
-    """What a worker raised, without Ray's traceback around it."""
+    """Raise what a worker raised, without Ray's traceback around it."""
 
     def __init__(self, ray: Any):
         self.ray: Any = ray

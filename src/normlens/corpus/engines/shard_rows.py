@@ -1,4 +1,4 @@
-"""The rows of a shard while they come in, sequence by sequence, in any order."""
+"""Collecting the rows of a shard, sequence by sequence, in any order."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ FAILURES = pa.schema(
     ]
 )
 #: Tables of every run. Each sequence stands in one of the two, once.
-OWN = {"sequences": SEQUENCES, "failures": FAILURES}
+RUN_TABLES = {"sequences": SEQUENCES, "failures": FAILURES}
 
 #: Rows of an aggregate that are kept before they are merged.
 PENDING = 1_500_000
 
 
 def schemas(measures: Iterable[Measure]) -> dict[str, pa.Schema]:
-    """Every table of a run with these measures."""
-    found: dict[str, pa.Schema] = dict(OWN)
+    """List every table of a run with these measures."""
+    tables: dict[str, pa.Schema] = dict(RUN_TABLES)
     for measure in measures:
         for table, schema in measure.tables.items():
-            if table in found:
+            if table in tables:
                 raise InputError(
                     f"two measures write a table {table!r}; leave {measure.name!r} out or rename it"
                 )
-            found[table] = schema
-    return found
+            tables[table] = schema
+    return tables
 
 
-class Gathered:
+class ShardRows:
     """Rows per table; a sequence is in all of them or among the failures."""
 
     def __init__(self, measures: Iterable[Measure]):
@@ -59,32 +59,32 @@ class Gathered:
         self._sums: dict[str, list[pa.Table]] = {
             table: [] for measure in self.measures for table in measure.sql
         }
-        self._own: dict[str, dict[int, dict[str, Any]]] = {table: {} for table in OWN}
+        self._run_rows: dict[str, dict[int, dict[str, Any]]] = {table: {} for table in RUN_TABLES}
 
     @property
     def sequences(self) -> int:
-        return len(self._own["sequences"])
+        return len(self._run_rows["sequences"])
 
     @property
     def failures(self) -> int:
-        return len(self._own["failures"])
+        return len(self._run_rows["failures"])
 
     @property
     def tokens(self) -> int:
-        return sum(row["tokens"] for row in self._own["sequences"].values())
+        return sum(row["tokens"] for row in self._run_rows["sequences"].values())
 
     def fail(self, index: int, sequence: str, reason: str) -> None:
         """Remember why a sequence has no rows."""
         row = {"index": index, "sequence": sequence, "reason": one_line(reason)}
-        self._own["failures"][index] = row
+        self._run_rows["failures"][index] = row
 
     def add(self, index: int, encoded: EncodedRecord, maps: Maps, seed: int) -> None:
         """Measure a sequence and keep its rows, of all measures or of none."""
         item = Item(sequence=encoded.id, index=index, maps=maps, encoded=encoded, seed=seed)
-        found: dict[str, pa.Table] = {}
+        tables: dict[str, pa.Table] = {}
         for measure in self.measures:
             try:
-                found |= _checked(measure, measure.rows(item))
+                tables |= _checked(measure, measure.rows(item))
             except (OSError, MemoryError) as error:
                 # The machine's fault, not the sequence's.
                 raise RunError(
@@ -95,9 +95,9 @@ class Gathered:
                 kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
                 self.fail(index, encoded.id, f"{measure.name}: {kind}{error}")
                 return
-        for table, rows in found.items():
+        for table, rows in tables.items():
             self._keep(table, index, rows)
-        self._own["sequences"][index] = {
+        self._run_rows["sequences"][index] = {
             "index": index,
             "sequence": encoded.id,
             "tokens": len(encoded),
@@ -122,19 +122,19 @@ class Gathered:
         return measure.combine(table, pa.concat_tables(parts))
 
     def tables(self) -> dict[str, pa.Table]:
-        """Every table, the rows of sequences in their order."""
-        found = {}
+        """Build every table, with sequences in order."""
+        tables = {}
         for table, schema in self._schemas.items():
-            if table in OWN:
-                rows = self._own[table]
+            if table in RUN_TABLES:
+                rows = self._run_rows[table]
                 made = pa.Table.from_pylist([rows[i] for i in sorted(rows)], schema=schema)
             elif table in self._sums:
                 made = self._merged(table)
             else:
                 kept = self._rows[table]
                 made = pa.concat_tables([schema.empty_table(), *(kept[i] for i in sorted(kept))])
-            found[table] = made.unify_dictionaries().combine_chunks()
-        return found
+            tables[table] = made.unify_dictionaries().combine_chunks()
+        return tables
 
 
 def _machine_problem(error: OSError | MemoryError) -> str:
@@ -143,13 +143,13 @@ def _machine_problem(error: OSError | MemoryError) -> str:
     return f"failed ({reason_of(error)})"
 
 
-def _checked(measure: Measure, found: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-    """A measure's rows in the types that it announced."""
-    if set(found) != set(measure.tables):
+def _checked(measure: Measure, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Cast a measure's rows to the types that it announced."""
+    if set(tables) != set(measure.tables):
         raise ValueError(
-            f"it gave the tables {sorted(found)} where it announces {sorted(measure.tables)}"
+            f"it gave the tables {sorted(tables)} where it announces {sorted(measure.tables)}"
         )
     return {
         table: rows if rows.schema == measure.tables[table] else rows.cast(measure.tables[table])
-        for table, rows in found.items()
+        for table, rows in tables.items()
     }

@@ -1,4 +1,4 @@
-"""From a shard's records to its tables: what one process with one model does."""
+"""The work of one process with one model: from a shard's records to its tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +15,13 @@ import pyarrow.parquet as pq
 import torch
 
 from normlens.corpus.data.masking import mask_tokens
-from normlens.corpus.data.spans import EncodedRecord, encode_record
-from normlens.corpus.engines.shard_rows import Gathered
+from normlens.corpus.data.spans import encode_record
+from normlens.corpus.engines.prepared import Clock, Entry, Prepared, batches
+from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
@@ -29,57 +29,20 @@ from normlens.loading import load
 from normlens.maps import Maps
 from normlens.scopes import components_of, resolve_all
 
-#: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
-HELD = 256 << 20
 LARGEST_BATCH = 64  # of Lens, where it chooses
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to know; it travels to other processes and machines."""
+    """The instructions of a worker, which are sent to other processes and machines."""
 
-    options: Options
+    options: RunOptions
     measures: tuple[str | Measure, ...]
     device: str = "auto"
     dtype: str = "auto"
     batch_size: int | str = "auto"
     trust_remote_code: bool = False
     threads: int | None = None  # of torch; None: as it likes
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One sequence on its way."""
-
-    index: int
-    encoded: EncodedRecord
-
-
-class _Clock:
-    """Seconds per stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def on(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - start
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A shard between its stages."""
-
-    number: int
-    entries: list[_Entry]
-    gathered: Gathered
-    clock: _Clock
-    started: float
 
 
 class Worker:
@@ -118,54 +81,54 @@ class Worker:
     # One shard ----------------------------------------------------------------------------------
 
     def compute(self, shard: Shard) -> Finished:
-        """Every table's rows of a shard."""
+        """Compute every table of a shard."""
         prepared = self.prepare(shard)
         for _ in self.analyse(prepared):
             pass
         return self.finish(prepared)
 
     def prepare(self, shard: Shard) -> Prepared:
-        """Tokenise and mask."""
-        clock, gathered = _Clock(), Gathered(self.measures)
+        """Tokenise and mask a shard's records."""
+        clock, rows = Clock(), ShardRows(self.measures)
         clock.seconds["reading"] = shard.seconds
         started = time.time() - shard.seconds
         with clock.on("tokenising"):
-            entries = self._encode(shard, gathered)
-        return Prepared(shard.number, entries, gathered, clock, started)
+            entries = self._encode(shard, rows)
+        return Prepared(shard.number, entries, rows, clock, started)
 
     def analyse(self, prepared: Prepared) -> Iterator[int]:
-        """Maps and measures of every sequence, a batch at each step; gives the batch's size."""
-        clock, gathered = prepared.clock, prepared.gathered
+        """Compute maps and measures, a batch at each step; yield the batch's size."""
+        clock, rows = prepared.clock, prepared.rows
         for batch in self._batches(prepared.entries):
             with clock.on("maps"):
-                found = self._analyse(batch)
+                results = self._analyse(batch)
             with clock.on("measures"):
-                for entry, maps in zip(batch, found, strict=True):
+                for entry, maps in zip(batch, results, strict=True):
                     if isinstance(maps, str):
-                        gathered.fail(entry.index, entry.encoded.id, maps)
+                        rows.fail(entry.index, entry.encoded.id, maps)
                     else:
-                        gathered.add(entry.index, entry.encoded, maps, self.task.options.seed)
+                        rows.add(entry.index, entry.encoded, maps, self.task.options.seed)
             yield len(batch)
 
     def finish(self, prepared: Prepared) -> Finished:
-        """Tables, as the bytes of their files."""
-        clock, gathered = prepared.clock, prepared.gathered
+        """Build the shard's tables as the bytes of their files."""
+        clock, rows = prepared.clock, prepared.rows
         with clock.on("tables"):
-            tables = gathered.tables()
+            tables = rows.tables()
             files = {name: _parquet(table) for name, table in tables.items()}
         return Finished(
             number=prepared.number,
             files=files,
             rows={name: table.num_rows for name, table in tables.items()},
-            sequences=gathered.sequences,
-            failures=gathered.failures,
-            tokens=gathered.tokens,
+            sequences=rows.sequences,
+            failures=rows.failures,
+            tokens=rows.tokens,
             started=prepared.started,
             seconds=clock.seconds,
             by=self.by | {"pid": os.getpid()},
         )
 
-    def _encode(self, shard: Shard, gathered: Gathered) -> list[_Entry]:
+    def _encode(self, shard: Shard, rows: ShardRows) -> list[Entry]:
         options, tokenizer = self.task.options, self.lens.tokenizer
         limits = [n for n in (options.max_length, self.lens.max_tokens) if n is not None]
         entries = []
@@ -180,37 +143,27 @@ class Worker:
                 if options.mask:
                     encoded = mask_tokens(encoded, tokenizer, options.mask, options.seed)
             except InputError as error:
-                gathered.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+                rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
             else:
-                entries.append(_Entry(index, replace(encoded, id=record.id)))
+                entries.append(Entry(index, replace(encoded, id=record.id)))
         return entries
 
-    def _batches(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
-        """Sequences to hand to the lens together: alike in length, and their maps fit in memory."""
+    def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
+        """Cut a shard into batches for the lens."""
         size = self.task.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
-        ordered = sorted(entries, key=lambda entry: (len(entry.encoded), entry.index))
-        batch: list[_Entry] = []
-        for entry in ordered:
-            # The longest comes last, and decides.
-            fits = (len(batch) + 1) * self._bytes(len(entry.encoded)) <= HELD
-            if batch and (len(batch) == size or not fits):
-                yield batch
-                batch = []
-            batch.append(entry)
-        if batch:
-            yield batch
+        return batches(entries, int(size), self._bytes)
 
     def _bytes(self, n: int) -> int:
-        """Memory of one sequence's maps, roughly: its scopes, allowed pairs and statistics."""
+        """Estimate the memory of one sequence's maps: its scopes, allowed pairs and statistics."""
         if not self.arrays:
             return self.lens.n_layers * n * n
         item = 8 if self.task.dtype == "float64" else 4
         return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
 
-    def _analyse(self, batch: list[_Entry]) -> list[Maps | str]:
-        """Each sequence's maps, or the reason why it has none."""
+    def _analyse(self, batch: list[Entry]) -> list[Maps | str]:
+        """Compute each sequence's maps, or the reason why it has none."""
         try:
             return list(self._maps([entry.encoded for entry in batch]))
         except NormLensError as error:
@@ -257,7 +210,7 @@ def _check_tokenizer(lens: Lens) -> None:
         )
 
 
-def _check_masking(options: Options, lens: Lens) -> None:
+def _check_masking(options: RunOptions, lens: Lens) -> None:
     if options.mask and lens.causal:
         raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
 

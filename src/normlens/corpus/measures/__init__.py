@@ -1,4 +1,4 @@
-"""What is measured on the maps of a corpus: each measure turns a sequence into rows of tables.
+"""Measures on the maps of a corpus: each turns a sequence into rows of tables.
 
 >>> from normlens import measures
 >>> for measure in measures.parse("similarity,mixing"):
@@ -6,7 +6,7 @@
 """
 
 from normlens.corpus.measures.base import Item, Measure, Needs
-from normlens.corpus.measures.custom import measure
 from normlens.corpus.measures.registry import get, names, parse
+from normlens.corpus.measures.user_measure import measure
 
 __all__ = ["Item", "Measure", "Needs", "get", "measure", "names", "parse"]

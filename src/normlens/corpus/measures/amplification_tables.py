@@ -65,7 +65,7 @@ ORDER = {
 
 
 def merging_sql(keep: int, keep_other: int) -> dict[str, str]:
-    """SQL that merges the shards' sums, and the shards' samples by the sizes of the strata."""
+    """Write the SQL that merges the shards' sums, and their samples by the sizes of the strata."""
     columns = ", ".join(f'"{name}"' for name in TABLES[SAMPLE].names)
     order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
     return {

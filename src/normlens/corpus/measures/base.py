@@ -1,4 +1,4 @@
-"""What a measure is: rows per sequence, how rows combine, and how shards become one table."""
+"""The interface of a measure: rows per sequence, combining rows, and merging shards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.maps import Maps
 
 if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
@@ -20,7 +21,7 @@ AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure tak
 
 @dataclass(frozen=True)
 class Item:
-    """One sequence, measured.
+    """One sequence with its maps, as a measure receives it.
 
     `encoded` may also say which entity each token belongs to (`entities`: index or None) and which
     tokens were masked (`masked`: booleans).
@@ -49,7 +50,7 @@ class Needs:
     correlations: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        """What both need together."""
+        """Combine what two measures need."""
         scopes = None
         if self.scopes is not None and other.scopes is not None:
             scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
@@ -63,7 +64,7 @@ class Needs:
 
 @runtime_checkable
 class Measure(Protocol):
-    """From one sequence to rows of one or more tables.
+    """Turns one sequence into rows of one or more tables.
 
     A row table keeps every row and has the columns `index` and `sequence`. An aggregate keeps sums
     or a bounded sample: `combine` merges rows of any sequences (it is associative, and merging
@@ -83,15 +84,15 @@ class Measure(Protocol):
     def order(self) -> Mapping[str, tuple[str, ...]]: ...
     @property
     def options(self) -> dict[str, Any]:
-        """What a manifest records (as JSON) to make this measure again."""
+        """The options that a manifest records (as JSON) to make this measure again."""
         ...
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
-        """One sequence's rows, per table."""
+        """Measure one sequence: its rows, per table."""
         ...
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
-        """Rows of several sequences, or of several combined tables, as one."""
+        """Merge rows of several sequences, or of several combined tables."""
         ...
 
 
@@ -106,16 +107,44 @@ class RowMeasure:
         return {}
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
-        """The rows as they are."""
+        """Return the rows as they are."""
         return parts
 
 
-def alike(maps: Maps) -> list[NDArray[np.intp]]:
-    """Layers (their places) to measure at once: few, and with the same pairs allowed."""
-    changes = np.flatnonzero((maps.allowed[1:] != maps.allowed[:-1]).any(axis=(1, 2))) + 1
+def alike(maps: Maps, *scopes: str) -> list[NDArray[np.intp]]:
+    """Group layers (by place) to measure at once: few, and with the same pairs and scopes.
+
+    With `scopes`, those layers alone that have all of them.
+    """
+    changed = (maps.allowed[1:] != maps.allowed[:-1]).any(axis=(1, 2))
+    if maps.coverage and maps.scopes:
+        here = np.array([has_layers(maps, scope) for scope in maps.scopes])  # (scope, layer)
+        changed |= (here[:, 1:] != here[:, :-1]).any(axis=0)
     size = max(1, AT_ONCE // max(1, maps.allowed[0].size))
-    return [
+    groups = [
         group[start : start + size]
-        for group in np.split(np.arange(len(maps.layers)), changes)
+        for group in np.split(np.arange(len(maps.layers)), np.flatnonzero(changed) + 1)
         for start in range(0, len(group), size)
     ]
+    having = np.all([has_layers(maps, scope) for scope in scopes], axis=0)
+    return [group for group in groups if not scopes or having[group[0]]]
+
+
+def has_layers(maps: Maps, scope: str) -> NDArray[np.bool_]:
+    """Whether each of the maps' layers has a scope."""
+    return np.isin(maps.layers, maps.layers_of(scope))
+
+
+def at_layers(maps: Maps, scope: str, group: NDArray[np.intp]) -> NDArray[Any]:
+    """A scope's maps (layer, target, source) of some of the maps' layers, by their places."""
+    layers = maps.layers_of(scope)
+    return maps[scope][[layers.index(maps.layers[place]) for place in group]]
+
+
+def check_square(item: Item, measure: str) -> None:
+    """Raise where sources are other tokens than targets, for measures of pairs of one text."""
+    if item.maps.source_axis is not None:
+        raise InputError(
+            f"the measure {measure!r} compares the tokens of one text; the sources of "
+            f"{item.sequence!r} are other tokens than its targets"
+        )

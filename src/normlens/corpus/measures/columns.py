@@ -1,4 +1,4 @@
-"""Columns of tables: text that repeats, sums that are exact, and groups."""
+"""Building and summing columns of tables: labels, exact sums, and groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOSE = (pa.field("index", pa.int64()), pa.field("sequence", pa.string()))
 
 
 def exact(values: NDArray[np.float64]) -> pa.Array:
-    """Numbers in fixed point, whose sums are the same in any order."""
+    """Convert numbers to fixed point, whose sums are the same in any order."""
     if not np.isfinite(values).all() or np.abs(values).max(initial=0) >= 1e19:
         raise InputError("the maps hold values that are not finite or too large to be summed")
     return pa.array(values, pa.float64()).cast(EXACT)
@@ -32,7 +32,7 @@ def exact(values: NDArray[np.float64]) -> pa.Array:
 def build(
     schema: pa.Schema, columns: Mapping[str, Any], labels: Mapping[str, Sequence[str]] | None = None
 ) -> pa.Table:
-    """A table from arrays; a text column with `labels` is given as integers that index them.
+    """Build a table from arrays; a text column with `labels` is given as integers that index them.
 
     Scalars fill their column, NaN becomes null, exact sums are given as floats, and no columns at
     all make an empty table.
@@ -74,16 +74,16 @@ class Blocks:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:
-    """A column of labels as integers and what they stand for, in alphabetical order."""
+    """Convert a column of labels to integers, and list the labels in alphabetical order."""
     chunks = [(chunk.dictionary.to_pylist(), chunk.indices.to_numpy()) for chunk in column.chunks]
     names = sorted({label for labels, _ in chunks for label in labels})
     places = {name: place for place, name in enumerate(names)}
-    found = [np.array([places[label] for label in labels], np.int64)[i] for labels, i in chunks]
-    return np.concatenate([np.empty(0, np.int64), *found]), names
+    numbers = [np.array([places[label] for label in labels], np.int64)[i] for labels, i in chunks]
+    return np.concatenate([np.empty(0, np.int64), *numbers]), names
 
 
 def sort(table: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Rows in the order of these columns, text alphabetically."""
+    """Sort rows by these columns, text alphabetically."""
     keys = [
         codes(table[name])[0] if table.schema.field(name).type == LABEL else table[name].to_numpy()
         for name in reversed(by)
@@ -94,7 +94,7 @@ def sort(table: pa.Table, by: Sequence[str]) -> pa.Table:
 def sums(
     parts: pa.Table, keys: Sequence[str], values: Sequence[str], order: Sequence[str]
 ) -> pa.Table:
-    """``GROUP BY keys`` with each value summed, in the order of some of the keys."""
+    """Group by `keys` and sum each value, in the order of some of the keys."""
     grouped = (
         parts.unify_dictionaries()
         .group_by(list(keys), use_threads=False)
@@ -108,7 +108,7 @@ def sums(
 def sums_sql(
     keys: Sequence[str], values: Mapping[str, str], order: Sequence[str] | None = None
 ) -> str:
-    """The same over all shards: `values` maps each column to the expression that gives it."""
+    """Write the same as SQL over all shards; `values` maps each column to its expression."""
     columns = [*(f'"{key}"' for key in keys), *(f'{sql} AS "{n}"' for n, sql in values.items())]
     listed = ", ".join(f'"{key}"' for key in keys)
     ordered = ", ".join(f'"{key}"' for key in order or keys)
@@ -116,10 +116,10 @@ def sums_sql(
 
 
 def total(column: str) -> str:
-    """SQL for the sum of an exact column, as a float."""
+    """Write SQL for the sum of an exact column, as a float."""
     return f'CAST(sum("{column}") AS DOUBLE)'
 
 
 def count(column: str = "count") -> str:
-    """SQL for the sum of a column of counts."""
+    """Write SQL for the sum of a column of counts."""
     return f'CAST(sum("{column}") AS BIGINT)'

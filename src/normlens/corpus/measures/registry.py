@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from normlens.corpus.measures.amplification import Amplification
+from normlens.corpus.measures.amplification_rows import Amplification
 from normlens.corpus.measures.base import Measure
-from normlens.corpus.measures.imports import imported
-from normlens.corpus.measures.mixing import Mixing
-from normlens.corpus.measures.norms import Norms
-from normlens.corpus.measures.similarity import Similarity
+from normlens.corpus.measures.mixing_rows import Mixing
+from normlens.corpus.measures.norms_rows import Norms
+from normlens.corpus.measures.similarity_rows import Similarity
+from normlens.corpus.measures.user_imports import imported
 from normlens.errors import InputError
 
 BUILT_IN: dict[str, Callable[..., Measure]] = {
@@ -22,12 +22,12 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 
 
 def names() -> list[str]:
-    """The built-in measures."""
+    """List the names of the built-in measures."""
     return list(BUILT_IN)
 
 
 def get(name: str, **options: Any) -> Measure:
-    """A measure by its name, or by module and name (``my_module:my_measure``)."""
+    """Make a measure by its name, or by module and name (``my_module:my_measure``)."""
     wanted = str(name).strip()
     if ":" in wanted:
         return _made(imported(wanted, "measure", _is_measure), wanted, options)
@@ -42,7 +42,7 @@ def get(name: str, **options: Any) -> Measure:
 def parse(
     given: str | Iterable[str], options: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[Measure]:
-    """Several measures: ``"similarity,mixing"`` or a list of names; `options` by name."""
+    """Make several measures: ``"similarity,mixing"`` or a list of names; `options` by name."""
     listed = given.split(",") if isinstance(given, str) else [str(name) for name in given]
     wanted = list(dict.fromkeys(name.strip() for name in listed if name.strip()))
     if not wanted:
@@ -50,9 +50,9 @@ def parse(
     unused = [name for name in options or {} if name not in wanted]
     if unused:
         raise InputError(f"options for {unused[0]!r}, which is not among {', '.join(wanted)}")
-    found = [get(name, **(options or {}).get(name, {})) for name in wanted]
+    measures = [get(name, **(options or {}).get(name, {})) for name in wanted]
     owners: dict[str, str] = {}
-    for measure in found:
+    for measure in measures:
         for table in measure.tables:
             if table in owners:
                 raise InputError(
@@ -60,11 +60,11 @@ def parse(
                     f"{table!r}; rename one of them"
                 )
             owners[table] = measure.name
-    return found
+    return measures
 
 
 def _made(target: Any, name: str, options: dict[str, Any]) -> Measure:
-    """The measure that a factory makes with these options, or one that is ready."""
+    """Call a measure's factory with these options, or take a measure that is ready."""
     if not isinstance(target, type) and isinstance(target, Measure):
         if options:
             raise InputError(f"the measure {name!r} takes no options, got {', '.join(options)}")

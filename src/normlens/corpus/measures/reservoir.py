@@ -25,7 +25,7 @@ UNRELATED = ("other", "special")
 def priorities(
     seed: int, sequence: str, layer: int | NDArray[Any], target: NDArray[Any], source: NDArray[Any]
 ) -> NDArray[np.uint64]:
-    """A hash of (seed, sequence, layer, target, source); no two pairs of one layer share one.
+    """Hash (seed, sequence, layer, target, source); no two pairs of one layer share a hash.
 
     A key from SHA-256 for seed and sequence, mixed with the packed rest by SplitMix64, which is
     a bijection (Steele, Lea and Flood 2014).
@@ -47,19 +47,19 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def strata(
     relation: NDArray[Any], distance: NDArray[Any], names: Sequence[str] = RELATIONS
 ) -> NDArray[np.int64]:
-    """A pair's stratum: its relation (a place in `names`), and for 'other' its distance."""
+    """Number each pair's stratum: its relation (place in `names`), and for 'other' its distance."""
     near = len(names) + np.searchsorted(EDGES, distance)
     return np.where(relation == names.index("other"), near, relation).astype(np.int64)
 
 
 def strata_sql() -> str:
-    """The same as SQL, apart from the relation itself."""
+    """Write the strata as SQL, apart from the relation itself."""
     cases = " ".join(f"WHEN distance <= {edge} THEN {edge}" for edge in EDGES)
     return f"CASE WHEN relation <> 'other' THEN 0 {cases} ELSE {EDGES[-1] + 1} END"
 
 
 def limits(keep: int, keep_other: int, names: Sequence[str] = RELATIONS) -> NDArray[np.int64]:
-    """How many pairs each stratum keeps: `keep` where they are related, else `keep_other`."""
+    """Limit the pairs of each stratum: `keep` where they are related, else `keep_other`."""
     sizes = [keep_other if name in UNRELATED else keep for name in names]
     return np.array(sizes + [keep_other] * (len(EDGES) + 1), dtype=np.int64)
 
@@ -67,7 +67,7 @@ def limits(keep: int, keep_other: int, names: Sequence[str] = RELATIONS) -> NDAr
 def lowest(
     priority: NDArray[np.uint64], stratum: NDArray[np.int64], limit: NDArray[np.int64]
 ) -> NDArray[np.intp]:
-    """The places of each stratum's lowest priorities, in the order given; all priorities differ."""
+    """Find the places of each stratum's lowest priorities, in the order given; all differ."""
     keep = np.ones(len(priority), dtype=bool)
     counts = np.bincount(stratum, minlength=len(limit))
     for full in np.flatnonzero(counts > limit):
@@ -80,7 +80,7 @@ def lowest(
 def lowest_in_groups(
     group: NDArray[np.int64], limit: NDArray[np.int64], *keys: NDArray[Any]
 ) -> NDArray[np.intp]:
-    """The places of each group's rows that come first by `keys`, sorted by group and keys.
+    """Find the places of each group's first rows by `keys`, sorted by group and keys.
 
     `limit` is the size of each row's own group.
     """

@@ -1,10 +1,10 @@
-"""Which scopes stand before and after the feed-forward block, whatever the architecture."""
+"""The scopes before and after the feed-forward block, whatever the architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from normlens.scopes import components_of
+from normlens.scopes import chains, components_of
 
 ScopePair = tuple[str, str]
 
@@ -14,7 +14,7 @@ def _prefixes(scopes: Iterable[str]) -> dict[tuple[str, ...], str]:
 
 
 def feed_forward_pair(scopes: Iterable[str]) -> ScopePair | None:
-    """The scope just before the feed-forward block and the one that ends with it.
+    """Find the scope just before the feed-forward block and the one that ends with it.
 
     A block that mixes nothing has none: it stands beside the attention, before any residual.
     """
@@ -28,7 +28,7 @@ def feed_forward_pair(scopes: Iterable[str]) -> ScopePair | None:
 
 
 def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
-    """The scope behind the first residual and the whole layer: FF with its residual and norms."""
+    """Find the scope behind the first residual and the whole layer (FF, residual, norms)."""
     named = _prefixes(scopes)
     longest = max(named, key=len, default=())
     if "RES" not in longest:
@@ -37,12 +37,20 @@ def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
     return None if before is None or before == after else (before, after)
 
 
+def feed_forward_pairs(scopes: Iterable[str]) -> list[ScopePair]:
+    """`feed_forward_pair` of each kind of layer, where layers differ."""
+    pairs = [feed_forward_pair(chain) for chain in chains(scopes)]
+    return [pair for pair in dict.fromkeys(pairs) if pair is not None]
+
+
 def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
-    """The pairs that FF-amp is taken of: before FF / FF, and before LN1 / the whole layer.
+    """Find the pairs that FF-amp is taken of: before FF / FF, and before LN1 / the whole layer.
 
     Kobayashi et al. 2024, section 5. In BERT: ATTNRESLN-N / ATTNRESLNFF-N and ATTNRES-N /
-    ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither.
+    ATTNRESLNFFRESLN-N. A layer whose block stands beside the attention has neither. Where layers
+    differ, each kind of layer has its pairs.
     """
-    listed = list(scopes)
-    pairs = (feed_forward_pair(listed), whole_block_pair(listed))
+    pairs = [
+        pair(chain) for chain in chains(scopes) for pair in (feed_forward_pair, whole_block_pair)
+    ]
     return [pair for pair in dict.fromkeys(pairs) if pair is not None]

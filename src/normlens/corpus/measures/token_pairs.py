@@ -1,4 +1,4 @@
-"""The pairs of one sequence's tokens, and sums over the pairs that have something in common."""
+"""The pairs of one sequence's tokens, and sums over pairs with the same types or distance."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Columns = dict[str, NDArray[Any]]
 class TokenPairs:
     """Every (target i, source j) of a sequence; arrays are flat, (n · n,), targets first."""
 
-    def __init__(self, item: Item, own: Mapping[str, Relation] | None = None):
+    def __init__(self, item: Item, user_relations: Mapping[str, Relation] | None = None):
         self.n = len(item)
         self.target, self.source = (axis.ravel() for axis in np.indices((self.n, self.n)))
         self.distance = np.abs(self.target - self.source)
-        self.relation = relations(item, own).ravel()
+        self.relation = relations(item, user_relations).ravel()
         self.type_ids, first, kind = np.unique(
             item.encoded.ids, return_index=True, return_inverse=True
         )
@@ -34,7 +34,7 @@ class TokenPairs:
         )
 
     def counted(self, exclude_same_type: bool, exclude_special: bool) -> NDArray[np.bool_]:
-        """Pairs that FF-amp is taken of: i ≠ j, and what the options leave."""
+        """Mark the pairs that FF-amp is taken of: i ≠ j, less what the options exclude."""
         counted = self.distance > 0
         if exclude_same_type:
             size = len(self.type_ids)
@@ -50,7 +50,7 @@ class TokenPairs:
         before: NDArray[np.float64],
         after: NDArray[np.float64],
     ) -> Columns:
-        """Sums over the pairs `at` of one relation with the same two subword types, by layer.
+        """Sum over the pairs `at` of one relation with the same two subword types, by layer.
 
         `before` and `after` hold each layer's values of the pairs, (layers, pairs).
         """
@@ -77,7 +77,7 @@ class TokenPairs:
     def by_distance(
         self, layers: NDArray[np.int64], at: NDArray[np.intp], score: NDArray[np.float64]
     ) -> Columns:
-        """Sums over the pairs `at` with the same relation and distance |i − j|, by layer."""
+        """Sum over the pairs `at` with the same relation and distance |i − j|, by layer."""
         group = self.relation[at].astype(np.int64) * self.n + self.distance[at]
         layer, kind, (counts, score, squares) = _sums(group, score, score * score)
         relation, distance = np.divmod(kind, self.n)
@@ -91,7 +91,7 @@ class TokenPairs:
         }
 
     def listed(self, at: NDArray[np.intp]) -> Columns:
-        """What the pairs `at` are."""
+        """Describe the pairs `at`: relation, distance, target and source."""
         return {
             "relation": self.relation[at],
             "distance": self.distance[at],
@@ -103,11 +103,11 @@ class TokenPairs:
 def _sums(
     group: NDArray[np.int64], *values: NDArray[np.float64]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], list[NDArray[Any]]]:
-    """Count and sums of each layer's groups that occur: (pairs,) and (layers, pairs) → flat."""
+    """Count and sum each layer's groups that occur: (pairs,) and (layers, pairs) → flat."""
     size, layers = int(group.max(initial=0)) + 1, len(values[0])
     flat = (group + size * np.arange(layers)[:, None]).ravel()
     counts = np.bincount(flat)
-    found = np.flatnonzero(counts)
-    totals = [np.bincount(flat, value.ravel())[found] for value in values]
-    layer, kind = np.divmod(found, size)
-    return layer, kind, [counts[found], *totals]
+    occupied = np.flatnonzero(counts)
+    totals = [np.bincount(flat, value.ravel())[occupied] for value in values]
+    layer, kind = np.divmod(occupied, size)
+    return layer, kind, [counts[occupied], *totals]

@@ -1,4 +1,4 @@
-"""What kind of token stands at a position, and how two positions belong together."""
+"""Categories of tokens, and relations between two tokens."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _NAMES = {
 
 
 def categories(item: Item) -> NDArray[np.int8]:
-    """Each token's place in `CATEGORIES`, (n,); Kobayashi et al. 2021, section 4.
+    """Give each token's place in `CATEGORIES`, (n,); Kobayashi et al. 2021, section 4.
 
     A token that was masked is a mask. A special token that opens the sequence is cls, whatever its
     name (OPT opens with </s>); elsewhere the name decides.
     """
     encoded = item.encoded
     masked = getattr(encoded, "masked", None) or [False] * len(encoded.ids)
-    found = [
+    names = [
         _category(token, special, hidden, position)
         for position, (token, special, hidden) in enumerate(
             zip(encoded.tokens, encoded.special, masked, strict=True)
         )
     ]
-    return np.array([CATEGORIES.index(name) for name in found], dtype=np.int8)
+    return np.array([CATEGORIES.index(name) for name in names], dtype=np.int8)
 
 
 def _category(token: str, special: bool, masked: bool, position: int) -> str:
@@ -67,37 +67,43 @@ def _category(token: str, special: bool, masked: bool, position: int) -> str:
     return named or ("other-special" if special else "ordinary")
 
 
-def relations(item: Item, own: Mapping[str, Relation] | None = None) -> NDArray[np.int16]:
-    """How target i and source j belong together, (n, n): places in `RELATIONS`, then in `own`.
+def relations(
+    item: Item, user_relations: Mapping[str, Relation] | None = None
+) -> NDArray[np.int16]:
+    """Classify how target i and source j belong together, (n, n).
+
+    Numbers are places in `RELATIONS`, then in `user_relations`.
 
     word_in_entity: two tokens of one word and of one entity; word_outside_entity: of one word but
     not of one entity; entity_across_words: of one entity but not of one word; same_type: the same
     subword elsewhere; special: one of them at least is no ordinary token (special or masked);
     other: all other pairs of ordinary tokens. A pair is of one relation only; `GROUPS` puts them
-    together. A user's `own` come before all others, the first of them first.
+    together. A user's relations come before all others, the first of them first.
     """
     n = len(item)
     ordinary = categories(item) == CATEGORIES.index("ordinary")
     word = _together(item.encoded.words, n)
     entity = _together(getattr(item.encoded, "entities", None), n)
-    found = np.full((n, n), RELATIONS.index("other"), dtype=np.int16)
+    places = np.full((n, n), RELATIONS.index("other"), dtype=np.int16)
     for name, related in (
         ("same_type", _together(item.encoded.ids, n)),
         ("entity_across_words", entity),
         ("word_outside_entity", word),
         ("word_in_entity", word & entity),
     ):
-        found[related] = RELATIONS.index(name)
-    found[~(ordinary[:, None] & ordinary)] = RELATIONS.index("special")
-    for place, (name, function) in reversed(list(enumerate((own or {}).items(), len(RELATIONS)))):
+        places[related] = RELATIONS.index(name)
+    places[~(ordinary[:, None] & ordinary)] = RELATIONS.index("special")
+    for place, (name, function) in reversed(
+        list(enumerate((user_relations or {}).items(), len(RELATIONS)))
+    ):
         related = np.asarray(function(item))
         if related.shape != (n, n) or related.dtype != bool:
             raise InputError(
                 f"the relation {name!r} gave {related.dtype} of shape {related.shape} for {n} "
                 f"tokens; it must give booleans of shape ({n}, {n}), targets first"
             )
-        found[related] = place
-    return found
+        places[related] = place
+    return places
 
 
 def _together(groups: Sequence[int | None] | None, n: int) -> NDArray[np.bool_]:

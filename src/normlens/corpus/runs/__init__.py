@@ -1,1 +1,1 @@
-"""Runs: what they are made of, how shards are committed, read and checked."""
+"""Runs over a corpus: their manifest and options, their shards, and their tables."""

@@ -1,4 +1,4 @@
-"""Whether a run's files are what its records say."""
+"""Checking a run's files against its records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found."""
+    """The result of a check: problems, and how many shards and files it read."""
 
     shards: int
     shards_done: int
@@ -59,39 +59,39 @@ def check(folder: Folder, manifest: Manifest) -> Check:
     A run may go on meanwhile: what it is writing has a shard that is not done yet, and counts
     neither as sound nor as stray.
     """
-    found = survey(folder, manifest)
-    files = {n: told for done in found.done.values() for n, told in table_files(done).items()}
+    state = survey(folder, manifest)
+    files = {n: told for done in state.done.values() for n, told in table_files(done).items()}
     wrong = Verified(folder).wrong(files, again=True)
     problems = [Problem(name, what) for name, what in wrong.items()]
     problems += [
-        Problem(name, "damaged: a record that does not match itself") for name in found.damaged
+        Problem(name, "damaged: a record that does not match itself") for name in state.damaged
     ]
-    problems += [Problem(name, "stray: no shard's file") for name in _stray(found, manifest)]
+    problems += [Problem(name, "stray: no shard's file") for name in _stray(state, manifest)]
     return Check(
         shards=manifest.shards,
-        shards_done=len(found.done),
+        shards_done=len(state.done),
         files=len(files),
         problems=tuple(sorted(problems, key=lambda problem: problem.file)),
     )
 
 
-def _stray(found: Survey, manifest: Manifest) -> list[str]:
-    unfinished = len(found.done) < manifest.shards
+def _stray(state: Survey, manifest: Manifest) -> list[str]:
+    unfinished = len(state.done) < manifest.shards
     return [
         name
-        for name in found.names
-        if name not in (MANIFEST, LOCK, *found.damaged)
+        for name in state.names
+        if name not in (MANIFEST, LOCK, *state.damaged)
         and not (unfinished and name.endswith(TEMPORARY))
-        and not _belongs(name, found, manifest)
+        and not _belongs(name, state, manifest)
     ]
 
 
-def _belongs(name: str, found: Survey, manifest: Manifest) -> bool:
+def _belongs(name: str, state: Survey, manifest: Manifest) -> bool:
     place = placed(name)
     if place is None:
         record = recorded(name)
         return record is not None and record < manifest.shards
     table, number = place
     # Of a shard that is not done, any of its tables may be there already.
-    tables = found.done[number].tables if number in found.done else manifest.tables
+    tables = state.done[number].tables if number in state.done else manifest.tables
     return table in tables and number < manifest.shards

@@ -10,7 +10,7 @@ from typing import Any
 from normlens.corpus import measures
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
-from normlens.corpus.measures.sources import module_sources, sources_of
+from normlens.corpus.measures.user_files import module_sources, sources_of
 from normlens.corpus.runs.options import parse_measures
 from normlens.errors import InputError
 
@@ -32,7 +32,7 @@ class Choice:
     def of(
         cls,
         wanted: str | Sequence[str | Measure] | None,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Choice:
         """Measures by name, with their `settings`, or ready ones."""
         listed = parse_measures(wanted) if wanted is None or isinstance(wanted, str) else wanted
@@ -40,14 +40,14 @@ class Choice:
         left = dict(settings or {})
         portable: list[str | Measure] = []
         for measure in listed:
-            own = left.pop(measure, None) if isinstance(measure, str) else None
-            portable.append(measure if own is None else measures.get(str(measure), **own))
+            its = left.pop(measure, None) if isinstance(measure, str) else None
+            portable.append(measure if its is None else measures.get(str(measure), **its))
         if left:
             raise InputError(
                 f"there are settings for {next(iter(left))!r}, which is not among the measures "
                 f"{', '.join(names)}"
             )
-        given = {name: dict(own) for name, own in (settings or {}).items()}
+        given = {name: dict(chosen) for name, chosen in (settings or {}).items()}
         return cls(tuple(listed), given, tuple(names), made(portable), tuple(portable))
 
     def described(self) -> dict[str, Any]:
@@ -56,17 +56,17 @@ class Choice:
         `source` is None for a built-in measure, and for a user's own the checksum of each of the
         files that its code comes from.
         """
-        found: dict[str, dict[str, Any]] = {
+        described: dict[str, dict[str, Any]] = {
             name: {"options": measure.options, "source": sources_of(name, measure)}
             for name, measure in zip(self.names, self.measures, strict=True)
         }
-        for described in found.values():
-            relations = described["options"].get("relations", ())
+        for measure in described.values():
+            relations = measure["options"].get("relations", ())
             if relations:
-                described["relations"] = {
+                measure["relations"] = {
                     name: module_sources(name.partition(":")[0]) for name in relations
                 }
-        return json.loads(json.dumps(found, default=str))
+        return json.loads(json.dumps(described, default=str))
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Every table as a manifest describes it."""
@@ -75,16 +75,16 @@ class Choice:
             for name, measure in zip(self.names, self.measures, strict=True)
             for table in measure.tables
         }
-        found: dict[str, dict[str, Any]] = {}
+        tables: dict[str, dict[str, Any]] = {}
         for table, schema in schemas(self.measures).items():
             name, measure = owners.get(table, (None, None))
-            found[table] = {
+            tables[table] = {
                 "measure": name,
                 "columns": {field.name: str(field.type) for field in schema},
                 "order": ["index"] if measure is None else list(measure.order[table]),
                 "merged": measure is not None and table in measure.sql,
             }
-        return found
+        return tables
 
 
 def measure_names(wanted: Sequence[str | Measure]) -> list[str]:

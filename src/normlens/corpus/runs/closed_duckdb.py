@@ -17,7 +17,7 @@ _ASKING = ("SELECT", "FROM", "WITH", "PIVOT", "UNPIVOT")
 def closed_connection(
     memory: str, paths: Sequence[str], system: Any | None = None
 ) -> Iterator[Any]:
-    """A database in memory that may open `paths` (through an fsspec `system`) but no other file.
+    """Open a database that may read `paths` (through an fsspec `system`) and no other file.
 
     It loads no extensions, and a query cannot change any of this. Beyond `memory` it goes to a
     temporary folder of its own.
@@ -40,7 +40,7 @@ def closed_connection(
 
 
 def tables_of(query: str, tables: Collection[str]) -> list[str]:
-    """The tables that a query names; all of them where it names others too, or none.
+    """List the tables that a query names; all of them where it names others too, or none.
 
     Refuses what is no question: the files that may be opened could also be written.
     """
@@ -55,8 +55,12 @@ def tables_of(query: str, tables: Collection[str]) -> list[str]:
             named = {str(name).casefold() for name in connection.get_table_names(query)}
         except duckdb.Error:
             return list(tables)
-    known = {table.casefold(): table for table in tables}
-    return [known[name] for name in named] if named and named <= known.keys() else list(tables)
+    by_folded_name = {table.casefold(): table for table in tables}
+    return (
+        [by_folded_name[name] for name in named]
+        if named and named <= by_folded_name.keys()
+        else list(tables)
+    )
 
 
 def _check_question(connection: Any, statement: Any) -> None:
@@ -89,10 +93,10 @@ def _duckdb() -> Any:
 
 
 def quoted_text(value: str) -> str:
-    """A string in SQL."""
+    """Quote a string for SQL."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quoted_name(value: str) -> str:
-    """The name of a table or a column in SQL."""
+    """Quote the name of a table or a column for SQL."""
     return '"' + value.replace('"', '""') + '"'

@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from normlens.corpus.runs.stamps import Stamp, local_stamp, store_stamp
-from normlens.errors import (
-    InputError,
-    MissingDependencyError,
-    NormLensError,
-    OutputError,
-    system_reason,
-)
+from normlens.corpus.runs.folder_base import TEMPORARY, Folder
+from normlens.corpus.runs.remote_folder import RemoteFolder
+from normlens.corpus.runs.stamps import Stamp, local_stamp
+from normlens.errors import InputError, OutputError, system_reason
 
-#: What a name ends with until its file is complete.
-TEMPORARY = ".tmp"
-_CHUNK = 1 << 20
-
-
-class Folder(ABC):
-    """Files by their names inside one folder; a file appears under its name whole or not at all."""
-
-    url: str
-
-    @abstractmethod
-    def read(self, name: str) -> bytes | None:
-        """A file's contents; None if there is no such file."""
-
-    @abstractmethod
-    def write(self, name: str, data: bytes) -> None:
-        """Make `data` the contents of a file."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove a file if it is there."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Every file, by its name relative to the folder, in order."""
-
-    @abstractmethod
-    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        """Size and time of each of these files; those that are not there are left out."""
-
-    @abstractmethod
-    def _open(self, name: str) -> IO[bytes]:
-        """A file to read from."""
-
-    def sha256(self, name: str) -> str | None:
-        """The checksum of a file, which is never whole in memory; None if there is no such file."""
-        digest = hashlib.sha256()
-        try:
-            with self._open(name) as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise InputError(f"cannot read {self.url}/{name}: {system_reason(error)}") from error
-        return digest.hexdigest()
-
-    @abstractmethod
-    def address(self, name: str) -> str:
-        """What DuckDB opens a file by."""
-
-    def __str__(self) -> str:
-        return self.url
+__all__ = ["TEMPORARY", "Folder", "LocalFolder", "RemoteFolder", "open_folder"]
 
 
 class LocalFolder(Folder):
@@ -121,7 +63,7 @@ class LocalFolder(Folder):
         _sync(folder.parent)
 
     def _inside(self, name: str) -> Path:
-        """Where a file lies, unless a link leads out of the folder."""
+        """Give a file's path; a link that leads out of the folder is an error."""
         path = self.path / name
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{str(path)!r} leads out of the run's folder; remove the link")
@@ -143,7 +85,7 @@ class LocalFolder(Folder):
         )
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        found = {}
+        stamps = {}
         for folder in {name.rpartition("/")[0] for name in names}:
             self._inside(folder)
         for name in names:
@@ -159,8 +101,8 @@ class LocalFolder(Folder):
                     f"cannot read {self.url}/{name}: {system_reason(error)}"
                 ) from error
             if stat.S_ISREG(seen.st_mode):
-                found[name] = local_stamp(seen)
-        return found
+                stamps[name] = local_stamp(seen)
+        return stamps
 
     def _open(self, name: str) -> IO[bytes]:
         return self._inside(name).open("rb")
@@ -169,114 +111,8 @@ class LocalFolder(Folder):
         return str(self.path.absolute() / name)
 
 
-class RemoteFolder(Folder):
-    """A folder behind an fsspec URL.
-
-    An object store shows an object only once its upload is complete. On others (SFTP, HDFS) a
-    file may be cut short: its checksum tells, and the file with the checksums comes last.
-    """
-
-    def __init__(self, url: str):
-        try:
-            import fsspec
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"{url!r} needs the fsspec package; run: pip install fsspec"
-            ) from error
-        self.url = url.rstrip("/")
-        with self._failing("open", InputError):
-            self.system, root = fsspec.core.url_to_fs(url)
-        self.root = root.rstrip("/")
-        self._has_bucket = False
-
-    def read(self, name: str) -> bytes | None:
-        with self._failing(f"read {name} in", InputError):
-            try:
-                return self.system.cat_file(self._path(name))
-            except FileNotFoundError:
-                return None
-
-    def write(self, name: str, data: bytes) -> None:
-        path = self._path(name)
-        with self._failing(f"write {name} in", OutputError):
-            self._check_bucket()
-            if not self._bucket:  # an object store has no folders, and might make a bucket instead
-                self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.system.pipe_file(path, data)
-
-    def remove(self, name: str) -> None:
-        with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
-            self.system.rm_file(self._path(name))
-
-    def names(self) -> list[str]:
-        with self._failing("list", InputError):
-            # A listing that was kept from before would hide what another process has written.
-            self.system.invalidate_cache()
-            try:
-                found = self.system.find(self.root)
-            except FileNotFoundError:
-                found = []
-            # A store that is down has said so by now.
-            if not found:
-                self._check_bucket()
-        return sorted(path[len(self.root) :].lstrip("/") for path in found)
-
-    def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        found: dict[str, Stamp] = {}
-        with self._failing("list", InputError), suppress(FileNotFoundError):
-            self.system.invalidate_cache()
-            listed = self.system.find(self.root, detail=True)
-            for name in names:
-                # A listing is not of one moment: what it lacks may have come since.
-                with suppress(FileNotFoundError):
-                    path = self._path(name)
-                    found[name] = store_stamp(listed.get(path) or self.system.info(path))
-        return found
-
-    def sha256(self, name: str) -> str | None:
-        with self._failing(f"read {name} in", InputError):
-            return super().sha256(name)
-
-    def _open(self, name: str) -> IO[bytes]:
-        return self.system.open(self._path(name), "rb")
-
-    def address(self, name: str) -> str:
-        return self.system.unstrip_protocol(self._path(name))
-
-    def _path(self, name: str) -> str:
-        return f"{self.root}/{name}"
-
-    @property
-    def _bucket(self) -> str:
-        """The bucket or container of an object store; nothing where paths begin with a slash."""
-        return self.root.partition("/")[0]
-
-    def _check_bucket(self) -> None:
-        """A bucket is never made here: a name that does not exist is more likely a typing error."""
-        if self._bucket and not self._has_bucket:
-            self._has_bucket = self.system.exists(self._bucket)
-            if not self._has_bucket:
-                raise InputError(
-                    f"there is no bucket {self._bucket!r} for {self.url}, or you may not see it; "
-                    "check its name and your credentials, or create it first"
-                )
-
-    @contextmanager
-    def _failing(self, action: str, kind: type[NormLensError]) -> Iterator[None]:
-        """Whatever a store raises, as one line: each has exceptions of its own."""
-        try:
-            yield
-        except NormLensError:
-            raise
-        except Exception as error:
-            reason = system_reason(error)
-            raise kind(
-                f"cannot {action} {self.url}: {reason}; is the store up, and may you use it?"
-            ) from error
-
-
 def open_folder(place: str | os.PathLike[str]) -> Folder:
-    """The folder at a path or a URL."""
+    """Open the folder at a path or a URL."""
     text = os.fspath(place)
     protocol, separator, rest = text.partition("://")
     if not separator:
@@ -298,7 +134,7 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """A new name lasts only once its folder is on the disk too."""
+    """Flush a folder to the disk; a new name lasts only after that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

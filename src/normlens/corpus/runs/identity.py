@@ -1,4 +1,4 @@
-"""Which model it was: its weights, configuration and tokenizer, and what else numbers depend on."""
+"""The identity of a model: its weights, configuration and tokenizer, and the software versions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLACES = ("_file", "_path", "_dir", "_hash", "is_local", "local_files_only")
 
 
 def identify(lens: Lens) -> dict[str, Any]:
-    """A model as a run's manifest describes it."""
+    """Describe a model as a run's manifest does."""
     return {
         "name": lens.name,
         "revision": lens.revision,
@@ -53,12 +53,12 @@ def identify(lens: Lens) -> dict[str, Any]:
 
 
 def digest(identity: dict[str, Any]) -> str:
-    """A short name for a model as `identify` describes it."""
+    """Hash a model as `identify` describes it."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def weights_hash(lens: Lens) -> str:
-    """SHA-256 over every tensor of the model: its name, type, shape and values."""
+    """Hash every tensor of the model (SHA-256): its name, type, shape and values."""
     digest = hashlib.sha256()
     for name, tensor in sorted(lens.model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -69,20 +69,20 @@ def weights_hash(lens: Lens) -> str:
 
 
 def configuration(lens: Lens) -> dict[str, Any]:
-    """Every field of the model's configuration, but for where it lies and who wrote it."""
+    """List the model's configuration, without where it lies and who wrote it."""
     config = lens.adapter.config
-    found = config.to_dict() if hasattr(config, "to_dict") else vars(config)
-    return _without(json.loads(json.dumps(found, default=str)), _ELSEWHERE)
+    fields = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+    return _without(json.loads(json.dumps(fields, default=str)), _ELSEWHERE)
 
 
-def _without(found: Any, names: frozenset[str]) -> Any:
-    if not isinstance(found, dict):
-        return found
-    return {name: _without(value, names) for name, value in found.items() if name not in names}
+def _without(fields: Any, names: frozenset[str]) -> Any:
+    if not isinstance(fields, dict):
+        return fields
+    return {name: _without(value, names) for name, value in fields.items() if name not in names}
 
 
 def tokenizer_hash(tokenizer: Any) -> str | None:
-    """SHA-256 of what a tokenizer does, whatever it was called with before."""
+    """Hash what a tokenizer does (SHA-256), whatever it was called with before."""
     if tokenizer is None:
         return None
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -119,7 +119,7 @@ def _file_hash(path: str) -> str:
 
 
 def software() -> dict[str, str]:
-    """Versions of everything that a number in a table may depend on."""
+    """List the versions of everything that a number in a table may depend on."""
     import pandas
     import pyarrow
     import scipy
@@ -133,7 +133,7 @@ def software() -> dict[str, str]:
 
 
 def machine(lens: Lens) -> dict[str, Any]:
-    """Where the numbers were computed."""
+    """Describe the machine where the numbers are computed."""
     device = lens.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {

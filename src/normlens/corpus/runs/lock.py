@@ -90,7 +90,7 @@ def _take(descriptor: int, path: Path) -> bool:
 
 
 def holder(folder: Folder) -> str | None:
-    """Who works in the folder now ("pid 71 on node3"); None if nobody does or nobody can tell."""
+    """Tell who works in the folder now ("pid 71 on node3"); None if nobody does or can tell."""
     if not isinstance(folder, LocalFolder):
         return None
     try:
@@ -116,8 +116,8 @@ def _self() -> bytes:
 
 def _named(contents: bytes) -> str:
     try:
-        found = parse_json(contents)
-        return f" (pid {found['pid']} on {found['host']}, since {found['since']})"
+        owner = parse_json(contents)
+        return f" (pid {owner['pid']} on {owner['host']}, since {owner['since']})"
     except (ValueError, KeyError, TypeError):
         return ""  # it has the lock but has not written its name yet
 

@@ -1,4 +1,4 @@
-"""Everything that is needed to repeat a run, and what may not change while it lasts."""
+"""The manifest of a run: everything needed to repeat it, and what may not change meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.options import Options
+from normlens.corpus.runs.options import RunOptions
 from normlens.json_text import parse_json
 
 NAME = "manifest.json"
@@ -37,7 +37,7 @@ FIXED = {
 class Manifest:
     """A run's identity card, written once, before the first shard."""
 
-    options: Options
+    options: RunOptions
     model: dict[str, Any]
     data: dict[str, Any]  # name, fingerprint, sequences
     tables: dict[str, dict[str, Any]]  # table → measure, columns, order, merged
@@ -70,8 +70,8 @@ class Manifest:
         return {**asdict(self), "options": self.options.as_json()}
 
     def save(self, folder: Folder) -> None:
-        found = {"format": FORMAT, "version": VERSION, "digest": self.digest, **self._as_json()}
-        folder.write(NAME, json.dumps(found, indent=1, ensure_ascii=False).encode())
+        contents = {"format": FORMAT, "version": VERSION, "digest": self.digest, **self._as_json()}
+        folder.write(NAME, json.dumps(contents, indent=1, ensure_ascii=False).encode())
 
     @classmethod
     def load(cls, folder: Folder) -> Manifest:
@@ -82,10 +82,10 @@ class Manifest:
                 f"normlens run --model … --data … --out {folder}"
             )
         try:
-            found = parse_json(contents)
-            if found.pop("format") != FORMAT:
+            fields = parse_json(contents)
+            if fields.pop("format") != FORMAT:
                 raise ValueError("it is of another kind")
-            version = found.pop("version")
+            version = fields.pop("version")
             if version != VERSION:
                 age = (
                     "a newer NormLens; upgrade it"
@@ -93,9 +93,9 @@ class Manifest:
                     else ("an older NormLens, without checksums of its own; start the run again")
                 )
                 raise RunError(f"{str(folder)!r} was written by {age}")
-            digest = found.pop("digest")
-            _check_types(found)
-            manifest = cls(**{**found, "options": Options.from_json(found["options"])})
+            digest = fields.pop("digest")
+            _check_types(fields)
+            manifest = cls(**{**fields, "options": RunOptions.from_json(fields["options"])})
             _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
@@ -110,19 +110,19 @@ class Manifest:
         return manifest
 
 
-def _check_types(found: dict[str, Any]) -> None:
+def _check_types(fields: dict[str, Any]) -> None:
     """Raise a ValueError unless the parts of a manifest have the types that a run relies on."""
     texts = ("created", "data.name", "data.fingerprint", "model.name")
     objects = ("options", "model", "data", "tables", "measures", "execution", "versions", "machine")
     for kind, what, paths in ((dict, "an object", objects), (str, "a text", texts)):
         for path in paths:
             part, _, field = path.partition(".")
-            if not isinstance(found[part][field] if field else found[part], kind):
+            if not isinstance(fields[part][field] if field else fields[part], kind):
                 raise ValueError(f"{path!r} is not {what}")
-    sequences = found["data"]["sequences"]
+    sequences = fields["data"]["sequences"]
     if type(sequences) is not int or sequences < 0:
         raise ValueError("'data.sequences' is not a number")
-    for table, described in found["tables"].items():
+    for table, described in fields["tables"].items():
         if not isinstance(described["columns"], dict) or not isinstance(described["order"], list):
             raise ValueError(f"the table {table!r} is not described")
 
@@ -159,18 +159,18 @@ class Difference:
 
 
 def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Difference]:
-    """Options that were given again and are not the run's own."""
-    own = manifest.options.as_json()
+    """List the options that were given again and differ from the run's."""
+    recorded = manifest.options.as_json()
     return [
-        Difference(f"--{name.replace('_', '-')}", own[name], value)
+        Difference(f"--{name.replace('_', '-')}", recorded[name], value)
         for name, value in given.items()
-        if value != own[name]
+        if value != recorded[name]
     ]
 
 
 def changed_tables(manifest: Manifest, tables: dict[str, dict[str, Any]]) -> list[Difference]:
-    """Tables whose columns are not those that the measures give now."""
-    found = []
+    """List the tables whose columns are not those that the measures give now."""
+    differences = []
     for name in dict.fromkeys((*manifest.tables, *tables)):
         then, now = (
             some.get(name, {"columns": {}})["columns"] for some in (manifest.tables, tables)
@@ -179,35 +179,35 @@ def changed_tables(manifest: Manifest, tables: dict[str, dict[str, Any]]) -> lis
         new = ", ".join(column for column in now if column not in then)
         if gone or new:
             what = f"columns of the table {name} that are not in both"
-            found.append(Difference(what, gone or None, new or None))
-    return found
+            differences.append(Difference(what, gone or None, new or None))
+    return differences
 
 
 def changes(manifest: Manifest, now: dict[str, Any]) -> list[Difference]:
-    """Which of `now`'s fields differ from the run's: parts of a manifest, by their names."""
+    """List which fields of `now` (parts of a manifest, by their names) differ from the run's."""
     then = asdict(manifest)
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for path, what in FIXED.items():
         part, _, field = path.partition(".")
         if part not in now or (field and field not in now[part]):
             continue
         old, new = (then[part].get(field), now[part][field]) if field else (then[part], now[part])
-        found += _differences(what, old, new)
-    return found
+        differences += _differences(what, old, new)
+    return differences
 
 
 def _differences(what: str, old: Any, new: Any) -> list[Difference]:
-    """Where two values differ; of two dicts, which of their fields do."""
+    """List where two values differ; of two dicts, which of their fields do."""
     if old == new:
         return []
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return [Difference(what, old, new)]
-    found = [
+    nested = [
         difference
         for key in sorted({*old, *new})
         for difference in _differences(f"{what}, {key}", old.get(key), new.get(key))
     ]
-    return found or [Difference(what, old, new)]  # a field that is none, and one that is not there
+    return nested or [Difference(what, old, new)]  # a field that is none, and one that is not there
 
 
 def refuse(folder: Folder, differences: list[Difference]) -> None:

@@ -1,4 +1,4 @@
-"""How shards become one table: SQL that comes from the measures' code, never from a run's files."""
+"""Merging shards into one table, by SQL from the measures' code, never from a run's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES_CODE = "relations"
 
 
 def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -> str | None:
-    """SQL that merges the union of all shards (`parts`); None for a table that only grows.
+    """Write SQL that merges the union of all shards (`parts`); None for a table that only grows.
 
     A built-in measure is made again from its recorded options. A user's own has to be among
     `named`: the modules that a run's manifest names are not imported.
@@ -48,7 +48,7 @@ def _built_in(manifest: Manifest, name: str) -> Measure:
 
 
 def named_measures(manifest: Manifest, names: Sequence[str]) -> list[Measure]:
-    """The measures of their own that users name, with the options that the run gave them."""
+    """Make the measures that users name, with the options that the run gave them."""
     for name in names:
         if name not in manifest.options.measures:
             raise InputError(

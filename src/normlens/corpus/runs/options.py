@@ -3,103 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError, OptionError, check_choice
 from normlens.json_text import parse_json
-from normlens.precisions import PRECISIONS
+from normlens.option_fields import Option, names_of
+from normlens.options import DEVICE, DTYPE, PRECISION, REVISION, TRUST, at_least_one
+from normlens.parsing import parse_batch_size
+from normlens.precisions import AUTO, PRECISIONS
+from normlens.wording import listed
+
+if TYPE_CHECKING:
+    from normlens.corpus.measures import Measure
 
 ENGINES = ("local", "ray")
 MEASURES = ("similarity", "mixing", "amplification", "norms")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the tables depend on. They are fixed for a run's whole life."""
-
-    model: str
-    data: str
-    measures: tuple[str, ...] = MEASURES
-    #: options of measures, by their names: {"amplification": {"axis": "target"}}
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    mask: float | None = None
-    limit: int | None = None
-    max_length: int | None = 128
-    truncate: bool = True
-    seed: int = 0
-    column: str | None = None
-    pair_column: str | None = None
-    paragraphs: bool = False
-    revision: str | None = None
-    precision: str = "auto"  # of the feed-forward products on a GPU
-    #: sequences per shard; the tables do not depend on it, but the files that are there do
-    shard_size: int = 64
-
-    def __post_init__(self) -> None:
-        if not self.measures:
-            raise InputError("no measure is chosen; leave --measures out to take all")
-        if len(set(self.measures)) != len(self.measures):
-            raise InputError(f"a measure is named twice: {', '.join(self.measures)}")
-        valid_choice(self.precision, PRECISIONS, "precision")
-        if self.mask is not None and not 0 < self.mask <= 1:
-            raise InputError(f"--mask is a share between 0 and 1, not {self.mask}")
-        for name in ("limit", "max_length", "shard_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "measures": list(self.measures)}
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Options:
-        known = {item.name for item in fields(cls)}
-        own = {name: value for name, value in found.items() if name in known}
-        return cls(**{**own, "measures": tuple(own["measures"])})
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How the work is done; no table depends on it, so a run may go on with another one.
-
-    Device and dtype are what was asked for. What they came to is the manifest's, and is fixed.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    engine: str = "local"
-    workers: int = 1
-    batch_size: int | str = "auto"
-    address: str | None = None  # of a Ray cluster
-    gpus_per_worker: float | None = None  # None: 1 where the cluster has GPUs
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        valid_choice(self.engine, ENGINES, "engine")
-        if self.workers < 1:
-            raise InputError(f"--workers must be at least 1, not {self.workers}")
-        if self.engine != "ray" and (self.address or self.gpus_per_worker is not None):
-            raise InputError("--address and --gpus-per-worker are Ray's; add --engine ray")
-        if self.gpus_per_worker is not None and not (
-            math.isfinite(self.gpus_per_worker) and self.gpus_per_worker >= 0
-        ):
-            raise InputError(f"--gpus-per-worker is a number from 0, not {self.gpus_per_worker}")
-        parse_batch_size(self.batch_size)
-
-
-def parse_batch_size(value: int | str) -> int | str:
-    """A number of sequences, or "auto"."""
-    try:
-        size = "auto" if value == "auto" else int(value)
-    except ValueError:
-        size = 0
-    if size != "auto" and int(size) < 1:
-        raise InputError(f"--batch-size is a number from 1 or 'auto', not {value!r}")
-    return size
 
 
 def parse_measures(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -112,30 +32,170 @@ def parse_measures(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options of measures from ``amplification.axis=target``; values are JSON or plain text."""
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for text in given:
         left, equals, value = text.partition("=")
         measure, dot, name = left.rpartition(".")
         if not (equals and dot and measure and name.isidentifier()):
             raise InputError(f"--set takes MEASURE.OPTION=VALUE, not {text!r}")
         try:
-            found.setdefault(measure, {})[name] = parse_json(value)
+            settings.setdefault(measure, {})[name] = parse_json(value)
         except ValueError:
-            found.setdefault(measure, {})[name] = value
-    return found
+            settings.setdefault(measure, {})[name] = value
+    return settings
 
 
-def fixed_path(spec: str | os.PathLike[str]) -> str:
-    """A path made absolute, so that a run can be resumed from another folder; names as they are."""
-    text = os.fspath(spec)
-    prefix, separator, rest = text.partition(":")
-    if separator and not Path(text).exists() and prefix.isalnum() and "//" not in rest:
-        return f"{prefix}:{_absolute(rest)}"  # a data set's name with a local file
-    return _absolute(text)
+_SET = Option(
+    "An option of a measure, e.g. amplification.axis=target; may be repeated.",
+    metavar="MEASURE.OPTION=VALUE",
+    flags=("--set",),
+    typed=list[str],
+    parse=parse_settings,
+)
 
 
-def _absolute(text: str) -> str:
-    path = Path(text).expanduser()
-    if path.exists() or (any(mark in text for mark in "*?[") and path.parent != Path(".")):
-        return str(path.absolute())
-    return text
+@dataclass(frozen=True)
+class RunOptions:
+    """What the tables depend on. They are fixed for a run's whole life.
+
+    - `measures` by their names, and `settings`, options of measures by these names:
+      ``{"amplification": {"axis": "target"}}``.
+    - `mask` replaces that share of the tokens by mask tokens; `seed` is that of masks and samples.
+    - `limit` takes the first sequences only, `max_length` so many tokens of each; without
+      `truncate` a longer sequence is a failure.
+    - `column`, `pair_column` and `paragraphs` say how the data is read.
+    - `precision` is that of the feed-forward products on a GPU.
+    - `shard_size` is the number of sequences per shard; the tables do not depend on it, but the
+      files that are there do.
+    """
+
+    model: str
+    data: str
+    measures: tuple[str, ...] = Option(
+        f"Measures, or your own as module:name. Default: {','.join(MEASURES)}.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_measures,
+    ).field(MEASURES)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=_SET.metadata)
+    mask: float | None = Option(
+        "Mask this share of the tokens; the papers take 0.12.", metavar="SHARE"
+    ).field(None)
+    limit: int | None = Option("The first N sequences only.", metavar="N").field(None)
+    max_length: int | None = Option("Tokens per sequence.", metavar="N").field(128)
+    truncate: bool = Option(
+        "Take the beginning of longer sequences (default), or count them as failures.",
+        flags=("--truncate/--no-truncate",),
+    ).field(True)
+    seed: int = Option("Of masks and samples.", metavar="N").field(0)
+    column: str | None = Option("The column of a table that holds the text.", metavar="NAME").field(
+        None
+    )
+    pair_column: str | None = Option(
+        "The column of the second text of a pair.", metavar="NAME"
+    ).field(None)
+    paragraphs: bool = Option("Paragraphs of a .txt file instead of lines.").field(False)
+    revision: str | None = REVISION.field(None)
+    precision: str = PRECISION.field(AUTO)
+    shard_size: int = Option("Sequences per shard.", metavar="N").field(64)
+
+    def __post_init__(self) -> None:
+        if not self.measures:
+            raise InputError("no measure is chosen; leave --measures out to take all")
+        if len(set(self.measures)) != len(self.measures):
+            raise InputError(f"a measure is named twice: {', '.join(self.measures)}")
+        check_choice(self.precision, PRECISIONS, "precision")
+        if self.mask is not None and not 0 < self.mask <= 1:
+            raise OptionError("mask", f"{{option}} is a share between 0 and 1, not {self.mask}")
+        for name in ("limit", "max_length", "shard_size"):
+            value = getattr(self, name)
+            if value is not None:
+                at_least_one(value, name)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "measures": list(self.measures)}
+
+    @classmethod
+    def from_json(cls, written: dict[str, Any]) -> RunOptions:
+        """The options that a manifest holds; fields of other versions are passed over."""
+        values = {name: written[name] for name in names_of(cls) if name in written}
+        return cls(**{**values, "measures": tuple(values["measures"])})
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the work is done; no table depends on it, so a run may go on with another one.
+
+    Device and dtype are what was asked for. What they came to is the manifest's, and is fixed.
+    `workers` are processes, each with a model. `address` and `gpus_per_worker` are Ray's; by
+    default a worker has one GPU where the cluster has some.
+    """
+
+    device: str = DEVICE.field(AUTO)
+    dtype: str = DTYPE.field(AUTO)
+    engine: str = Option(f"{listed(ENGINES, 'or')}.", metavar="NAME").field("local")
+    workers: int = Option("Processes, each with a model.", metavar="N").field(1)
+    batch_size: int | str = Option(
+        "Sequences at a time.", metavar="N", typed=str, parse=parse_batch_size
+    ).field(AUTO)
+    address: str | None = Option(
+        "Ray cluster: auto, ray://host:10001 or local.", metavar="ADDRESS"
+    ).field(None)
+    gpus_per_worker: float | None = Option(
+        "GPUs of a Ray worker; may be a fraction.", metavar="N"
+    ).field(None)
+    trust_remote_code: bool = TRUST.field(False)
+
+    def __post_init__(self) -> None:
+        check_choice(self.engine, ENGINES, "engine")
+        at_least_one(self.workers, "workers")
+        if self.engine != "ray" and (self.address or self.gpus_per_worker is not None):
+            raise InputError("--address and --gpus-per-worker are Ray's; add --engine ray")
+        if self.gpus_per_worker is not None and not (
+            math.isfinite(self.gpus_per_worker) and self.gpus_per_worker >= 0
+        ):
+            raise OptionError(
+                "gpus_per_worker", f"{{option}} is a number from 0, not {self.gpus_per_worker}"
+            )
+        parse_batch_size(self.batch_size)
+
+
+class ExecutionKeywords(TypedDict, total=False):
+    """The fields of `Execution` as keywords."""
+
+    device: str
+    dtype: str
+    engine: str
+    workers: int
+    batch_size: int | str
+    address: str | None
+    gpus_per_worker: float | None
+    trust_remote_code: bool
+
+
+class RunKeywords(ExecutionKeywords, total=False):
+    """The fields of `RunOptions`, apart from model and data, and of `Execution` as keywords."""
+
+    measures: str | Sequence[str | Measure] | None  # names, or ready measures
+    settings: Mapping[str, Mapping[str, object]] | None
+    mask: float | None
+    limit: int | None
+    max_length: int | None
+    truncate: bool
+    seed: int
+    column: str | None
+    pair_column: str | None
+    paragraphs: bool
+    revision: str | None
+    precision: str
+    shard_size: int
+
+
+def split_keywords(given: Mapping[str, Any], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords as those of `RunOptions` and those of `Execution`; `call` is named in errors."""
+    of_tables, of_work = names_of(RunOptions), names_of(Execution)
+    unknown = [name for name in given if name not in (*of_tables, *of_work)]
+    if unknown:
+        raise InputError(f"{call} takes no option {unknown[0]!r}")
+    options = {name: value for name, value in given.items() if name in of_tables}
+    return options, {name: value for name, value in given.items() if name in of_work}

@@ -13,16 +13,16 @@ class Progress:
     """Says nothing; the base of those that do."""
 
     def say(self, text: str) -> None:
-        """A line about what happens next."""
+        """Print a line about what happens next."""
 
     def start(self, total: int, done: int) -> None:
-        """There are `total` sequences, of which `done` were done before."""
+        """Begin with `total` sequences, of which `done` were done before."""
 
     def advance(self, sequences: int, failures: int) -> None:
-        """So many more were finished, so many of them failed."""
+        """Count finished sequences, and how many of them failed."""
 
     def stop(self) -> None:
-        """No more will come."""
+        """End the display."""
 
 
 class Lines(Progress):
@@ -95,7 +95,7 @@ class Bar(Progress):
 
 
 def for_stream(quiet: bool, stream: TextIO | None = None) -> Progress:
-    """What suits a stream: stderr by default."""
+    """Choose what suits a stream: stderr by default."""
     stream = sys.stderr if stream is None else stream
     if quiet:
         return Progress()
@@ -103,7 +103,7 @@ def for_stream(quiet: bool, stream: TextIO | None = None) -> Progress:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 1:02:03."""
+    """Write seconds as 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What a run that is resumed can go on from, and what has to be computed again."""
+"""Recovering a run: the shards that it can keep, and those to compute again."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from normlens.corpus.runs.verified import Verified
 
 
 def recover(folder: Folder, manifest: Manifest) -> dict[int, Done]:
-    """The shards that can be trusted, by number; what was left half-written is removed.
+    """Find the shards that can be trusted, by number, and remove what was left half-written.
 
     That is files that were never completed, tables without a record (the run was stopped between
     the two), and shards that do not match their checksums. A sound shard is never removed: one that
     does not fit the run is refused, before anything is touched.
     """
-    found = survey(folder, manifest)
-    files = {n: told for done in found.done.values() for n, told in table_files(done).items()}
+    state = survey(folder, manifest)
+    files = {n: told for done in state.done.values() for n, told in table_files(done).items()}
     wrong = Verified(folder).wrong(files, again=True)
     sound = {
         number: done
-        for number, done in found.done.items()
+        for number, done in state.done.items()
         if wrong.keys().isdisjoint(table_files(done))
     }
     for done in sound.values():
@@ -37,14 +37,14 @@ def recover(folder: Folder, manifest: Manifest) -> dict[int, Done]:
     keep = {file for done in sound.values() for file in table_files(done)}
     keep |= {record_name(number) for number in sound}
     # Records go first: a record must never outlive the files that it vouches for.
-    for name in sorted(found.names, key=lambda name: recorded(name) is None):
-        if name not in keep and is_own(name):
+    for name in sorted(state.names, key=lambda name: recorded(name) is None):
+        if name not in keep and is_run_file(name):
             folder.remove(name)
     return sound
 
 
 def check_complete(folder: Folder, manifest: Manifest) -> None:
-    """At the end of a run: every shard is there, and so is the manifest, or something took them."""
+    """Refuse to end a run whose shards or manifest are no longer there."""
     try:
         same = Manifest.load(folder).digest == manifest.digest
     except RunError:
@@ -70,13 +70,13 @@ def check_complete(folder: Folder, manifest: Manifest) -> None:
         )
 
 
-def is_own(name: str) -> bool:
+def is_run_file(name: str) -> bool:
     """Whether a file has a name that only a run gives: a record, a shard's table, half a file."""
     return recorded(name) is not None or placed(name) is not None or name.endswith(TEMPORARY)
 
 
 def _check_fits(folder: Folder, manifest: Manifest, done: Done) -> None:
-    """The digest of the manifest promises all of this; a shard is too precious to rely on it."""
+    """Check that a shard fits the manifest, although the manifest's digest promises as much."""
     fits = (
         done.number < manifest.shards
         and set(done.tables) == set(manifest.tables)

@@ -1,4 +1,4 @@
-"""What a run is refused for before it starts or goes on."""
+"""Reasons to refuse a run before it starts or goes on."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.merging import NAMES_CODE
-from normlens.corpus.runs.options import Options
-from normlens.corpus.runs.recovery import is_own
+from normlens.corpus.runs.options import RunOptions
+from normlens.corpus.runs.recovery import is_run_file
 from normlens.corpus.runs.shards import recorded
 from normlens.errors import InputError, OutputError
 
 
 def check_free(folder: Folder) -> None:
-    """A run needs a folder of its own."""
+    """Refuse a folder that holds anything else."""
     names = folder.names()
     if manifests.NAME in names:
         raise RunError(
@@ -26,7 +26,9 @@ def check_free(folder: Folder) -> None:
         )
     # The manifest is written before the first shard, so a record without one has lost it.
     foreign = [
-        name for name in names if name != LOCK and (recorded(name) is not None or not is_own(name))
+        name
+        for name in names
+        if name != LOCK and (recorded(name) is not None or not is_run_file(name))
     ]
     if foreign:
         raise OutputError(
@@ -34,13 +36,13 @@ def check_free(folder: Folder) -> None:
         )
 
 
-def check_named(folder: Folder, options: Options, measures: bool, settings: bool) -> None:
-    """Code that a run's options name is imported only if the user names it too."""
-    own = [name for name in options.measures if ":" in name]
+def check_named(folder: Folder, options: RunOptions, measures: bool, settings: bool) -> None:
+    """Refuse to import code that a run's options name unless the user names it too."""
+    user_measures = [name for name in options.measures if ":" in name]
     relations = any(given.get(NAMES_CODE) for given in options.settings.values())
-    if (not own or measures) and (not relations or settings):
+    if (not user_measures or measures) and (not relations or settings):
         return
-    again = [f"--measures {','.join(options.measures)}"] if own else []
+    again = [f"--measures {','.join(options.measures)}"] if user_measures else []
     for measure, given in options.settings.items() if relations else ():
         for name, value in given.items():
             text = value if isinstance(value, str) else json.dumps(value)

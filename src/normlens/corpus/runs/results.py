@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from normlens.corpus.runs.check import Check, check
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import named_measures
-from normlens.corpus.runs.options import parse_measures
+from normlens.corpus.runs.options import Execution, RunKeywords, RunOptions, parse_measures
 from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables
+from normlens.option_fields import shows_fields_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import Unpack
 
+    from normlens.corpus.data.records import Data
     from normlens.corpus.measures import Measure
+    from normlens.corpus.runs.progress import Progress
+    from normlens.lens import Lens
 
 
 class Run:
@@ -29,11 +34,12 @@ class Run:
         folder: Folder,
         manifest: Manifest,
         measures: Sequence[Measure] = (),
-        given: Mapping[str, Any] | None = None,
+        given: RunKeywords | None = None,
     ):
         self.folder, self.manifest = folder, manifest
         #: measures of the user's own, and what `resume` is to be given again
-        self._measures, self._given = measures, dict(given or {})
+        self._measures = measures
+        self._given: RunKeywords = {} if given is None else given
 
     @classmethod
     def open(
@@ -73,12 +79,21 @@ class Run:
         """Read every file and compare it with its checksum; find what is missing or stray."""
         return check(self.folder, self.manifest)
 
-    def resume(self, **options: Any) -> Run:
-        """Finish the run; the options are those of `resume`."""
+    @shows_fields_of(RunOptions, Execution, without=("model", "data"))
+    def resume(
+        self,
+        *,
+        model: Lens | str | os.PathLike[str] | None = None,
+        data: Data | str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[RunKeywords],
+    ) -> Run:
+        """Finish the run; the options are those of `normlens.resume`."""
         # Computing needs torch, which is slow to import; reading tables does not.
         from normlens.corpus.runs.runs import resume
 
-        return resume(self.folder.url, **{**self._given, **options})
+        given: RunKeywords = {**self._given, **options}
+        return resume(self.folder.url, model=model, data=data, progress=progress, **given)
 
     def snapshot(self) -> Tables:
         """The tables as they are now, for several questions to one state of a run."""

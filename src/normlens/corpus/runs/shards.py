@@ -52,7 +52,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Done:
-    """What the record of a finished shard says."""
+    """The record of a finished shard."""
 
     number: int
     sequences: int
@@ -79,7 +79,7 @@ def table_name(table: str, number: int) -> str:
 
 
 def table_files(done: Done) -> dict[str, dict[str, Any]]:
-    """The files that a record vouches for, by name, with their size and checksum."""
+    """List the files that a record vouches for, by name, with their size and checksum."""
     return {table_name(table, done.number): told for table, told in done.tables.items()}
 
 
@@ -115,7 +115,7 @@ def commit(folder: Folder, manifest: Manifest, shard: Finished) -> Done:
 
 @dataclass(frozen=True)
 class Survey:
-    """What lies in a run's folder at one moment."""
+    """The contents of a run's folder at one moment."""
 
     names: list[str]
     done: dict[int, Done]  # shards by number, in order, whether or not their files still match
@@ -123,31 +123,31 @@ class Survey:
 
 
 def survey(folder: Folder, manifest: Manifest) -> Survey:
-    """Every file, and what the records among them say.
+    """List every file, and read the records among them.
 
-    A record of another manifest is refused: the run's own was exchanged, or two runs are mixed.
+    A record of another manifest is refused: the manifest was exchanged, or two runs are mixed.
     """
-    found = Survey(folder.names(), {}, [])
-    for name in found.names:
+    state = Survey(folder.names(), {}, [])
+    for name in state.names:
         number = recorded(name)
         contents = None if number is None else folder.read(name)
         if number is None or contents is None:  # another process may just have removed it
             continue
         done = _parsed(contents, number)
         if done is None:
-            found.damaged.append(name)
+            state.damaged.append(name)
             continue
         if done.manifest != manifest.digest:
             raise RunError(
                 f"{name} in {str(folder)!r} belongs to another manifest.json than the one that "
                 "lies there; put the run's own back"
             )
-        found.done[number] = done
-    return found
+        state.done[number] = done
+    return state
 
 
 def placed(name: str) -> tuple[str, int] | None:
-    """The table and the number of the shard whose file has this name."""
+    """Find the table and the number of the shard whose file has this name."""
     root, _, rest = name.partition("/")
     table, _, file = rest.partition("/")
     number = file.removeprefix("shard-").removesuffix(SUFFIX)
@@ -157,7 +157,7 @@ def placed(name: str) -> tuple[str, int] | None:
 
 
 def recorded(name: str) -> int | None:
-    """The number of the shard whose record has this name."""
+    """Find the number of the shard whose record has this name."""
     folder, _, file = name.rpartition("/")
     number = file.removeprefix("shard-").removesuffix(".json")
     if folder == ROOT and number.isdecimal() and name == record_name(int(number)):
@@ -166,11 +166,11 @@ def recorded(name: str) -> int | None:
 
 
 def _parsed(contents: bytes, number: int) -> Done | None:
-    """What a shard's record says; None if it is cut short, edited or another shard's."""
+    """Read a shard's record; None if it is cut short, edited or another shard's."""
     try:
-        found = parse_json(contents)
-        checksum = found.pop("sha256")
-        done = Done(**found)
+        record = parse_json(contents)
+        checksum = record.pop("sha256")
+        done = Done(**record)
         counts = (done.number, done.sequences, done.failures, done.tokens)
         times = (done.started, done.finished, *done.seconds.values())
         whole = (
@@ -180,7 +180,7 @@ def _parsed(contents: bytes, number: int) -> Done | None:
                 table.isidentifier() and set(told) >= _FIELDS for table, told in done.tables.items()
             )
         )
-        return done if whole and done.number == number and checksum == _checksum(found) else None
+        return done if whole and done.number == number and checksum == _checksum(record) else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

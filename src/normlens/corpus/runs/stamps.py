@@ -1,4 +1,4 @@
-"""What a file looks like without being read: enough to tell that it is still the same."""
+"""Stamps of files: size and time, to tell without reading that a file is still the same."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Stamp:
 
 
 def local_stamp(seen: os.stat_result) -> Stamp:
-    """Of a file on a disk. The time of its last change (ctime) cannot be set back by a program."""
+    """Stamp a file on a disk. Its time of change (ctime) cannot be set back by a program."""
     is_new = time.time() - max(seen.st_mtime, seen.st_ctime) < NEW
     mark = f"{seen.st_mtime_ns} {seen.st_ctime_ns} {seen.st_ino}"
     return Stamp(seen.st_size, None if is_new else mark)
 
 
 def store_stamp(described: Mapping[str, Any]) -> Stamp:
-    """Of a file in a store, from what fsspec says of it: a tag of its contents, or its time."""
+    """Stamp a file in a store, from what fsspec says of it: a tag of its contents, or its time."""
     values = (described.get(name) for name in (*_TAGS, *_TIMES))
     mark = next((str(value) for value in values if value is not None), None)
     return Stamp(int(described.get("size") or 0), mark)

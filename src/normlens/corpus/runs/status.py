@@ -84,7 +84,7 @@ class Status:
 
 
 def status_of(folder: Folder, manifest: Manifest) -> Status:
-    """The status of the run in a folder; its tables are not read."""
+    """Read the status of the run in a folder; its tables are not read."""
     done = list(survey(folder, manifest).done.values())
     stages = dict.fromkeys(STAGES, 0.0)
     for shard in done:
@@ -106,7 +106,7 @@ def status_of(folder: Folder, manifest: Manifest) -> Status:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The time that spans cover together: neither overlaps nor the breaks between count."""
+    """Add up the time that spans cover together, without overlaps and breaks."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, until))

@@ -56,15 +56,15 @@ class Tables:
         named: Sequence[Measure] = (),
     ):
         self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
-        found = survey(folder, manifest)
-        if found.damaged:
-            raise _refused(folder, {found.damaged[0]: "damaged: it does not match itself"})
-        if not found.done:
+        state = survey(folder, manifest)
+        if state.damaged:
+            raise _refused(folder, {state.damaged[0]: "damaged: it does not match itself"})
+        if not state.done:
             raise InputError(
                 f"no shard of {str(folder)!r} is done yet; see: normlens status {folder}"
             )
         # One list for all tables: shards that are done later are in none of them.
-        self._done = list(found.done.values())
+        self._done = list(state.done.values())
 
     @property
     def complete(self) -> bool:
@@ -72,7 +72,7 @@ class Tables:
         return len(self._done) == self.manifest.shards
 
     def table(self, name: str) -> pd.DataFrame:
-        """A whole table, in its own order."""
+        """Read a whole table, in its measure's order."""
         valid_choice(name, tuple(self.manifest.tables), "table")
         order = ", ".join(map(quoted_name, self.manifest.tables[name]["order"]))
         with self._explained(), self._connected([name]) as connection:
@@ -85,18 +85,18 @@ class Tables:
             ).df()
 
     def sql(self, query: str) -> pd.DataFrame:
-        """A query's answer."""
+        """Answer a query."""
 
         def answer(connection: Any) -> pd.DataFrame:
-            found = connection.sql(query)
-            if found is None:
+            relation = connection.sql(query)
+            if relation is None:
                 raise InputError("the query gives no table; begin it with SELECT")
-            return found.df()
+            return relation.df()
 
         return self._asked(query, answer)
 
     def export(self, query: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """A query's answer as a file, without ever being whole in memory."""
+        """Write a query's answer to a file, without holding all of it in memory."""
         target = Path(path)
         options = FORMATS[valid_choice(target.suffix, tuple(FORMATS), "file type")]
         check_output(target, overwrite=overwrite)
@@ -141,7 +141,7 @@ class Tables:
 
     @contextmanager
     def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
-        """DuckDB with these tables, once their files have proved sound."""
+        """Open DuckDB with these tables, once their files have proved sound."""
         files = [name for table in tables for name in self._files(table)]
         self._verify(files)
         paths = [*map(self.folder.address, files), *writable]
@@ -157,7 +157,7 @@ class Tables:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """What DuckDB, and the store that it reads from, have to say: one line."""
+        """Raise what DuckDB, or the store that it reads from, raises as one line."""
         import duckdb
 
         try:
@@ -210,7 +210,7 @@ def _refused(folder: Folder, wrong: Mapping[str, str]) -> RunError:
 
 
 def _first(error: BaseException) -> str:
-    """The line of DuckDB's message that says what is wrong."""
+    """Find the line of DuckDB's message that says what is wrong."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if "Traceback" in "".join(lines[:1]):  # an exception of Python, as text
         lines = [line for line in lines[1:] if not line.startswith(" ")]
@@ -218,6 +218,6 @@ def _first(error: BaseException) -> str:
 
 
 def _described(connection: Any, query: str) -> list[tuple[str, str]]:
-    """Names and types of the columns of a query's answer."""
+    """Describe the columns of a query's answer: names and types."""
     rows = connection.execute(f"DESCRIBE ({query}\n)").fetchall()
     return [(str(name), str(kind)) for name, kind, *_ in rows]

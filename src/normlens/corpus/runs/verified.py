@@ -1,4 +1,4 @@
-"""Which files are known to match their checksums, so that each is read for that only once."""
+"""Remembering which files match their checksums, so that each is read for that only once."""
 
 from __future__ import annotations
 
@@ -32,41 +32,43 @@ class Verified:
         self._path = _cache() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
         if place not in _remembered:
             _remembered[place] = _read(self._path)
-        self._known = _remembered[place]
+        self._verified = _remembered[place]
 
     def wrong(
         self, files: Mapping[str, Mapping[str, Any]], *, again: bool = False
     ) -> dict[str, str]:
-        """The files that are missing or damaged, each with what is wrong; `again` reads them all.
+        """List the files that are missing or damaged, with what is wrong; `again` reads them all.
 
         `files` are names with what their records say: `bytes` and `sha256`.
         """
         stamps = self.folder.stamps(list(files))
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         learnt = False
         for name, told in files.items():
             stamp = stamps.get(name)
             if stamp is None:
-                found[name] = "missing"
+                problems[name] = "missing"
                 continue
             if stamp.size != told["bytes"]:
-                found[name] = f"damaged: {stamp.size} bytes where its record says {told['bytes']}"
+                problems[name] = (
+                    f"damaged: {stamp.size} bytes where its record says {told['bytes']}"
+                )
                 continue
             seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", told["sha256"]]
-            if seen is not None and self._known.get(name) == seen and not again:
+            if seen is not None and self._verified.get(name) == seen and not again:
                 continue
             checksum = self.folder.sha256(name)
             if checksum == told["sha256"]:
-                if seen is not None and self._known.get(name) != seen:
-                    self._known[name], learnt = seen, True
+                if seen is not None and self._verified.get(name) != seen:
+                    self._verified[name], learnt = seen, True
                 continue
-            self._known.pop(name, None)
-            found[name] = (
+            self._verified.pop(name, None)
+            problems[name] = (
                 "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
             )
         if learnt:
-            _write(self._path, self._known)
-        return found
+            _write(self._path, self._verified)
+        return problems
 
 
 def _cache() -> Path:
@@ -79,19 +81,19 @@ def _cache() -> Path:
 
 def _read(path: Path) -> dict[str, list[str]]:
     try:
-        found = json.loads(path.read_bytes())
-        return {str(name): [str(part) for part in seen] for name, seen in found.items()}
+        remembered = json.loads(path.read_bytes())
+        return {str(name): [str(part) for part in seen] for name, seen in remembered.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}  # nothing is remembered; the files are read again
 
 
-def _write(path: Path, known: dict[str, list[str]]) -> None:
-    """Keep what is known; without a place for it, the next process reads the files again."""
+def _write(path: Path, verified: dict[str, list[str]]) -> None:
+    """Remember verified files on disk; if that fails, the next process reads them again."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            temporary.write_text(json.dumps(known))
+            temporary.write_text(json.dumps(verified))
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

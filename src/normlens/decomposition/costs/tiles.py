@@ -11,7 +11,7 @@ where k counts the input projections (2 in a gated block). Matrices win for long
 from __future__ import annotations
 
 from normlens.decomposition.costs.shape import Shape
-from normlens.decomposition.rules import SHAPLEY
+from normlens.nonlinearities import SHAPLEY
 
 TILES, MATRICES = "tiles", "matrices"
 #: Rows of the smallest tile that makes reading W_down worth it.

@@ -6,6 +6,7 @@ to layer, so that each layer is frozen once for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normlens.components import FeedForward, Layer, ParallelFeedForward
@@ -33,15 +34,16 @@ class VectorSizes:
     itemsize: int
 
     @classmethod
-    def of(cls, layer: Layer, batch: int, n: int, itemsize: int) -> VectorSizes:
-        """The sizes of a batch's vectors in layers like this one."""
+    def of(cls, layers: Sequence[Layer], batch: int, n: int, itemsize: int) -> VectorSizes:
+        """The sizes of a batch's vectors in these layers, the widest of which decides."""
         blocks = [
             step.feed_forward if isinstance(step, ParallelFeedForward) else step
+            for layer in layers
             for step in layer.steps
             if isinstance(step, (FeedForward, ParallelFeedForward))
         ]
         neurons = max((sum(w.shape[1] for w in projections(block)) for block in blocks), default=0)
-        return cls(n, batch, layer.attention.output.weight.shape[1], neurons, itemsize)
+        return cls(n, batch, layers[0].attention.output.weight.shape[1], neurons, itemsize)
 
     @property
     def kept(self) -> int:

@@ -28,8 +28,12 @@ class OPT(Decoder):
 
     def end(self) -> list[HeadStep]:
         decoder = self.model.decoder
-        norm = [] if decoder.final_layer_norm is None else [layer_norm(decoder.final_layer_norm)]
-        return norm if decoder.project_out is None else [*norm, dense(decoder.project_out)]
+        steps: list[HeadStep] = []
+        if decoder.final_layer_norm is not None:
+            steps.append(layer_norm(decoder.final_layer_norm))
+        if decoder.project_out is not None:
+            steps.append(dense(decoder.project_out))
+        return steps
 
     def steps(self, block: Any) -> list[Step]:
         attention = block.self_attn

@@ -1,1 +1,1 @@
-"""Reports: what experiments found, as one HTML page, as Markdown, and as files."""
+"""Reports: the experiments' results as one HTML page, as Markdown, and as files."""

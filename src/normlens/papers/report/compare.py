@@ -14,9 +14,9 @@ from normlens.errors import InputError
 from normlens.json_text import parse_json
 from normlens.papers.report import overlays, pictures
 from normlens.papers.report.files import FORMAT, RESULTS, VERSION
+from normlens.papers.report.formatting import number, shortened, unique
 from normlens.papers.report.html import rendered
 from normlens.papers.report.markdown import escaped, grid
-from normlens.papers.report.words import number, shortened, unique
 from normlens.spreadsheet import harmless
 from normlens.wording import listed
 
@@ -24,8 +24,8 @@ _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "d
 
 
 @dataclass(frozen=True)
-class Found:
-    """A report's folder, and what its results.json holds."""
+class OpenedReport:
+    """A report's folder and the contents of its results.json."""
 
     folder: Path
     results: dict[str, Any]
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Row:
-    """A number of every report; None where a report has none."""
+    """One quantity of every report; None where a report lacks it."""
 
     quantity: str
     data: str
@@ -97,17 +97,17 @@ def write_comparison(folders: Sequence[str | Path], out: str | Path) -> list[Pat
     return [place.path / name for name in written]
 
 
-def read_reports(folders: Sequence[str | Path]) -> list[Found]:
+def read_reports(folders: Sequence[str | Path]) -> list[OpenedReport]:
     """Open reports; models of the same name are told apart by their folders."""
     if len(folders) < 2:
         raise InputError("a comparison needs at least two folders with reports")
-    found = [(Path(folder), _read(Path(folder))) for folder in folders]
-    names = [results["model"]["name"] for _, results in found]
+    opened = [(Path(folder), _read(Path(folder))) for folder in folders]
+    names = [results["model"]["name"] for _, results in opened]
     taken: set[str] = set()
     reports = []
-    for (folder, results), name in zip(found, names, strict=True):
-        own = name if names.count(name) == 1 else f"{name} ({folder.resolve().name})"
-        reports.append(Found(folder, results, unique(own, taken)))
+    for (folder, results), name in zip(opened, names, strict=True):
+        label = name if names.count(name) == 1 else f"{name} ({folder.resolve().name})"
+        reports.append(OpenedReport(folder, results, unique(label, taken)))
     return reports
 
 
@@ -119,15 +119,15 @@ def _read(folder: Path) -> dict[str, Any]:
             f"normlens report {folder}"
         )
     try:
-        found = parse_json(contents)
-        if found["format"] != FORMAT:
+        results = parse_json(contents)
+        if results["format"] != FORMAT:
             raise ValueError("it is of another kind")
-        if found["version"] > VERSION:
+        if results["version"] > VERSION:
             raise InputError(
                 f"the report in {str(folder)!r} was written by a newer NormLens; upgrade it"
             )
-        int(found["model"]["layers"]), str(found["model"]["name"])
-        for experiment in found["experiments"]:
+        int(results["model"]["layers"]), str(results["model"]["name"])
+        for experiment in results["experiments"]:
             for result in experiment["results"]:
                 for name in ("data", "summary", "tables"):
                     _ = result[name]
@@ -138,11 +138,11 @@ def _read(folder: Path) -> dict[str, Any]:
             f"{RESULTS} in {str(folder)!r} is damaged or not a report's; make it again with "
             f"normlens report {folder}"
         ) from error
-    return found
+    return results
 
 
-def _groups(reports: Sequence[Found]) -> list[Group]:
-    """Summary numbers by experiment, in the order in which reports bring them up."""
+def _groups(reports: Sequence[OpenedReport]) -> list[Group]:
+    """Group the summary numbers by experiment, in the order of the reports."""
     titles: dict[str, tuple[str, str]] = {}
     cells: dict[str, dict[tuple[str, str], dict[str, float | None]]] = {}
     for report in reports:
@@ -168,11 +168,11 @@ def _groups(reports: Sequence[Found]) -> list[Group]:
 
 
 def _order(row: tuple[str, str], rows: Sequence[tuple[str, str]]) -> tuple[int, int]:
-    """Quantities in their order, and each with its data sets below each other."""
+    """Sort key: quantities in their order, each with its data sets below each other."""
     return [quantity for quantity, _ in rows].index(row[0]), rows.index(row)
 
 
-def _model_row(report: Found) -> tuple[str, ...]:
+def _model_row(report: OpenedReport) -> tuple[str, ...]:
     model = report.results["model"]
     data = dict.fromkeys(run["data"] for run in report.results.get("runs", ()))
     return (
@@ -198,7 +198,7 @@ def _csv(labels: Sequence[str], groups: Sequence[Group]) -> str:
 
 def _markdown(
     title: str,
-    reports: Sequence[Found],
+    reports: Sequence[OpenedReport],
     groups: Sequence[Group],
     captions: Sequence[tuple[str, str]],
 ) -> str:

@@ -1,4 +1,4 @@
-"""What a report holds: a header that says of what, and a section for every experiment."""
+"""The contents of a report: a header with model and runs, and a section per experiment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model:
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Model:
-        """From the `model` part of a manifest, which may say more than a report shows."""
+        """Read the `model` part of a manifest, which may hold more than a report shows."""
         return cls(**{name: described[name] for name in cls.__dataclass_fields__})
 
 
@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Header:
-    """Of what a report is: the model, the runs, and all that the numbers depend on beside them."""
+    """The facts above the experiments: model, runs, settings and versions."""
 
     model: Model
     runs: Sequence[Measured]
@@ -64,7 +64,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Section:
-    """An experiment with what it found on each data set, by the data set's short name.
+    """An experiment with its result on each data set, by the data set's short name.
 
     The name is empty where the model alone was looked at. `part` groups sections that follow each
     other under a heading; `runs` and `queries` say where the numbers come from.
@@ -88,6 +88,6 @@ class Report:
     @property
     def data(self) -> list[str]:
         """Short names of the data sets, in their order."""
-        found = [run.data for run in self.header.runs]
-        found += [data for section in self.sections for data, _ in section.results if data]
-        return list(dict.fromkeys(found))
+        names = [run.data for run in self.header.runs]
+        names += [data for section in self.sections for data, _ in section.results if data]
+        return list(dict.fromkeys(names))

@@ -61,9 +61,9 @@ def write(report: Report, folder: str | Path) -> list[Path]:
 def results(
     report: Report, sections: Sequence[PlacedSection], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Every number of a report that other programs and comparisons read."""
+    """Collect every number of a report, for other programs and for comparisons."""
     header = report.header
-    found = {
+    contents = {
         "format": FORMAT,
         "version": VERSION,
         "title": report.title,
@@ -85,7 +85,7 @@ def results(
         ],
         "files": list(names),
     }
-    return plain(found)
+    return plain(contents)
 
 
 def _result(finding: Finding) -> dict[str, Any]:
@@ -96,36 +96,36 @@ def _result(finding: Finding) -> dict[str, Any]:
         "summary": dict(result.summary),
         "comparisons": [_comparison(item) for item in result.comparisons],
         "figures": {
-            own: {
+            name: {
                 "caption": item.caption,
                 "svg": f"figures/{item.name}.svg",
                 "png": f"figures/{item.name}.png",
             }
-            for own, item in zip(result.figures, finding.figures, strict=True)
+            for name, item in zip(result.figures, finding.figures, strict=True)
         },
         "tables": {
-            own: {
+            name: {
                 "caption": item.caption,
                 "columns": item.columns,
                 "rows": len(item.table.frame),
                 "csv": f"tables/{item.name}.csv",
                 "tex": f"tables/{item.name}.tex",
             }
-            for own, item in zip(result.tables, finding.tables, strict=True)
+            for name, item in zip(result.tables, finding.tables, strict=True)
         },
     }
 
 
 def _comparison(item: Comparison) -> dict[str, Any]:
-    found = asdict(item.published)
-    return found | {"measured": item.measured, "difference": item.difference, "same": item.same}
+    published = asdict(item.published)
+    return published | {"measured": item.measured, "difference": item.difference, "same": item.same}
 
 
 def _earlier(place: LocalFolder) -> set[str]:
-    """Figures and tables that the folder's last results.json names."""
+    """List the figures and tables that the folder's last results.json names."""
     try:
-        found = parse_json(place.read(RESULTS) or b"{}")
-        names = found["files"] if found.get("format") == FORMAT else []
+        results = parse_json(place.read(RESULTS) or b"{}")
+        names = results["files"] if results.get("format") == FORMAT else []
         return {
             name
             for name in names

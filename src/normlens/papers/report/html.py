@@ -8,21 +8,22 @@ from importlib.resources import files
 from typing import Any
 
 from normlens.errors import MissingDependencyError
-from normlens.papers.report import words
+from normlens.papers.report import facts
 from normlens.papers.report.content import Report
+from normlens.papers.report.formatting import count
 from normlens.papers.report.layout import FOLD, JOINED, PlacedSection
 from normlens.papers.report.pictures import inline
 
 
 def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[str, bytes]) -> str:
-    """The whole report; `pictures` are the figures' SVG files by their names."""
+    """Write the whole report; `pictures` are the figures' SVG files by their names."""
     return rendered(
         "report.html.j2",
         title=report.title,
         header=report.header,
-        facts=[(label, text) for label, text in words.facts(report.header) if text],
-        run_columns=words.RUN_COLUMNS,
-        runs=[words.run_row(run) for run in report.header.runs],
+        facts=[(label, text) for label, text in facts.facts(report.header) if text],
+        run_columns=facts.RUN_COLUMNS,
+        runs=[facts.run_row(run) for run in report.header.runs],
         sections=sections,
         joined=JOINED,
         fold=FOLD,
@@ -31,7 +32,7 @@ def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[st
 
 
 def rendered(template: str, pictures: Mapping[str, bytes], **values: Any) -> str:
-    """A template with everything escaped but the style sheet and the pictures."""
+    """Fill a template, with everything escaped but the style sheet and the pictures."""
     from markupsafe import Markup
 
     def picture(name: str, caption: str) -> Markup:
@@ -61,5 +62,5 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["count"] = words.count
+    environment.filters["count"] = count
     return environment

@@ -74,16 +74,16 @@ _LETTERS = {
 
 
 def escaped(text: str, *, prose: bool = False) -> str:
-    """Any text as LaTeX that prints it; in prose an apostrophe is one, elsewhere it is a sign."""
-    found = []
+    """Escape text for LaTeX; in prose ' is an apostrophe, elsewhere a straight quote."""
+    parts = []
     for before, letter in zip("\0" + text, text, strict=False):
         if letter == before and letter in "-,":  # LaTeX joins them: -- is a dash
-            found.append("{}")
+            parts.append("{}")
         if letter.isspace() and letter not in _LETTERS:
-            found.append(" ")
+            parts.append(" ")
         elif unicodedata.category(letter) != "Cc" and letter != "\N{SOFT HYPHEN}":
-            found.append(letter if prose and letter == "'" else _LETTERS.get(letter, letter))
-    return "".join(found)
+            parts.append(letter if prose and letter == "'" else _LETTERS.get(letter, letter))
+    return "".join(parts)
 
 
 def beyond_latin(text: str) -> bool:
@@ -92,7 +92,7 @@ def beyond_latin(text: str) -> bool:
 
 
 def latex(table: Table, name: str) -> str:
-    """The whole table, as a float, or over several pages if it is long."""
+    """Write the whole table, as a float, or over several pages if it is long."""
     text = table.text()
     names = [str(column) for column in text]
     rows = [list(map(str, row)) for row in text.itertuples(index=False, name=None)]
@@ -119,7 +119,7 @@ def latex(table: Table, name: str) -> str:
 
 
 def _points(text: str) -> float:
-    """About how wide a text is at ten points."""
+    """Estimate how wide a text is at ten points."""
     return sum(7.3 if letter.isupper() else 5.2 for letter in text)
 
 
@@ -130,7 +130,7 @@ def _row(cells: list[str]) -> str:
 def _float(
     aligned: str, title: tuple[str, str], columns: str, body: list[str], size: str | None
 ) -> list[str]:
-    """A table in a size of type; None: as wide as the page."""
+    """Set a table in a size of type; None scales it to the page's width."""
     tabular = [
         f"\\begin{{tabular}}{{{aligned}}}",
         r"\toprule",

@@ -1,4 +1,4 @@
-"""Where everything of a report stands: the order, the file names, published beside measured."""
+"""The layout of a report: order, file names, and published numbers beside measured ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlens.papers import words
 from normlens.papers.base import Figure, Result, Table
 from normlens.papers.published import Comparison
 from normlens.papers.report.content import Report, Section
-from normlens.papers.report.words import fixed, signed, slug, unique
+from normlens.papers.report.formatting import fixed, signed, slug, unique
 
 FOLD, FOLD_FIRST = 14, 40  # tables with more rows are folded; the second: if it comes first
 FOLD_FROM = 4  # tables behind so many others (figures count as two) are folded
@@ -78,7 +78,7 @@ class PlacedTable:
 
 @dataclass(frozen=True)
 class Against:
-    """Published figures of one model and data, with what was measured."""
+    """Published numbers of one model and data beside the measured ones."""
 
     same: bool
     note: str  # why they are shown greyed; empty if they are of this model and data
@@ -98,7 +98,7 @@ class Against:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an experiment found on one data set."""
+    """An experiment's result on one data set, with the names of its files."""
 
     data: str
     result: Result
@@ -138,14 +138,14 @@ class PlacedSection:
 
 
 def file_names(finding: Finding) -> list[str]:
-    """Files of a finding, relative to the report's folder."""
+    """List the files of a finding, relative to the report's folder."""
     return [
         f"figures/{item.name}.{ending}" for item in finding.figures for ending in ("svg", "png")
     ] + [f"tables/{item.name}.{ending}" for item in finding.tables for ending in ("csv", "tex")]
 
 
 def arrange(report: Report) -> list[PlacedSection]:
-    """Every section with its number, its anchor and the names of its files."""
+    """Give every section its number, its anchor and the names of its files."""
     several = len(report.data) > 1
     figures: set[str] = set()
     tables: set[str] = set()
@@ -189,7 +189,7 @@ def arrange(report: Report) -> list[PlacedSection]:
 
 
 def _with_counted_layers(table: Table) -> Table:
-    """The table with a header that says how its layers are counted, in every file of it."""
+    """Rename the column of layers so that its header says how they are counted."""
     return replace(table, frame=table.frame.rename(columns={"layer": words.LAYER}))
 
 
@@ -198,13 +198,13 @@ def _file(name: str, data: str, several: bool, taken: set[str]) -> str:
 
 
 def _against(comparisons: Sequence[Comparison], model: str, data: str) -> list[Against]:
-    """Comparisons that follow each other and are of one model and data together."""
+    """Group comparisons that follow each other and share model and data."""
 
     def origin(item: Comparison) -> tuple[str, str, bool]:
         theirs = item.published.data_label or item.published.data or ""
         return item.published.model, theirs, item.same
 
-    found = []
+    comparison_tables = []
     for (their_model, their_data, same), group in groupby(comparisons, key=origin):
         items = list(group)
         theirs = f"{their_model} on {their_data}" if their_data else their_model
@@ -212,11 +212,11 @@ def _against(comparisons: Sequence[Comparison], model: str, data: str) -> list[A
         is_or_are = "figure is" if len(items) == 1 else "figures are"
         note = f"The published {is_or_are} of {theirs}, not of {ours}; for orientation only."
         tables = [
-            (source, [_beside(item) for item in own])
-            for source, own in groupby(items, key=lambda item: item.published.source)
+            (source, [_beside(item) for item in of_source])
+            for source, of_source in groupby(items, key=lambda item: item.published.source)
         ]
-        found.append(Against(same, "" if same else note, tables))
-    return found
+        comparison_tables.append(Against(same, "" if same else note, tables))
+    return comparison_tables
 
 
 def _beside(item: Comparison) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ def _beside(item: Comparison) -> tuple[str, ...]:
 
 
 def is_numeric(column: pd.Series) -> bool:
-    """Whether all that a column holds are numbers."""
+    """Whether all values of a column are numbers."""
     present = column.dropna()
     if pd.api.types.is_bool_dtype(present):
         return False

@@ -6,20 +6,21 @@ import re
 from collections.abc import Iterable, Sequence
 
 from normlens.papers.report.content import Report
+from normlens.papers.report.facts import RUN_COLUMNS, facts, run_row
+from normlens.papers.report.formatting import count
 from normlens.papers.report.layout import JOINED, Finding, PlacedSection, PlacedTable
-from normlens.papers.report.words import RUN_COLUMNS, count, facts, run_row
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|$~&#@:])")
 
 
 def escaped(text: str) -> str:
-    """Any text as Markdown that shows it, in a table's cell too."""
+    """Escape text for Markdown, in a table's cell too."""
     # A colon is a sign only in :emoji: and in addresses.
     return _SPECIAL.sub(
-        lambda found: (
-            found[0]
-            if found[0] == ":" and not _SIGN.match(text, found.start())
-            else "\\" + found[0]
+        lambda match: (
+            match[0]
+            if match[0] == ":" and not _SIGN.match(text, match.start())
+            else "\\" + match[0]
         ),
         " ".join(text.splitlines()),
     )
@@ -29,7 +30,7 @@ _SIGN = re.compile(r":(//|[\w+-]+:)")
 
 
 def code(text: str) -> str:
-    """Text as a code span, whatever backticks it holds."""
+    """Write text as a code span, whatever backticks it holds."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{padding}{text}{padding}{fence}"
@@ -38,14 +39,14 @@ def code(text: str) -> str:
 def grid(
     columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool]
 ) -> list[str]:
-    """A GitHub table of plain texts."""
+    """Write a GitHub table of plain texts."""
     marks = ("---:" if right else ":---" for right in numeric)
     lines = [map(escaped, columns), marks, *(map(escaped, row) for row in rows)]
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def markdown(report: Report, sections: Sequence[PlacedSection]) -> str:
-    """The whole report; figures are links to files beside it."""
+    """Write the whole report; figures are links to files beside it."""
     lines = [f"# {escaped(report.title)}", ""]
     lines += [f"- **{label}:** {escaped(text)}" for label, text in facts(report.header) if text]
     if report.header.runs:

@@ -25,12 +25,12 @@ _POINTER = re.compile(r"url\(#([^)]+)\)")
 
 
 def png(figure: Figure) -> bytes:
-    """The figure in pixels, at 200 dpi."""
+    """Render the figure in pixels, at 200 dpi."""
     return _saved(figure, "png", dpi=RESOLUTION, metadata={"Software": None})
 
 
 def svg(figure: Figure) -> bytes:
-    """The figure as SVG, its letters as paths, so that it looks the same everywhere.
+    """Render the figure as SVG, its letters as paths, so that it looks the same everywhere.
 
     Beyond `PATHS` letters are text, beyond `LARGEST` the whole figure is one picture of pixels.
     """
@@ -41,7 +41,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def inline(picture: bytes, prefix: str, description: str) -> str:
-    """An SVG file as an element of an HTML page, which may hold others.
+    """Turn an SVG file into an element of an HTML page, which may hold others.
 
     Only ids that something points to are kept, each with `prefix` before it; namespaces, metadata
     and style sheets are left out (the page's own style sheet says how lines join).
@@ -53,10 +53,10 @@ def inline(picture: bytes, prefix: str, description: str) -> str:
             if child.tag in (_ROUND + "metadata", _ROUND + "style"):
                 parent.remove(child)
     pointed = {
-        found
+        pointed_id
         for element in root.iter()
         for name, value in element.attrib.items()
-        for found in (
+        for pointed_id in (
             [value[1:]] if name == _LINK and value[:1] == "#" else _POINTER.findall(value)
         )
     }
@@ -93,7 +93,7 @@ def _svg(figure: Figure, letters: str) -> bytes:
 
 
 def _pixels(figure: Figure) -> bytes:
-    """An SVG that holds the figure's pixels."""
+    """Wrap the figure's pixels in an SVG."""
     width, height = (72 * inches for inches in figure.get_size_inches())
     picture = base64.b64encode(png(figure)).decode()
     return (

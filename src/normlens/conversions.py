@@ -1,0 +1,79 @@
+"""Maps as other libraries' objects: pandas, xarray, tensors for bertviz."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.axes import Axes, axes_of
+from normlens.errors import MissingDependencyError
+from normlens.labelled import LabelledMaps
+from normlens.scopes import resolve
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    import xarray as xr
+
+
+def to_pandas(maps: LabelledMaps) -> pd.DataFrame:
+    """One row per scope, layer (from 0; those that have the scope), target and source."""
+    import pandas as pd
+
+    targets = np.array(maps.tokens, dtype=object)
+    sources = np.array(maps.source_tokens, dtype=object)
+    frames = []
+    for scope, array in maps.arrays.items():
+        axes = (maps.layers_of(scope), np.arange(len(targets)), np.arange(len(sources)))
+        layer, target, source = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+        frames.append(
+            pd.DataFrame(
+                {
+                    "scope": scope,
+                    "layer": layer,
+                    "target": target,
+                    "target_token": targets[target],
+                    "source": source,
+                    "source_token": sources[source],
+                    "value": array.ravel(),
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def to_xarray(maps: LabelledMaps) -> xr.Dataset:
+    """Every array with its axes named and its tokens and layers as coordinates."""
+    try:
+        import xarray as xr
+    except ImportError as error:
+        raise MissingDependencyError(
+            "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
+        ) from error
+    variables: dict[str, tuple[Axes, NDArray[Any]]] = {
+        "allowed": (("layer", "target", "source"), maps.allowed)
+    }
+    for group, arrays in maps.groups.items():
+        for name in arrays:
+            label = name if group == "arrays" else f"{group}/{name}"
+            variables[label] = (axes_of(group, name), maps.over_layers(group, name))
+    return xr.Dataset(
+        variables,
+        coords={
+            "layer": maps.layers,
+            "target_token": ("target", maps.tokens),
+            "source_token": ("source", maps.source_tokens),
+        },
+        attrs={"model": maps.provenance.get("model"), "completeness": maps.completeness},
+    )
+
+
+def to_bertviz(maps: LabelledMaps, scope: str) -> tuple[torch.Tensor, ...]:
+    """Per layer that has the scope, a (1, heads, target, source) tensor."""
+    import torch
+
+    name = resolve(scope, maps.scopes)
+    stacked = maps.heads[name] if name in maps.heads else maps.arrays[name][:, None]
+    return tuple(torch.from_numpy(np.ascontiguousarray(layer))[None] for layer in stacked)

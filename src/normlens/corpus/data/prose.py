@@ -1,0 +1,63 @@
+"""Readers of running text: lines, paragraphs, and pairs of WikiText's paragraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from normlens.corpus.data.lines import Lines
+from normlens.corpus.data.read_options import Located, ReadOptions, unless
+
+
+def read_text(path: Path, options: ReadOptions) -> Iterator[Located]:
+    """Read a sequence per line, or per paragraph between blank lines."""
+    paragraph: list[str] = []
+    begin = 0
+    lines = Lines(path)
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not paragraph:
+            begin = number
+        if text:
+            paragraph.append(text)
+        if paragraph and not (text and options.paragraphs):
+            yield f"line {begin}", unless(lines.problem(), text=" ".join(paragraph))
+            paragraph = []
+    if paragraph:
+        yield f"line {begin}", unless(lines.problem(), text=" ".join(paragraph))
+
+
+def read_wikitext(path: Path, options: ReadOptions) -> Iterator[Located]:
+    """Read pairs of consecutive paragraphs of an article."""
+    lines = Lines(path)
+    problems: dict[str, str] = {}  # paragraph → what is wrong with it
+
+    def watched() -> Iterator[str]:
+        for line in lines:
+            if problem := lines.problem():
+                problems[line.strip()] = problem
+            yield line
+
+    for index, pair in enumerate(paragraph_pairs(watched()), 1):
+        problem = next((problems[text] for text in pair if text in problems), None)
+        yield f"pair {index}", unless(problem, text=pair)
+
+
+def paragraph_pairs(paragraphs: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Pair the first and second, third and fourth, … paragraph of each article, without headings.
+
+    Clark et al. 2019, section 2: two consecutive paragraphs of Wikipedia as BERT's two segments.
+    """
+    first: str | None = None
+    for line in paragraphs:
+        text = line.strip()
+        if not text:
+            continue
+        if text.startswith("= ") and text.endswith(" ="):
+            if not text.startswith("= = "):  # an article's title, not a section's
+                first = None
+        elif first is None:
+            first = text
+        else:
+            yield first, text
+            first = None

@@ -1,0 +1,23 @@
+"""Options of the readers, and the type of what they yield."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: Where in the file a record stands ("line 3"), and the fields that it is made of.
+Located = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read files that leave a choice."""
+
+    column: str | None = None
+    pair_column: str | None = None
+    paragraphs: bool = False
+
+
+def unless(problem: str | None, **fields: Any) -> dict[str, Any]:
+    """Give a record's fields, or the problem that keeps it from being read."""
+    return fields if problem is None else {"unreadable": problem}

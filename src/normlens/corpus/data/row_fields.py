@@ -1,0 +1,112 @@
+"""The columns of a table that hold a record, and the record's fields in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from normlens.corpus.data.read_options import Located, ReadOptions
+from normlens.corpus.data.records import Entity, located
+from normlens.errors import InputError
+
+#: Columns that hold the text when the user names none.
+TEXT_COLUMNS = ("sentence", "text")
+
+
+def needed_columns(names: list[str], options: ReadOptions) -> list[str]:
+    if not (options.column or options.pair_column):
+        for structured in (["words", "entities"], ["tokens"]):
+            if structured[0] in names:
+                return [name for name in structured if name in names]
+    return text_columns(names, options)
+
+
+def text_columns(names: list[str], options: ReadOptions) -> list[str]:
+    """Choose the columns to read: the ones that the user names, or the usual one."""
+    listed = ", ".join(map(repr, names)) or "none"
+    wanted = [name for name in (options.column, options.pair_column) if name is not None]
+    for name in wanted:
+        if name not in names:
+            raise InputError(f"there is no column {name!r}; choose one of: {listed}")
+    if options.column is None:
+        usual = next((name for name in TEXT_COLUMNS if name in names), None)
+        if usual is None:
+            raise InputError(
+                f"there is no column {' or '.join(map(repr, TEXT_COLUMNS))}; name one of these "
+                f"with column=… (--column): {listed}"
+            )
+        wanted.insert(0, usual)
+    return wanted
+
+
+def located_fields(
+    path: Path, where: str, row: Mapping[str, Any], options: ReadOptions, structured: bool = True
+) -> Iterator[Located]:
+    """Yield the record of a row, or nothing if its text is blank."""
+    with located(f"{str(path)!r}, {where}"):
+        text_only = not structured or options.column or options.pair_column
+        if "words" in row and not text_only:
+            words = _strings(row["words"], "words")
+            fields = {"words": words, "entities": _entities(row.get("entities"))} if words else {}
+        elif "tokens" in row and not text_only:
+            tokens = _strings(row["tokens"], "tokens")
+            fields = {"tokens": tokens} if tokens else {}
+        else:
+            fields = _text(row, options)
+    if fields:
+        yield where, fields
+
+
+def _text(row: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
+    columns = text_columns(list(row), options)
+    values = [row[column] for column in columns]
+    if len(values) == 1 and isinstance(values[0], list):
+        values = values[0]
+        if len(values) != 2:
+            raise InputError(
+                f"{columns[0]!r} is a list of {len(values)}; give a text or a pair of texts"
+            )
+    texts = [_string(value, columns[0]).strip() for value in values]
+    if not all(texts):
+        return {}
+    return {"text": texts[0] if len(texts) == 1 else tuple(texts)}
+
+
+def _string(value: Any, what: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{what!r} holds {kind_of(value)} where a text should be")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can write half a character, "\ud800"
+        raise InputError(f"{what!r} holds half of a surrogate pair; correct the text") from error
+    return value
+
+
+def _strings(value: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise InputError(f"{what!r} holds {kind_of(value)} where a list of texts should be")
+    return tuple(_string(item, what) for item in value)
+
+
+def _entities(value: Any) -> tuple[Entity, ...]:
+    """Read spans given as [start, stop, label] or as objects with these names, in any order."""
+    if not isinstance(value, (list, type(None))):
+        raise InputError(f"'entities' holds {kind_of(value)} where a list should be")
+    entities = []
+    for item in value or []:
+        if isinstance(item, dict):
+            item = [item.get(name) for name in ("start", "stop", "label")]
+        start, stop, label = item if isinstance(item, list) and len(item) == 3 else [None] * 3
+        if type(start) is not int or type(stop) is not int or not isinstance(label, str):
+            raise InputError(f"an entity is [start, stop, label], not {item!r}")
+        entities.append(Entity(start, stop, label))
+    return tuple(sorted(entities, key=lambda entity: entity.start))
+
+
+def kind_of(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    names |= {int: "a number", float: "a number", type(None): "null", bytes: "bytes"}
+    return names.get(type(value), f"a {type(value).__name__}")

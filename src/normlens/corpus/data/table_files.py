@@ -1,0 +1,117 @@
+"""Readers of tables: JSON lines, comma- or tab-separated values, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from normlens.corpus.data.lines import Lines
+from normlens.corpus.data.read_options import Located, ReadOptions
+from normlens.corpus.data.records import located
+from normlens.corpus.data.row_fields import kind_of, located_fields, needed_columns, text_columns
+from normlens.errors import InputError, reason_of
+from normlens.json_text import parse_json
+
+
+def read_jsonl(path: Path, options: ReadOptions) -> Iterator[Located]:
+    """Read a JSON object per line: text, words with entities, or tokens."""
+    lines = Lines(path)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"line {number}"
+        if problem := lines.problem():
+            yield where, {"unreadable": problem}
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            reason = getattr(error, "msg", None) or error
+            raise InputError(f"{str(path)!r}, {where}: broken JSON ({reason})") from error
+        if not isinstance(row, dict):
+            raise InputError(
+                f"{str(path)!r}, {where}: {kind_of(row)} instead of an object such as "
+                '{"text": "…"} or {"words": […]}'
+            )
+        yield from located_fields(path, where, row, options)
+
+
+def read_csv(path: Path, options: ReadOptions) -> Iterator[Located]:
+    """Read comma-separated values with a header; fields may be quoted."""
+    return _read_table(path, options, ",")
+
+
+def read_tsv(path: Path, options: ReadOptions) -> Iterator[Located]:
+    """Read tab-separated values with a header; fields may be quoted."""
+    return _read_table(path, options, "\t")
+
+
+def _read_table(path: Path, options: ReadOptions, delimiter: str) -> Iterator[Located]:
+    lines = Lines(path)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        if problem := lines.problem():
+            raise InputError(f"{str(path)!r}, {problem}")
+        if header:
+            with located(repr(str(path))):
+                text_columns(header, options)
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise InputError(
+                    f"{str(path)!r}, line {rows.line_num}: {len(row)} fields where the header has "
+                    f"{len(header)}; put fields that hold the separator in double quotes"
+                )
+            where = f"line {rows.line_num}"
+            if problem := lines.problem():
+                yield where, {"unreadable": problem}
+                continue
+            named = dict(zip(header, row, strict=True))
+            yield from located_fields(path, where, named, options, structured=False)
+    except csv.Error as error:
+        raise InputError(
+            f"{str(path)!r}, line {rows.line_num}: {error}; check its double quotes, or save the "
+            'data as JSONL lines {"text": "…"}'
+        ) from error
+
+
+def read_parquet(path: Path, options: ReadOptions) -> Iterator[Located]:
+    """Read rows of a Parquet file, a batch at a time and only the columns that are needed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            names = list(file.schema_arrow.names)
+            with located(repr(str(path))):
+                needed = needed_columns(names, options)
+            for batch in file.iter_batches(batch_size=512, columns=needed):
+                for row in _rows(batch):
+                    number += 1
+                    where = f"row {number}"
+                    if row is None:
+                        problem = f"{where}: the text is not UTF-8; write the file anew"
+                        yield where, {"unreadable": problem}
+                    else:
+                        yield from located_fields(path, where, row, options)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{str(path)!r} is not a Parquet file, or is damaged ({reason_of(error)})"
+        ) from error
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any] | None]:
+    """Yield the rows of a batch; None for one whose text is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(batch.num_rows):
+            try:
+                yield batch.slice(index, 1).to_pylist()[0]
+            except UnicodeDecodeError:
+                yield None

@@ -1,0 +1,204 @@
+"""Rows of FF-amp: sums per pair of subwords, sums per distance, and a sample of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from normlens import scopes
+from normlens.analysis.amplification import AXES, normalise
+from normlens.corpus.measures import reservoir
+from normlens.corpus.measures.amplification_tables import (
+    DISTANCE,
+    ORDER,
+    PAIR_KEYS,
+    PAIR_SUMS,
+    PAIRS,
+    SAMPLE,
+    TABLES,
+    merging_sql,
+)
+from normlens.corpus.measures.base import Item, Needs, alike, at_layers, check_square
+from normlens.corpus.measures.columns import Blocks, build, codes, sums
+from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs
+from normlens.corpus.measures.token_pairs import TokenPairs
+from normlens.corpus.measures.tokens import GROUPS, RELATIONS, Relation
+from normlens.corpus.measures.user_imports import imported
+from normlens.errors import InputError, valid_choice
+from normlens.maps import Maps
+
+
+@dataclass(frozen=True)
+class Amplification:
+    """FF-amp: ``after − before`` of every pair i ≠ j, each source's column summing to 1 in both.
+
+    Kobayashi et al. 2024, section 5 and footnote 6. `pairs` are (before, after) scopes (by default
+    those around the feed-forward block and around it with its residual and norms); `axis` is what
+    sums to 1 (diagonal included): "source", "target" or "none". Pairs of one subword type and pairs
+    with a special token count unless excluded. ``sum / count`` of a pair of subwords, over its
+    relations in amplification_pairs, is amp(w_j, w_i); amplification_distance keeps every
+    sequence's sums, so that sequences can be resampled; the sample keeps `keep` pairs per layer of
+    each relation in `tokens.RELATIONS` and `keep_other` others per distance. `relations` are a
+    user's own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
+    """
+
+    pairs: tuple[ScopePair, ...] | None = None
+    axis: str = "source"
+    exclude_same_type: bool = False
+    exclude_special: bool = False
+    keep: int = 20_000
+    keep_other: int = 2_000
+    relations: tuple[str, ...] = ()
+
+    name = "amplification"
+    tables = TABLES
+    order = ORDER
+
+    def __post_init__(self) -> None:
+        valid_choice(self.axis, AXES, "axis")
+        if min(self.keep, self.keep_other) < 1:
+            raise InputError(
+                f"a sample keeps at least 1 pair, not {min(self.keep, self.keep_other)}"
+            )
+        if isinstance(self.pairs, str):  # "LN1:FF,RES1:LN2", as on a command line
+            listed = tuple(tuple(pair.split(":")) for pair in self.pairs.split(","))
+            object.__setattr__(self, "pairs", listed)
+        given = self.relations.split(",") if isinstance(self.relations, str) else self.relations
+        object.__setattr__(self, "relations", tuple(given))
+        _check_names(self.relations)
+        if self.pairs is not None:
+            if not self.pairs or any(len(pair) != 2 for pair in self.pairs):
+                raise InputError(
+                    f"pairs are (before, after) scopes such as ('LN1', 'FF'), not {self.pairs!r}"
+                )
+            object.__setattr__(self, "pairs", tuple((str(b), str(a)) for b, a in self.pairs))
+
+    @property
+    def needs(self) -> Needs:
+        named = [scope for pair in self.pairs or () for scope in pair]
+        # A short name (LN1) means what it means only among all of the model's scopes.
+        if not named or any(scope != scope.upper() or "-" not in scope for scope in named):
+            return Needs()
+        return Needs(tuple(dict.fromkeys(named)))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        pairs = None if self.pairs is None else [list(pair) for pair in self.pairs]
+        return {**asdict(self), "pairs": pairs, "relations": list(self.relations)}
+
+    @property
+    def _user_relations(self) -> dict[str, Relation]:
+        return {_called(name): imported(name, "relation") for name in self.relations}
+
+    @property
+    def sql(self) -> Mapping[str, str]:
+        return merging_sql(self.keep, self.keep_other)
+
+    def rows(self, item: Item) -> dict[str, pa.Table]:
+        """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
+        check_square(item, self.name)
+        user_relations = self._user_relations
+        maps, pairs = item.maps, TokenPairs(item, user_relations)
+        named = self._scope_pairs(maps)
+        counted = pairs.counted(self.exclude_same_type, self.exclude_special)
+        blocks = {name: Blocks() for name in TABLES}
+        for group in alike(maps):
+            layers = np.array(maps.layers, np.int64)[group]
+            at = np.flatnonzero(counted & maps.allowed[group[0]].ravel())
+            # The same pairs under all scopes, so that their scores can be compared.
+            chosen, priority = self._candidates(item, pairs, layers, at)
+            place, pair = np.divmod(chosen, max(len(at), 1))
+            drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
+            for code, scope_pair in enumerate(named):
+                if layers[0] not in maps.layers_of(*scope_pair):
+                    continue  # these layers have other components
+                before, after = (
+                    normalise(at_layers(maps, scope, group).astype(np.float64), self.axis).reshape(
+                        len(group), -1
+                    )[:, at]
+                    for scope in scope_pair
+                )
+                score = after - before
+                whose = {"index": item.index, "sequence": 0}
+                for name, columns in (
+                    (PAIRS, pairs.by_type(layers, at, before, after)),
+                    (DISTANCE, {**whose, **pairs.by_distance(layers, at, score)}),
+                    (SAMPLE, {**whose, **drawn, "score": score.ravel()[chosen]}),
+                ):
+                    blocks[name].add(before=code, after=code, **columns)
+        labels = {
+            "before": [before for before, _ in named],
+            "after": [after for _, after in named],
+            "source_token": pairs.type_tokens,
+            "target_token": pairs.type_tokens,
+            "relation": (*RELATIONS, *user_relations),
+            "sequence": [item.sequence],
+        }
+        return {name: build(TABLES[name], b.columns(), labels) for name, b in blocks.items()}
+
+    def combine(self, table: str, parts: pa.Table) -> pa.Table:
+        """Sum equal keys, keep each sequence's rows, or keep each stratum's lowest priorities."""
+        if table == PAIRS:
+            return sums(parts, PAIR_KEYS, PAIR_SUMS, ORDER[PAIRS])
+        if table == DISTANCE:
+            return parts
+        before, after = codes(parts["before"])[0], codes(parts["after"])[0]
+        relation, names = codes(parts["relation"])
+        all_relations = self._relations
+        relation = np.array([all_relations.index(name) for name in names], np.int64)[relation]
+        layer, index, target, source, priority, distance = (
+            parts[name].to_numpy()
+            for name in ("layer", "index", "target", "source", "priority", "distance")
+        )
+        limit = reservoir.limits(self.keep, self.keep_other, all_relations)
+        stratum = reservoir.strata(relation, distance, all_relations)
+        group = np.ravel_multi_index(
+            (before, after, layer, stratum),
+            [int(axis.max(initial=0)) + 1 for axis in (before, after, layer, stratum)],
+        )
+        kept = reservoir.lowest_in_groups(group, limit[stratum], priority, index, target, source)
+        return parts.take(kept).unify_dictionaries()
+
+    @property
+    def _relations(self) -> tuple[str, ...]:
+        return (*RELATIONS, *map(_called, self.relations))
+
+    def _scope_pairs(self, maps: Maps) -> list[ScopePair]:
+        if self.pairs is None:
+            return default_pairs(maps.scopes)
+        named = [
+            (scopes.resolve(before, maps.scopes), scopes.resolve(after, maps.scopes))
+            for before, after in self.pairs
+        ]
+        return list(dict.fromkeys(named))
+
+    def _candidates(
+        self, item: Item, pairs: TokenPairs, layers: NDArray[np.int64], at: NDArray[np.intp]
+    ) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+        """Choose pairs that a sample may hold, as places in (layers, at), with their priorities."""
+        priority = reservoir.priorities(
+            item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
+        )
+        stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], self._relations)
+        limit = reservoir.limits(self.keep, self.keep_other, self._relations)
+        kept = [reservoir.lowest(row, stratum, limit) for row in priority]
+        chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
+        return chosen, priority.ravel()[chosen]
+
+
+def _called(name: str) -> str:
+    """Name a relation ``my_module:my_relation`` as the tables do."""
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def _check_names(relations: tuple[str, ...]) -> None:
+    called = [*map(_called, relations)]
+    for name, full in zip(called, relations, strict=True):
+        if called.count(name) > 1 or name in RELATIONS or name in GROUPS:
+            raise InputError(f"another relation is called {name!r} already; rename {full!r}")
+        imported(full, "relation")

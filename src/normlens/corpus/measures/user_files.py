@@ -1,0 +1,124 @@
+"""The files that a user's code comes from: its module, and the user's modules it imports."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from normlens.corpus.measures.user_imports import current_folder
+
+_NORMLENS = __name__.partition(".")[0]
+
+
+def sources_of(name: str, measure: Any) -> dict[str, str | None] | None:
+    """Hash each module that a measure's code comes from (SHA-256); None for a built-in measure.
+
+    That is the module that defines it, and the one that it is named by (``my_module:my_measure``),
+    which may make it of something from elsewhere.
+    """
+    code = getattr(measure, "function", type(measure))
+    home = str(getattr(code, "__module__", None) or "__main__")
+    named, separator, _ = name.partition(":")
+    hashes = module_sources(named) if separator else {}
+    if home.partition(".")[0] == _NORMLENS:
+        return hashes if separator else None
+    hashes |= module_sources(home)
+    if home not in hashes:
+        try:  # a notebook has no file, but remembers what was typed
+            hashes[home] = _hash(inspect.getsource(code).encode())
+        except (OSError, TypeError):
+            hashes[home] = None
+    return dict(sorted(hashes.items()))
+
+
+def module_sources(module: str) -> dict[str, str | None]:
+    """Hash a module's file and every file of the user's that it imports (SHA-256), by module.
+
+    Imports are read from the text, those inside functions too, and followed as long as they lead to
+    the user's own files: the module's own package, and whatever is neither installed nor Python's.
+    """
+    hashes: dict[str, str | None] = {}
+    waiting = [module]
+    package = module.partition(".")[0]
+    with current_folder():
+        while waiting:
+            name = waiting.pop()
+            path = None if name in hashes else _user_file(name, package)
+            if path is None:
+                continue
+            text = path.read_bytes()
+            hashes[name] = _hash(text)
+            # Importing a.b.c runs a and a.b first.
+            parts = name.split(".")
+            waiting += [".".join(parts[:end]) for end in range(1, len(parts))]
+            waiting += _imported(text, name, is_package=path.name == "__init__.py")
+    return dict(sorted(hashes.items()))
+
+
+def _imported(text: bytes, module: str, *, is_package: bool) -> Iterator[str]:
+    """List the modules that a file imports; of ``from a import b``, both a and a.b."""
+    package = module if is_package else module.rpartition(".")[0]
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return  # whoever imports it will say so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                kept = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*kept, *([base] if base else [])])
+            if base:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _user_file(module: str, package: str) -> Path | None:
+    """Find the file of a module that the user wrote or that belongs to `package`; else None."""
+    top = module.partition(".")[0]
+    # To find a submodule runs its package; for this, only the user's own may be run.
+    top_file = None if top in (package, module) else _file(top)
+    if top_file is not None and not _is_written(top_file):
+        return None
+    path = _file(module)
+    return path if top == package or _is_written(path) else None
+
+
+def _file(module: str) -> Path | None:
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if loaded is None:
+        try:
+            spec = importlib.util.find_spec(module)
+        except Exception:  # ``from a import b`` where b is no module, or a package that fails
+            return None
+        file = None if spec is None else spec.origin
+    path = None if file is None else Path(file).resolve()
+    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _is_written(path: Path | None) -> bool:
+    """Whether a file is the user's own: not of Python, of an installed package or of NormLens."""
+    return path is not None and not any(path.is_relative_to(place) for place in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places += [*site.getsitepackages(), site.getusersitepackages()]
+    return (Path(__file__).parents[2], *(Path(place).resolve() for place in places if place))
+
+
+def _hash(text: bytes) -> str:
+    return f"sha256:{hashlib.sha256(text).hexdigest()}"

@@ -1,0 +1,82 @@
+"""One layer: its scopes side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from normlens.errors import valid_choice
+from normlens.figures.canvas import require_matplotlib
+from normlens.figures.captions import additions, measured, model_and, unit
+from normlens.figures.foreign_axes import draw_into, only_scope, titled
+from normlens.figures.heat_map_grid import heat_maps
+from normlens.figures.heat_map_panel import (
+    COLOUR_SCALES,
+    Panel,
+    colour_norm,
+    largest,
+    masked,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from normlens.maps import Maps
+
+_PANELS_IN_A_ROW = 6
+
+
+def plot_layer(
+    maps: Maps,
+    layer: int = 0,
+    scopes: str | Iterable[str] | None = None,
+    *,
+    scale: str = "map",
+    normalise: str = "none",
+    colour: str = "sqrt",
+    cmap: str = "viridis",
+    max_label: int = 14,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw the scopes of one layer of the model (negative: from the end) side by side.
+
+    `scale` "map" gives every panel its own colours, "shared" the same to all weights and to all
+    norms. `normalise` makes each "source" (column) or "target" (row) sum to 1. `colour` "sqrt"
+    brings out small values beside a strong diagonal; the other choice is "linear". Tokens longer
+    than `max_label` characters are cut. Pairs that attention does not allow stay blank. `ax` takes
+    the map of one scope into axes of yours.
+    """
+    require_matplotlib()
+    valid_choice(scale, ("map", "shared"), "scale")
+    chosen = maps.choose([layer], scopes)
+    names = chosen.scopes
+    values = {scope: array[0] for scope, array in masked(chosen, normalise).items()}
+    tops = {scope: largest(values[scope]) for scope in names}
+    if scale == "shared":
+        units = {scope: unit(maps, scope, normalise) for scope in names}
+        tops = {s: max(tops[t] for t in names if units[t] == units[s]) for s in names}
+    if ax is not None:
+        scope = only_scope(names)
+        norm = colour_norm(colour, tops[scope])
+        return draw_into(ax, values[scope], maps, norm, cmap, titled(maps, scope), max_label)
+    rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
+    columns = math.ceil(len(names) / rows)
+    added = additions(names)
+    panels = [
+        Panel(values[scope], scope, added[scope], colour_norm(colour, tops[scope]), cmap)
+        for scope in names
+    ]
+    n = max(len(maps.targets), len(maps.sources))
+    smallest = {1: 3.0, 2: 2.4}.get(columns, 1.9)
+    how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
+    what = measured(maps, names, normalise)
+    return heat_maps(
+        maps,
+        [panels[start : start + columns] for start in range(0, len(panels), columns)],
+        side=min(max(0.1 * n, smallest), max(smallest, 3.8)),
+        heading=model_and(maps, f"layer {chosen.layers[0]}"),
+        notes=[f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
+        max_label=max_label,
+    )

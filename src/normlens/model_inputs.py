@@ -1,0 +1,40 @@
+"""What a model is called with, and how the caller's surroundings are kept out of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from normlens.models.base import Adapter
+from normlens.text import Encoded, pad
+
+
+def model_inputs(
+    adapter: Adapter, batch: Sequence[Encoded], device: torch.device
+) -> dict[str, Tensor]:
+    """The arguments of the model's call for a batch."""
+    pad_id = getattr(adapter.config, "pad_token_id", None)
+    # Any id will do under the mask; some configurations name none, or −1.
+    usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
+    inputs = pad(batch, usable, device)
+    # A tokenizer may give types that its model does not know.
+    types = {kind for sequence in batch for kind in sequence.type_ids or ()}
+    if types and max(types) >= adapter.token_types():
+        del inputs["token_type_ids"]
+    return inputs
+
+
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Switch a caller's autocast off; a device that knows none (meta) needs nothing.
+
+    It would run the model in one precision and the algebra in another.
+    """
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        yield
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield

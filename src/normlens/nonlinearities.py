@@ -1,0 +1,14 @@
+"""Names of the rules for the feed-forward nonlinearity; nothing here needs torch."""
+
+from __future__ import annotations
+
+IG = "ig"
+SHAPLEY = "shapley"
+#: `normlens.decomposition.rules` and `normlens.decomposition.shapley` compute them.
+RULES = (IG, "ig-bias", "gradient", SHAPLEY)
+
+#: Why no layers can be composed under that rule.
+NOT_LINEAR = (
+    "Shapley values are not linear in the parts and cannot be composed; use the rule 'ig', "
+    "'ig-bias' or 'gradient'"
+)

@@ -1,0 +1,1 @@
+"""The tables and figures of Kobayashi et al. 2024, on feed-forward blocks."""

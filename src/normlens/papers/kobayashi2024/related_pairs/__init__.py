@@ -1,0 +1,1 @@
+"""Related pairs of tokens beside other pairs: samples, procedures, sentences and pictures."""

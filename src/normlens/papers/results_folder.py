@@ -1,0 +1,55 @@
+"""The folder of a reproduction: its settings file and the names of its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from normlens.corpus.runs.folder import TEMPORARY
+from normlens.errors import InputError, OutputError, system_reason
+from normlens.json_text import parse_json
+from normlens.papers.settings import KINDS, Settings
+
+SETTINGS = "settings.json"
+RUNS, MODEL = "runs", "model"
+
+
+def short_names(data: Sequence[str]) -> dict[str, str]:
+    """Give each data set the short name that reports and folders use: its name, or its file's."""
+    names: dict[str, str] = {}
+    for spec in data:
+        name, _, _ = spec.partition(":")
+        short = name if name.isalnum() else Path(spec).stem
+        short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-") or "data"
+        free, number = short, 2
+        while free in names.values():
+            free, number = f"{short}-{number}", number + 1
+        names[spec] = free
+    return names
+
+
+def load_settings(folder: str | os.PathLike[str]) -> Settings:
+    """Read the settings of a folder that `reproduce` has made."""
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise InputError(
+            f"{str(folder)!r} holds no results; make some with: normlens reproduce "
+            f"{'|'.join(KINDS)} --model … --data … --out {folder}"
+        )
+    try:
+        return Settings.from_json(parse_json(path.read_text("utf-8")))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def save_settings(folder: Path, settings: Settings) -> None:
+    """Write the settings, the whole file or none of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f"{SETTINGS}{TEMPORARY}"
+        temporary.write_text(json.dumps(settings.as_json(), indent=1, ensure_ascii=False) + "\n")
+        temporary.replace(folder / SETTINGS)
+    except OSError as error:
+        raise OutputError(f"cannot write to {str(folder)!r}: {system_reason(error)}") from error

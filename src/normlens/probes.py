@@ -1,0 +1,58 @@
+"""Where a layer's weights and vectors can be read while the model runs: modules and events."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.errors import UnsupportedModelError
+
+
+def weights_module(attention: Attention) -> nn.Module:
+    if attention.weights is None:
+        raise UnsupportedModelError("the adapter does not say which module returns the weights")
+    return attention.weights
+
+
+def value_module(attention: Attention) -> nn.Module:
+    if attention.value.module is None:
+        raise UnsupportedModelError(
+            "the adapter does not say which module projects the values of "
+            f"{attention.source!r}, where its vectors can be read"
+        )
+    return attention.value.module
+
+
+def checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
+    """Where the model's own vector behind each step can be read; module None: the block's output.
+
+    Behind a residual it is the input of the norm that follows, or the block's output at the end.
+    """
+    places: dict[int, tuple[nn.Module | None, str]] = {}
+    steps = [(i, step) for i, step in enumerate(layer.steps) if not isinstance(step, Branch)]
+    for position, (index, step) in enumerate(steps):
+        following = steps[position + 1][1] if position + 1 < len(steps) else None
+        if index not in layer.scope_of_step:
+            continue
+        if following is None:
+            places[index] = (None, "output")
+        elif isinstance(step, Residual):
+            if isinstance(following, Norm) and following.module is not None:
+                places[index] = (following.module, "input")
+        elif isinstance(step, (Norm, Attention, FeedForward)) and step.module is not None:
+            places[index] = (step.module, "output")
+    return places
+
+
+def probes(layer: Layer) -> list[tuple[nn.Module, str]]:
+    """Every module to hook for this layer, and what to read there."""
+    reads = [(module, event) for module, event in checkpoints(layer).values() if module is not None]
+    for attention in layer.attentions:
+        reads.append((weights_module(attention), "weights"))
+        if attention.source is not None:
+            reads.append((value_module(attention), "input"))
+    return list(dict.fromkeys(reads))  # what is hooked twice would be read twice
+
+
+def linear_modules(layer: Layer) -> list[nn.Module]:
+    return [linear.module for linear in layer.linear_maps if linear.module is not None]

@@ -1,0 +1,87 @@
+"""Running a model as it stands: hooks, evaluation mode and eager attention, put back afterwards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Hooks:
+    """Hooks that are all taken off at the end."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> Hooks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _undo(self._remove)
+
+    def _remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def _undo(change: Callable[[], None]) -> None:
+    """Undo a change to the end, though Ctrl-C may strike meanwhile."""
+    try:
+        change()
+    except KeyboardInterrupt:
+        change()
+        raise
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Dropout off, and every module's mode put back afterwards."""
+    training = [module for module in model.modules() if module.training]
+
+    def restore() -> None:
+        for module in training:
+            module.training = True
+
+    try:
+        model.eval()
+        yield
+    finally:
+        _undo(restore)
+
+
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
+    """Only eager attention returns its weights; under sdpa the model silently returns none."""
+    previous = getattr(model.config, "_attn_implementation", "eager")
+    if previous in ("eager", None) or not hasattr(model, "set_attn_implementation"):
+        yield
+        return
+    try:
+        model.set_attn_implementation("eager")
+        yield
+    finally:
+        _undo(lambda: model.set_attn_implementation(previous))
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run compiled modules as they were written: compiled code may pass by the hooks."""
+    compiled = any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+    if not compiled:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def plain_options(model: nn.Module) -> dict[str, Any]:
+    """Switch the key–value cache off where there is one: it would keep every layer's keys."""
+    parameters = inspect.signature(model.forward).parameters
+    return {"use_cache": False} if "use_cache" in parameters else {}

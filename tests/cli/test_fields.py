@@ -1,0 +1,217 @@
+"""Commands whose options are the fields of dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from normlens import cli
+from normlens.cli.fields import Fields, TypedFields, with_field_options
+from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.option_fields import Option, options_of
+from normlens.options import AnalysisOptions, LoadOptions, at_least_one
+from normlens.papers.settings import Settings
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    width: int = Option("How wide.", metavar="N").field(3)
+    colour: str | None = Option("Which colour.", flags=("--colour", "-c")).field(None)
+    filled: bool = Option("Fill it.").field(False)
+    sides: tuple[int, ...] = Option("Its sides.", typed=str, parse=numbers).field((1, 2))
+    names: tuple[str, ...] = Option(
+        "A name.", flags=("--name",), typed=list[str], parse=tuple
+    ).field(())
+    share: float = Option("A share.").field(0.5)
+    secret: int = 7
+
+    def __post_init__(self) -> None:
+        at_least_one(self.width, "width")
+
+
+def run(command: Any, *words: str) -> tuple[Any, str]:
+    """What the command was called with, and what it printed."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def calls() -> list[Any]:
+    return []
+
+
+def test_a_dataclass_is_made_of_what_was_typed(calls: list[Any]) -> None:
+    @with_field_options
+    def draw(*, text: str = "a", drawing: Drawing, quiet: bool = False) -> None:
+        """Draw."""
+        calls.append((text, drawing, quiet))
+
+    words = (
+        "--width",
+        "4",
+        "-c",
+        "red",
+        "--filled",
+        "--sides",
+        "3,4",
+        "--name",
+        "x",
+        "--name",
+        "y",
+    )
+    assert run(draw, *words, "--share", "0.25", "--text", "b", "--quiet")[0] == 0
+    assert run(draw)[0] == 0
+    made = Drawing(4, "red", True, (3, 4), ("x", "y"), 0.25)
+    assert calls == [("b", made, True), ("a", Drawing(), False)]
+
+
+def test_wrong_values_are_refused_as_the_dataclass_refuses_them(calls: list[Any]) -> None:
+    @with_field_options
+    def draw(*, drawing: Drawing) -> None:
+        calls.append(drawing)
+
+    with pytest.raises(ValueError, match="width must be at least 1, not 0"):
+        run(draw, "--width", "0")
+    status, printed = run(draw, "--width", "wide")
+    assert status == 2
+    assert "--width" in printed
+    assert calls == []
+
+
+def test_what_was_typed_alone(calls: list[Any]) -> None:
+    @with_field_options
+    def draw(*, given: Annotated[dict[str, Any], TypedFields(of=(Drawing, LoadOptions))]) -> None:
+        calls.append(given)
+
+    run(draw)
+    run(draw, "--width", "3", "--filled", "--sides", "5", "--device", "cpu")
+    assert calls == [{}, {"width": 3, "filled": True, "sides": (5,), "device": "cpu"}]
+
+
+def test_help_tells_names_texts_and_defaults() -> None:
+    @with_field_options
+    def draw(*, drawing: Annotated[Drawing, Fields(panel="How it is drawn")]) -> None:
+        """Draw."""
+
+    @with_field_options
+    def again(*, given: Annotated[dict[str, Any], TypedFields(of=(Drawing,))]) -> None:
+        """Draw again."""
+
+    printed = run(draw, "--help")[1]
+    for words in ("How wide.", "[default: 3]", "--colour", "-c", "Fill it.", "How it is drawn"):
+        assert words in printed
+    assert "--secret" not in printed
+    assert "--no-filled" not in printed
+    printed = run(again, "--help")[1]
+    assert "How wide. Default: 3." in printed
+    assert "A share. Default: 0.5." in printed
+
+
+def test_some_fields_and_all_but_some() -> None:
+    @with_field_options
+    def some(*, drawing: Annotated[Drawing, Fields(only=("width",))]) -> None: ...
+
+    @with_field_options
+    def others(*, drawing: Annotated[Drawing, Fields(without=("width",))]) -> None: ...
+
+    assert "--width" in run(some, "--help")[1]
+    assert "--colour" not in run(some, "--help")[1]
+    assert "--width" not in run(others, "--help")[1]
+    assert "--colour" in run(others, "--help")[1]
+
+
+def test_fields_that_are_not_there_and_names_that_are_taken() -> None:
+    with pytest.raises(TypeError, match="no field 'height'"):
+
+        @with_field_options
+        def draw(*, drawing: Annotated[Drawing, Fields(without=("height",))]) -> None: ...
+
+    with pytest.raises(ValueError, match="width"):
+
+        @with_field_options
+        def twice(*, width: int = 1, drawing: Drawing) -> None: ...
+
+
+# NormLens's commands ------------------------------------------------------------------------------
+
+
+def flags_of(command: str) -> dict[str, Any]:
+    """The names of a command's options, with click's objects."""
+    group: Any = typer.main.get_command(cli.app)
+    return {parameter.name: parameter for parameter in group.commands[command].params}
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "without"),
+    [
+        ("map", AnalysisOptions, {"batch_size"}),
+        ("map", LoadOptions, set()),
+        ("estimate", AnalysisOptions, {"seed", "origin"}),
+        ("estimate", LoadOptions, set()),
+        ("serve", LoadOptions, {"revision"}),
+        (
+            "serve",
+            AnalysisOptions,
+            {"scopes", "layers", "heads", "nonlinearity", "batch_size", "origin"},
+        ),
+        ("run", RunOptions, set()),
+        ("run", Execution, set()),
+        ("reproduce", Settings, set()),
+        ("reproduce", Execution, set()),
+    ],
+)
+def test_commands_have_an_option_for_each_field(command: str, kind: Any, without: set[str]) -> None:
+    flags = flags_of(command)
+    assert {name for name in options_of(kind) if name not in flags} == without
+    for name, option in options_of(kind).items():
+        if name in flags and (command, name) != ("estimate", "batch_size"):
+            assert flags[name].help.startswith(option.help)
+
+
+def test_only_what_cannot_be_typed_has_no_option() -> None:
+    silent = {
+        kind: {item.name for item in fields(kind)} - options_of(kind).keys()
+        for kind in (AnalysisOptions, LoadOptions, RunOptions, Execution)
+    }
+    assert silent == {
+        AnalysisOptions: {"statistics"},
+        LoadOptions: set(),
+        RunOptions: {"model", "data"},
+        Execution: set(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mask", "1.5"), "--mask is a share between 0 and 1, not 1.5"),
+        (("--shard-size", "0"), "--shard-size must be at least 1, not 0"),
+        (("--max-length", "0"), "--max-length must be at least 1, not 0"),
+        (("--batch-size", "many"), "--batch-size is a number from 1 or 'auto', not 'many'"),
+        (("--workers", "0"), "--workers must be at least 1, not 0"),
+        (("--precision", "half"), "unknown --precision 'half'"),
+        (("--engine", "cloud"), "unknown --engine 'cloud'"),
+        (("--set", "axis=target"), "--set takes MEASURE.OPTION=VALUE"),
+        (("--measures", ""), "no measure is chosen"),
+    ],
+)
+def test_a_runs_wrong_options_are_named_by_their_flags(
+    words: tuple[str, ...], message: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    given = ["run", "--model", "minilm", "--data", "sample", "--out", str(out), *words]
+    assert cli.main(given) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,47 @@
+"""How a shard's sequences are cut into batches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from normlens.corpus.engines import prepared
+from normlens.corpus.engines.prepared import Clock, Entry, batches
+
+
+def entries(lengths: list[int]) -> list[Any]:
+    return [Entry(index, [0] * length) for index, length in enumerate(lengths)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_sequence_is_in_one_batch_beside_those_of_like_length(size: int) -> None:
+    lengths = [7, 3, 9, 3, 1, 8, 3]
+    cut = list(batches(entries(lengths), size, lambda n: n))
+    assert all(len(batch) <= size for batch in cut)
+    order = [(len(entry.encoded), entry.index) for batch in cut for entry in batch]
+    assert order == sorted((length, index) for index, length in enumerate(lengths))
+
+
+def test_a_batch_holds_what_fits_and_at_least_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "HELD", 20)
+    cut = list(batches(entries([4, 4, 4, 6, 6, 30, 31]), 8, lambda n: n))
+    # The longest of a batch decides: 4 × 6 is more than 20, and 30 is too much even alone.
+    assert [[len(entry.encoded) for entry in batch] for batch in cut] == [
+        [4, 4, 4],
+        [6, 6],
+        [30],
+        [31],
+    ]
+
+
+def test_seconds_of_a_stage_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([1.0, 3.0, 10.0, 10.5])
+    monkeypatch.setattr(prepared, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    clock = Clock()
+    with clock.on("maps"):
+        pass
+    with pytest.raises(ValueError, match="broken"), clock.on("maps"):
+        raise ValueError("broken")
+    assert clock.seconds == {"maps": 2.5}

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from normlens.analysis.expansion import expansion_rates
+from normlens.lens import Lens
+from normlens.models.tiny import tiny_families
+from normlens.papers import published
+from normlens.papers.base import Evidence
+from normlens.papers.from_model import write_expansion
+from normlens.papers.kobayashi2021.expansion_rate import EXPERIMENT, FILE
+from normlens.papers.published import Published
+from normlens.papers.settings import Settings
+from normlens.papers.words import LAYER
+
+WORK = EXPERIMENT.work
+
+
+def linear(module: Any) -> tuple[np.ndarray, np.ndarray]:
+    weight = module.weight.detach().double().numpy()
+    if type(module).__name__ != "Conv1D":
+        weight = weight.T
+    bias = np.zeros(weight.shape[1])
+    return weight, bias if module.bias is None else module.bias.detach().double().numpy()
+
+
+def fused(module: Any, pick: Any) -> tuple[np.ndarray, np.ndarray]:
+    weight, bias = linear(module)
+    return pick(weight), pick(bias)
+
+
+def interleaved(heads: int) -> Any:
+    """Columns of the values where each head has its query, key and value in turn."""
+    return lambda a: np.concatenate(
+        [part[..., 2 * part.shape[-1] // 3 :] for part in np.split(a, heads, axis=-1)], axis=-1
+    )
+
+
+#: The value and output projections of a family's layer, as the model itself holds them.
+PROJECTIONS = {
+    "bert": lambda m, k: (
+        linear(m.encoder.layer[k].attention.self.value),
+        linear(m.encoder.layer[k].attention.output.dense),
+    ),
+    "gpt2": lambda m, k: (
+        fused(m.h[k].attn.c_attn, lambda a: a[..., 32:48]),
+        linear(m.h[k].attn.c_proj),
+    ),
+    "gpt_neox": lambda m, k: (
+        fused(m.layers[k].attention.query_key_value, interleaved(4)),
+        linear(m.layers[k].attention.dense),
+    ),
+    "llama": lambda m, k: (
+        linear(m.layers[k].self_attn.v_proj),
+        linear(m.layers[k].self_attn.o_proj),
+    ),
+    "mistral": lambda m, k: (
+        linear(m.layers[k].self_attn.v_proj),
+        linear(m.layers[k].self_attn.o_proj),
+    ),
+}
+
+
+def homogeneous(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """For rows (x, 1): [[W, 0], [b, 1]]."""
+    rows, columns = weight.shape
+    matrix = np.zeros((rows + 1, columns + 1))
+    matrix[:rows, :columns], matrix[rows, :columns], matrix[rows, columns] = weight, bias, 1
+    return matrix
+
+
+def per_head(value: tuple[np.ndarray, np.ndarray], heads: int, d_head: int) -> list[np.ndarray]:
+    """Each head's homogeneous value matrix; neighbouring heads share a group's."""
+    weight, bias = value
+    groups = weight.shape[1] // d_head
+    own = [slice(d_head * (h * groups // heads), None) for h in range(heads)]
+    return [homogeneous(weight[:, s][:, :d_head], bias[s][:d_head]) for s in own]
+
+
+@pytest.mark.parametrize("family", sorted(PROJECTIONS))
+def test_rate_is_that_of_the_explicit_homogeneous_matrices(family: str, tiny: Any) -> None:
+    model, heads = tiny(family), 4
+    expected = []
+    for k in range(2):
+        value, (w_out, b_out) = PROJECTIONS[family](model, k)
+        d = w_out.shape[1]
+        d_head = w_out.shape[0] // heads
+        whole = np.zeros((d + 1, d + 1))
+        for h, matrix in enumerate(per_head(value, heads, d_head)):
+            rows = slice(h * d_head, (h + 1) * d_head)
+            # The output bias is added once, the 1 of the homogeneous form is kept once.
+            output = homogeneous(w_out[rows], b_out if h == 0 else 0 * b_out)
+            output[-1, -1] = h == 0
+            whole += matrix @ output
+        singular = np.linalg.svd(whole, compute_uv=False)
+        expected.append(np.sqrt((singular**2).sum() / (d + 1)))
+    assert expansion_rates(Lens(model)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rate_is_that_of_what_the_attention_does_to_a_lone_token(tiny: Any) -> None:
+    """A token that sees only itself has the weight 1 in every head."""
+    model = tiny("gpt2")
+    attention, d = model.h[0].attn, 16
+    probes = torch.cat([torch.eye(d), torch.zeros(1, d)]).double()[:, None]
+    with torch.no_grad():
+        images = attention(probes)[0][:, 0].numpy()
+    affine = homogeneous(images[:d] - images[d], images[d])
+    rate = np.linalg.norm(affine) / np.sqrt(d + 1)
+    assert expansion_rates(Lens(model))[0] == pytest.approx(rate, rel=1e-12)
+
+
+def test_published_form_has_the_output_bias_in_the_last_column(tiny: Any) -> None:
+    model = tiny("bert")
+    value, (w_out, b_out) = PROJECTIONS["bert"](model, 0)
+    second = homogeneous(w_out, 0 * b_out)
+    second[:-1, -1] = b_out
+    product = homogeneous(*value) @ second
+    rate = np.linalg.norm(product) / np.sqrt(len(product))
+    lens = Lens(model)
+    assert expansion_rates(lens, published=True)[0] == pytest.approx(rate, rel=1e-12)
+    assert abs(expansion_rates(lens)[0] - rate) > 1e-3
+
+
+def test_both_forms_agree_without_an_output_bias(tiny: Any) -> None:
+    lens = Lens(tiny("mistral"))
+    assert expansion_rates(lens, published=True) == pytest.approx(expansion_rates(lens), rel=1e-12)
+
+
+def test_published_form_needs_values_of_the_models_width(tiny: Any) -> None:
+    lens = Lens(tiny("gemma", head_dim=8))
+    assert np.isnan(expansion_rates(lens, published=True)).all()
+    assert np.isfinite(expansion_rates(lens)).all()
+
+
+@pytest.mark.parametrize("family", tiny_families())
+def test_every_family_has_a_rate_per_layer(family: str, tiny: Any) -> None:
+    lens = Lens(tiny(family, torch.float32))
+    rates = expansion_rates(lens)
+    assert len(rates) == lens.n_layers
+    assert (np.array(rates) > 0).all()
+
+
+def evidence(folder: Path, model: str = "tiny") -> Evidence:
+    return Evidence(Settings(kinds=("mixing",), model=model, data=("x",)), "", None, folder)
+
+
+def saved(folder: Path, rates: list[float], published: list[float] | None = None) -> Path:
+    frame = pd.DataFrame(
+        {LAYER: range(1, len(rates) + 1), "rate": rates, "as_published": published or rates}
+    )
+    frame.to_csv(folder / FILE, index=False)
+    return folder
+
+
+def test_experiment_shows_what_was_written(tmp_path: Path, tiny: Any) -> None:
+    lens = Lens(tiny("bert"))
+    write_expansion(lens, tmp_path)
+    write_expansion(lens, tmp_path)  # a second time replaces it
+    result = WORK(evidence(tmp_path))
+    assert result is not None
+    table = result.tables["expansion"].frame
+    rates = expansion_rates(lens)
+    assert table["layer"].tolist() == ["1", "2", "mean"]
+    assert table["rate"].tolist() == pytest.approx([*rates, np.mean(rates)])
+    assert "as published" in table
+    assert result.summary["Expansion rate, mean over layers"] == pytest.approx(np.mean(rates))
+
+
+def test_published_rates_are_compared_in_their_own_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blank = {"label": "", "data": None, "data_label": None, "source": ""}
+    entries = tuple(
+        Published(key=f"expansion/{what}", value=0.9, model="bert-base-uncased", **blank)
+        for what in ("layer-1", "layer-2", "layer-3", "mean")
+    )
+    monkeypatch.setattr(published, "published", lambda: entries)
+    saved(tmp_path, [0.9, 1.1], [0.95, 1.25])
+    result = WORK(evidence(tmp_path, "google-bert/bert-base-uncased"))
+    assert result is not None
+    assert [c.measured for c in result.comparisons] == [0.95, 1.25, None, pytest.approx(1.1)]
+    assert all(c.same for c in result.comparisons)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ([0.5, 1.5, 0.9], ["lowest in layer 1 (0.50)", "highest in layer 2", "in layers 1 and 3."]),
+        ([1.5, 1.2], ["mean expansion rate is 1.35", "in none of the layers."]),
+        ([0.5, 0.7], ["in all layers."]),
+        ([2.0], ["only layer has a rate of 2.00"]),
+    ],
+)
+def test_sentences_follow_the_numbers(tmp_path: Path, rates: list[float], words: list[str]) -> None:
+    result = WORK(evidence(saved(tmp_path, rates)))
+    assert result is not None
+    text = " ".join(result.sentences)
+    assert all(part in text for part in words), text
+    assert list(result.tables["expansion"].frame) == ["layer", "rate"]
+    (axes,) = result.figures["expansion"].draw().axes
+    assert [bar.get_height() for bar in axes.patches] == rates
+
+
+def test_nothing_to_show_without_the_file(tmp_path: Path) -> None:
+    assert WORK(evidence(tmp_path)) is None

@@ -1,0 +1,595 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import run_examples as examples
+
+from normlens.corpus import run
+from normlens.errors import InputError
+from normlens.papers import published
+from normlens.papers.base import Evidence, Result
+from normlens.papers.kobayashi2024.figures7_8_related_pairs import EXPERIMENT
+from normlens.papers.kobayashi2024.related_pairs.drawing import RELATED as RELATED_COLOUR
+from normlens.papers.kobayashi2024.related_pairs.figure8_histograms import histogram
+from normlens.papers.kobayashi2024.related_pairs.findings import ALL, OCCURRENCES, TYPES, verdicts
+from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
+from normlens.papers.published import Published
+from normlens.papers.settings import Settings
+
+duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+
+POST = ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N", "ATTNRESLNFFRES-N"]
+POST += ["ATTNRESLNFFRESLN-N"]
+FF = ("ATTNRESLN-N", "ATTNRESLNFF-N")
+LAYER = ("ATTNRES-N", "ATTNRESLNFFRESLN-N")
+SEQUENCES = 40
+
+
+@dataclass
+class FrameRun:
+    """A run whose tables are frames."""
+
+    frames: dict[str, pd.DataFrame]
+    scopes: list[str] = field(default_factory=lambda: POST)
+
+    @property
+    def manifest(self) -> Any:
+        return SimpleNamespace(model={"name": "tiny", "scopes": self.scopes, "layers": 4})
+
+    @property
+    def tables(self) -> list[str]:
+        return list(self.frames)
+
+    def sql(self, query: str) -> pd.DataFrame:
+        with duckdb.connect(":memory:") as connection:
+            for name, frame in self.frames.items():
+                connection.register(name, frame)
+            return connection.sql(query).df()
+
+
+def evidence(run: Any, **settings: Any) -> Evidence:
+    asked = Settings(("ff",), "tiny", ("here",), **{"resamples": 400, **settings})
+    return Evidence(asked, "here", run)
+
+
+def work(run: Any, **settings: Any) -> Result:
+    found = EXPERIMENT.work(evidence(run, **settings))
+    assert found is not None
+    return found
+
+
+def pairs_frame(
+    shifts: dict[str, list[float]],
+    counts: dict[str, int],
+    scope_pairs: tuple[tuple[str, str], ...] = (FF, LAYER),
+    reach: dict[str, int] | None = None,
+    seed: int = 1,
+) -> pd.DataFrame:
+    """Pairs with scores 0.1 · distance + noise, plus each relation's shift of each layer.
+
+    Two occurrences of one pair of subwords follow each other, at the same distance.
+    """
+    chance = np.random.default_rng(seed)
+    parts = []
+    layers = len(next(iter(shifts.values())))
+    for layer in range(layers):
+        for number, (relation, count) in enumerate(counts.items()):
+            farthest = (reach or {}).get(relation, 20)
+            distance = np.repeat(chance.integers(1, farthest + 1, -(-count // 2)), 2)[:count]
+            drawn = {
+                "layer": layer,
+                "relation": relation,
+                "distance": distance,
+                "index": chance.integers(SEQUENCES, size=count),
+                "target": distance,
+                "source": 0,
+                "source_id": number,
+                "target_id": np.arange(count) // 2,
+                "priority": chance.integers(2**63, size=count, dtype=np.uint64),
+            }
+            for before, after in scope_pairs:
+                score = 0.1 * distance + chance.normal(size=count)
+                score += shifts.get(relation, [0.0] * layers)[layer]
+                parts.append(pd.DataFrame({"before": before, "after": after, **drawn}))
+                parts[-1]["score"] = score
+    return pd.concat(parts, ignore_index=True)
+
+
+def run_of(pairs: pd.DataFrame, scopes: list[str] = POST) -> FrameRun:
+    """A run that kept all pairs in its sample."""
+    keys = ["before", "after", "layer", "relation"]
+    squares = pairs.assign(square=pairs["score"] ** 2)
+    distance = squares.groupby(["index", *keys, "distance"]).agg(
+        count=("score", "size"), sum=("score", "sum"), sum_squares=("square", "sum")
+    )
+    types = pairs.groupby([*keys, "source_id", "target_id"]).agg(
+        count=("score", "size"), sum=("score", "sum"), sum_distance=("distance", "sum")
+    )
+    return FrameRun(
+        {
+            "amplification_sample": pairs,
+            "amplification_distance": distance.reset_index(),
+            "amplification_pairs": types.reset_index(),
+        },
+        list(scopes),
+    )
+
+
+def rows_of(result: Result, name: str, procedure: str = ALL) -> pd.DataFrame:
+    """One procedure's rows of a table."""
+    frame = result.tables[name].frame
+    return frame[frame["procedure"] == procedure].reset_index(drop=True)
+
+
+PLANTED = {"word_outside_entity": [0.0, 0.6, 0.7, -0.5], "same_type": [0.0] * 4}
+COUNTS = {"word_outside_entity": 400, "same_type": 300, "other": 6_000, "special": 500}
+
+
+@pytest.fixture(scope="module")
+def planted_run() -> FrameRun:
+    return run_of(pairs_frame(PLANTED, COUNTS))
+
+
+@pytest.fixture(scope="module")
+def planted(planted_run: FrameRun) -> Result:
+    return work(planted_run)
+
+
+@pytest.mark.parametrize("procedure", [TYPES, OCCURRENCES, ALL])
+def test_planted_layers_are_the_significant_ones(planted: Result, procedure: str) -> None:
+    frame = rows_of(planted, "relations-ff-same_word", procedure)
+    assert frame["layer"].tolist() == [1, 2, 3, 4]
+    assert frame["significant"].tolist() == [False, True, True, True]
+    assert (frame["g"].iloc[1:3] > 0.3).all()
+    assert frame["g"].iloc[3] < -0.2
+    same_type = rows_of(planted, "relations-ff-same_type", procedure)
+    assert not same_type["significant"].any()
+    assert (same_type["p adjusted"] >= same_type["p"]).all()
+
+
+def test_procedures_stand_side_by_side(planted: Result) -> None:
+    table = planted.tables["relations-ff-same_word"]
+    assert table.frame["procedure"].tolist() == [TYPES, OCCURRENCES, ALL] * 4
+    assert table.frame["layer"].tolist() == [layer for layer in (1, 2, 3, 4) for _ in range(3)]
+    assert f"“{TYPES}” is the paper's procedure" in table.caption
+    assert f"bootstrap over sequences ({SEQUENCES} hold such pairs)" in table.caption
+
+
+def test_sentences_name_the_layers_and_the_direction(planted: Result) -> None:
+    word, same_type, adjacent, layer = planted.sentences
+    assert word.startswith("FF-amp of word-split pairs")
+    assert "higher in layers 2–3 and lower in layer 4 (all occurrences, bootstrap over" in word
+    assert "p < 0.05 after Benjamini–Hochberg over 4 layers" in word
+    frame = rows_of(planted, "relations-ff-same_word").set_index("layer")
+    largest = frame["g"].abs().idxmax()
+    assert f"largest in layer {largest} (mean {frame['mean'][largest]:.4f}" in word
+    number = rows_of(planted, "relations-ff-same_word", TYPES)["pairs"].iloc[0]
+    assert f"({number} subword pairs, one draw of as many others)" in word
+    assert word.endswith("finds the same in every layer.")
+    assert same_type.startswith("In no layer does FF-amp of same-subword pairs differ")
+    assert "of pairs further apart, is significantly lower in layers 1–4" in adjacent
+    assert layer.startswith("Amplification by LN1, FF, RES2 and LN2 together")
+    assert "of word-split pairs it is higher in layers 2–3 and lower in layer 4" in layer
+    assert "of same-subword pairs no layer differs" in layer
+
+
+def test_the_sentence_rests_on_all_occurrences_and_says_where_the_paper_differs() -> None:
+    """Scores of whole sequences: the paper's procedure, which ignores them, is deceived."""
+    counts = {"word_outside_entity": 900, "other": 5_000}
+    pairs = pairs_frame({"word_outside_entity": [0.0] * 3}, counts, (FF,))
+    chance = np.random.default_rng(0)
+    word = pairs["relation"] == "word_outside_entity"
+    # Half of the words' pairs come from two sequences; all of a sequence's pairs are alike.
+    pairs.loc[word, "index"] = np.where(
+        chance.random(word.sum()) < 0.5, chance.integers(2, size=word.sum()), pairs["index"][word]
+    )
+    by_sequence = chance.normal(0, 3, (3, SEQUENCES))
+    by_sequence[:, :2] = [[4.0, 4.0], [0.0, 0.0], [4.0, 4.0]]
+    pairs["score"] += by_sequence[pairs["layer"], pairs["index"]]
+    pairs.loc[word & (pairs["layer"] == 1), "score"] += 3.0
+    found = work(run_of(pairs))
+    paper = verdicts(rows_of(found, "relations-ff-same_word", TYPES))
+    robust = verdicts(rows_of(found, "relations-ff-same_word"))
+    assert paper == {1: 1, 2: 1, 3: 1}
+    assert robust == {1: 0, 2: 1, 3: 0}
+    sentence = found.sentences[0]
+    assert "is significantly higher in layer 2 (all occurrences" in sentence
+    assert sentence.endswith("differs: higher in layers 1 and 3.")
+    share = "share of layers where FF-amp of word-split pairs is significantly higher"
+    assert found.summary[share] == pytest.approx(1 / 3)
+
+
+def test_all_occurrences_are_reweighted_exactly(planted_run: FrameRun, planted: Result) -> None:
+    pairs = planted_run.frames["amplification_sample"]
+    row = rows_of(planted, "relations-layer-same_word").set_index("layer").loc[2]
+    here = pairs[(pairs["before"] == LAYER[0]) & (pairs["layer"] == 1)]
+    target = here[here["relation"] == "word_outside_entity"]
+    others = here[here["relation"] == "other"]
+    expected = [
+        others.loc[others["distance"] == distance, "score"].mean()
+        for distance in target["distance"]
+    ]
+    assert row["pairs"] == len(target)
+    assert row["mean"] == pytest.approx(target["score"].mean())
+    assert row["others"] == pytest.approx(np.mean(expected))
+    assert row["others low"] < np.mean(expected) < row["others high"]
+
+
+def test_the_papers_pairs_are_of_subword_types_that_occur_twice() -> None:
+    counts = {"word_outside_entity": 201, "word_in_entity": 100, "other": 4_000}
+    pairs = pairs_frame({"word_outside_entity": [0.5]}, counts, (FF,))
+    entity = pairs["relation"] == "word_in_entity"
+    # The last type occurs once as a word outside an entity and once inside: twice in one word.
+    pairs.loc[pairs.index[entity][:1], ["source_id", "target_id"]] = 0, 100
+    pairs.loc[pairs.index[entity][0], "distance"] = pairs["distance"][200]
+    found = work(run_of(pairs))
+    target = pairs[pairs["relation"].str.startswith("word")]
+    means = target.groupby(["source_id", "target_id"])["score"].agg(["mean", "size"])
+    assert (means["size"] == 1).sum() == 1
+    often = means[means["size"] > 1]
+    row = rows_of(found, "relations-ff-same_word", TYPES).iloc[0]
+    assert row["pairs"] == len(often) == 150
+    assert row["mean"] == pytest.approx(often["mean"].mean())
+    every = rows_of(found, "relations-ff-same_word", OCCURRENCES).iloc[0]
+    assert every["pairs"] == len(target) == 301
+    assert every["mean"] == pytest.approx(target["score"].mean())
+    entities = rows_of(found, "relations-ff-same_entity", TYPES).iloc[0]
+    assert entities["pairs"] == 49  # one lost an occurrence
+    none = work(run_of(pairs), min_count=3)
+    assert set(none.tables["relations-ff-same_word"].frame["procedure"]) == {OCCURRENCES, ALL}
+    assert "cannot be applied: too few subword pairs occur often enough" in none.sentences[0]
+    assert "relations-ff-histograms" not in none.figures
+    none.figures["relations-ff"].draw().canvas.draw()
+
+
+def test_named_entity_pairs_include_those_inside_a_word() -> None:
+    """Inside words there is an effect, across words the opposite: together they are one kind."""
+    counts = {"word_in_entity": 200, "entity_across_words": 200, "other": 4_000}
+    shifts = {"word_in_entity": [1.2, 1.0], "entity_across_words": [-0.6, -1.0]}
+    found = work(run_of(pairs_frame(shifts, counts)))
+    names = [name for name in found.tables if name.startswith("relations-ff-")]
+    assert [name.removeprefix("relations-ff-") for name in names][:3] == [
+        "same_word",
+        "same_entity",
+        "entity_across_words",
+    ]
+    for procedure in (TYPES, OCCURRENCES, ALL):
+        entity, across, word = (
+            rows_of(found, f"relations-ff-{name}", procedure)
+            for name in ("same_entity", "entity_across_words", "same_word")
+        )
+        assert verdicts(across) == {1: -1, 2: -1}
+        assert verdicts(word) == {1: 1, 2: 1}
+        assert verdicts(entity) == {1: 1, 2: 0}
+        assert (entity["pairs"] == across["pairs"] + word["pairs"]).all()
+    assert found.sentences[2].startswith("FF-amp of entity pairs across words")
+
+
+def test_a_relation_that_was_cut_does_not_weigh_more_or_less_in_its_group() -> None:
+    """Of 4000 pairs the 400 of lowest priority are kept, of 1000 all: 1 of 5 must stay 1 of 5."""
+    counts = {"word_in_entity": 4_000, "entity_across_words": 1_000, "other": 20_000}
+    shifts = {"entity_across_words": [5.0]}
+    done = run_of(pairs_frame(shifts, counts, (FF,), reach=dict.fromkeys(counts, 1)))
+    pairs = done.frames["amplification_sample"].sort_values("priority")
+    inside = pairs[pairs["relation"] == "word_in_entity"].head(400)
+    done.frames["amplification_sample"] = pd.concat(
+        [inside, pairs[pairs["relation"] != "word_in_entity"]]
+    )
+    row = rows_of(work(done), "relations-ff-same_entity", OCCURRENCES).iloc[0]
+    assert row["pairs"] == pytest.approx(500, abs=60)
+    assert row["mean"] == pytest.approx(0.1 + 5 / 5, abs=0.4)
+
+
+def test_a_run_of_an_older_version_is_refused(planted_run: FrameRun) -> None:
+    old = planted_run.frames["amplification_distance"].drop(columns="index")
+    frames = planted_run.frames | {"amplification_distance": old}
+    with pytest.raises(InputError, match=r"made by an older NormLens: .* no column 'index'"):
+        EXPERIMENT.work(evidence(FrameRun(frames)))
+    old = planted_run.frames["amplification_pairs"].drop(columns="relation")
+    frames = planted_run.frames | {"amplification_pairs": old}
+    for work_of in (EXPERIMENT.work, top_pairs):
+        with pytest.raises(InputError, match=r"older NormLens.* no column 'relation'"):
+            work_of(evidence(FrameRun(frames)))
+
+
+def test_adjacent_pairs_stand_beside_pairs_further_apart(
+    planted_run: FrameRun, planted: Result
+) -> None:
+    pairs = planted_run.frames["amplification_sample"]
+    here = pairs[(pairs["before"] == FF[0]) & (pairs["relation"] == "other")]
+    here = here[here["layer"] == 0]
+    near = here["distance"] == 1
+    row = rows_of(planted, "relations-ff-adjacent").iloc[0]
+    assert row["pairs"] == near.sum()
+    assert row["mean"] == pytest.approx(here.loc[near, "score"].mean())
+    assert row["others"] == pytest.approx(here.loc[~near, "score"].mean())
+    drawn = rows_of(planted, "relations-ff-adjacent", OCCURRENCES).iloc[0]
+    assert near.sum() * 0.9 < drawn["pairs"] <= near.sum()
+    assert drawn["others"] == pytest.approx(here.loc[~near, "score"].mean(), abs=0.2)
+    assert "cannot be matched by distance" in planted.tables["relations-ff-adjacent"].caption
+
+
+def test_matching_removes_what_distance_alone_would_explain() -> None:
+    """Scores grow with the distance and near pairs are related: unmatched, all would differ."""
+    name = "word_outside_entity"
+    pairs = pairs_frame({name: [0.0] * 6}, COUNTS, reach={name: 3}, seed=2)
+    frame = work(run_of(pairs)).tables["relations-ff-same_word"].frame
+    scores = pairs[pairs["before"] == FF[0]].groupby("relation")["score"].mean()
+    assert scores["other"] - scores[name] > 0.7
+    assert frame["difference"].abs().max() < 0.3
+    assert not frame["significant"].any()
+
+
+def test_shuffled_relations_are_seldom_significant() -> None:
+    """20 layers without any effect: by the paper's criterion 5 % of them, adjusted none."""
+    pairs = pairs_frame(
+        {"word_outside_entity": [0.0] * 20},
+        {"word_outside_entity": 200, "other": 1_500},
+        (FF,),
+        seed=3,
+    )
+    found = work(run_of(pairs))
+    for procedure in (TYPES, OCCURRENCES, ALL):
+        frame = rows_of(found, "relations-ff-same_word", procedure)
+        assert (frame["p"] < 0.05).sum() <= 5  # 99.9 % of the binomial distribution
+        assert frame["p"].nunique() > 10
+        assert not frame["significant"].any()
+
+
+def test_pairs_at_distances_without_others_are_left_out_and_counted() -> None:
+    pairs = pairs_frame(PLANTED, COUNTS, reach={"word_outside_entity": 20, "other": 10})
+    found = work(run_of(pairs))
+    target = pairs[(pairs["before"] == FF[0]) & (pairs["relation"] == "word_outside_entity")]
+    alone = target[target["distance"] > 10].groupby("layer").size()
+    frame = rows_of(found, "relations-ff-same_word")
+    assert (frame["pairs"] == 400 - alone.to_numpy()).all()
+    caption = found.tables["relations-ff-same_word"].caption
+    assert f"left out: {alone.max()} pairs per layer" in caption
+
+
+def test_a_table_is_ready_to_print(planted: Result) -> None:
+    text = planted.tables["relations-ff-same_word"].text()
+    assert text["significant"].tolist() == ["no"] * 3 + ["yes"] * 9
+    assert text["difference"].iloc[-1].startswith("−0.")
+    assert not text.isin(["–"]).any().any()
+
+
+def test_the_run_gives_the_same_numbers_again(planted_run: FrameRun, planted: Result) -> None:
+    shuffled = {
+        name: frame.sample(frac=1, random_state=1) for name, frame in planted_run.frames.items()
+    }
+    again = work(FrameRun(shuffled))
+    for name, table in planted.tables.items():
+        pd.testing.assert_frame_equal(table.frame, again.tables[name].frame)
+
+
+def test_published_layers_stand_beside_the_measured_ones(
+    planted_run: FrameRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = tuple(
+        Published(
+            key=f"significance/{key}",
+            label=key,
+            value=1.0,
+            model="owner/tiny",
+            data="here",
+            data_label=None,
+            source="a paper",
+        )
+        for key in (
+            "same_word/layer-1",
+            "same_word/layer-2",
+            "same_word/layer-4",
+            "same_entity/layer-1",
+        )
+    )
+    monkeypatch.setattr(published, "published", lambda: entries)
+    found = work(planted_run).comparisons
+    assert [entry.measured for entry in found] == [0.0, 1.0, 0.0, None]  # layer 4: lower
+    assert all(entry.same for entry in found)
+
+
+def test_summary_is_of_the_feed_forward_block(planted: Result) -> None:
+    share = "share of layers where FF-amp of word-split pairs is significantly higher"
+    assert planted.summary[share] == 0.5
+    frame = rows_of(planted, "relations-ff-same_word")
+    strongest = planted.summary["largest effect (g) of FF-amp, word-split pairs"]
+    assert abs(strongest) == frame["g"].abs().max()
+
+
+def test_entities_and_own_relations_have_their_tables() -> None:
+    counts = COUNTS | {"entity_across_words": 200, "subject_verb": 150}
+    found = work(run_of(pairs_frame(PLANTED | {"subject_verb": [1.0] * 4}, counts)))
+    names = [name for name in found.tables if name.startswith("relations-ff-")]
+    assert [name.removeprefix("relations-ff-") for name in names] == [
+        "same_word",
+        "same_entity",
+        "entity_across_words",
+        "same_type",
+        "adjacent",
+        "subject_verb",
+    ]
+    assert any(
+        "FF-amp of subject_verb pairs" in sentence and "higher in layers 1–4" in sentence
+        for sentence in found.sentences
+    )
+    apart = "Pairs that are subject_verb as well are counted there alone."
+    assert found.tables["relations-ff-same_word"].caption.endswith(apart)
+    assert apart not in found.tables["relations-ff-subject_verb"].caption
+
+
+def test_a_users_own_relation_may_be_called_adjacent() -> None:
+    found = work(run_of(pairs_frame(PLANTED, {"adjacent": 100, "other": 2_000})))
+    assert list(found.tables) == ["relations-ff-adjacent", "relations-layer-adjacent"]
+    assert "the same distribution of |i − j|" in found.tables["relations-ff-adjacent"].caption
+
+
+def test_one_layer_and_one_pair_of_scopes() -> None:
+    counts = {"word_outside_entity": 50, "other": 800}
+    found = work(run_of(pairs_frame({"word_outside_entity": [2.0]}, counts, (FF,), seed=1)))
+    assert set(found.figures) == {"relations-ff", "relations-ff-histograms"}
+    assert "significantly higher in layer 1" in found.sentences[0]
+    assert "bootstrap over sequences; p < 0.05)" in found.sentences[0]
+    assert len(found.sentences) == len(found.tables) == 2
+
+
+def test_layers_without_pairs_are_not_in_the_table() -> None:
+    pairs = pairs_frame(PLANTED, COUNTS)
+    few = (pairs["relation"] == "word_outside_entity") & (pairs["layer"] == 2)
+    found = work(run_of(pairs[~few]))
+    for procedure in (TYPES, OCCURRENCES, ALL):
+        word, same_type = (
+            rows_of(found, f"relations-ff-{name}", procedure) for name in ("same_word", "same_type")
+        )
+        assert word["layer"].tolist() == [1, 2, 4]
+        assert same_type["layer"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_layer_in_which_one_sequence_has_all_pairs_has_no_test() -> None:
+    pairs = pairs_frame(PLANTED, COUNTS)
+    one = (pairs["relation"] == "word_outside_entity") & (pairs["layer"] == 2)
+    pairs.loc[one, "index"] = 5
+    found = work(run_of(pairs))
+    frame = rows_of(found, "relations-ff-same_word")
+    assert frame["p"].isna().tolist() == [False, False, True, False]
+    assert "significantly higher in layer 2 and lower in layer 4" in found.sentences[0]
+    assert found.sentences[0].endswith("differs: higher in layer 3.")
+    everywhere = pairs["relation"] == "word_outside_entity"
+    pairs.loc[everywhere, "index"] = 5
+    alone = work(run_of(pairs))
+    assert "cannot be told: fewer than two sequences" in alone.sentences[0]
+    for figure in alone.figures.values():
+        figure.draw().canvas.draw()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [{"special": 50}, {"word_outside_entity": 50}, {"word_outside_entity": 1, "other": 1}],
+)
+def test_nothing_to_compare(counts: dict[str, int]) -> None:
+    nothing = run_of(pairs_frame({"word_outside_entity": [0.0]}, counts, reach={"other": 1}))
+    assert EXPERIMENT.work(evidence(nothing)) is None
+
+
+def test_no_tables() -> None:
+    masked = FrameRun({"similarity": pd.DataFrame({"layer": [0]})})
+    assert EXPERIMENT.work(evidence(masked)) is None
+    empty = run_of(pairs_frame(PLANTED, COUNTS).iloc[:0])
+    assert EXPERIMENT.work(evidence(empty)) is None
+    assert EXPERIMENT.absent
+
+
+def test_far_pairs_are_matched_in_groups_where_no_distance_is_the_same() -> None:
+    pairs = pairs_frame(PLANTED, COUNTS, reach={"word_outside_entity": 1})
+    pairs["distance"] = np.where(pairs["relation"] == "word_outside_entity", 21, 25)
+    found = work(run_of(pairs))
+    frame = rows_of(found, "relations-ff-same_word")
+    assert (frame["pairs"] == 0).all()
+    assert frame[["mean", "p"]].isna().all(axis=None)
+    assert rows_of(found, "relations-ff-same_word", OCCURRENCES)["p"].notna().all()
+    assert "left out: 400 pairs per layer" in found.tables["relations-ff-same_word"].caption
+    assert "cannot be told" in found.sentences[0]
+
+
+@pytest.mark.parametrize(("kind", "by"), [("bert", "LN1, FF, RES2 and LN2"), ("gpt2", "LN, FF")])
+def test_runs_of_both_kinds_of_layers(kind: str, by: str, tmp_path: Path, letters: Path) -> None:
+    model = examples.tiny_checkpoint(tmp_path / "model", model_type=kind)
+    done = run(str(model), str(letters), tmp_path / "run", measures="amplification")
+    found = work(done)
+    layers = list(range(1, done.manifest.model["layers"] + 1))
+    assert {name.split("-")[1] for name in found.tables} == {"ff", "layer"}
+    for name in found.tables:
+        frame = rows_of(found, name)
+        assert frame["layer"].tolist() == layers
+        assert frame["p"].between(0, 1).all()
+    pairs = done.sql(
+        "SELECT count(*) AS n FROM amplification_sample WHERE relation = 'other' AND distance = 1"
+    )
+    per_layer = pairs["n"].iloc[0] / len(layers) / 2
+    assert (rows_of(found, "relations-ff-adjacent")["pairs"] == per_layer).all()
+    assert found.sentences[-1].startswith(f"Amplification by {by}")
+    for figure in found.figures.values():
+        figure.draw().canvas.draw()
+
+
+def titles(figure: Any) -> list[str]:
+    return [axes.get_title("left") for axes in figure.axes if axes.get_visible()]
+
+
+def test_both_procedures_are_drawn_and_filled_where_they_are_significant(
+    planted: Result,
+) -> None:
+    shown = planted.figures["relations-ff"]
+    figure = shown.draw()
+    assert titles(figure) == [
+        "(a) word-split pairs: as in the paper",
+        "(b) word-split pairs: all occurrences",
+        "(c) same-subword pairs: as in the paper",
+        "(d) same-subword pairs: all occurrences",
+        "(e) adjacent pairs: as in the paper",
+        "(f) adjacent pairs: all occurrences",
+    ]
+    assert "Left: the paper's procedure (Figure 7), pairs of subword types" in shown.caption
+    assert "Figure 7" not in planted.figures["relations-layer"].caption
+    for panel, procedure in zip(figure.axes[:2], (TYPES, ALL), strict=True):
+        filled = [
+            line.get_xdata().tolist()
+            for line in panel.lines
+            if line.get_marker() == "o" and line.get_markerfacecolor() != "white"
+        ]
+        assert filled == [[2, 3, 4]]
+        [means] = [
+            line.get_ydata()
+            for line in panel.lines
+            if line.get_marker() == "None" and line.get_color() == RELATED_COLOUR
+        ]
+        expected = rows_of(planted, "relations-ff-same_word", procedure)["mean"]
+        np.testing.assert_allclose(means, expected)
+
+
+def test_histograms_are_of_the_layer_with_the_largest_effect(planted: Result) -> None:
+    frame = rows_of(planted, "relations-ff-same_word", TYPES).set_index("layer")
+    drawn = titles(planted.figures["relations-ff-histograms"].draw())
+    layer = frame["g"].abs().idxmax()
+    assert drawn[0] == f"(a) word-split pairs,\nlayer {layer} (counted from 1)"
+
+
+def test_histograms_of_a_chosen_layer(planted_run: FrameRun) -> None:
+    found = work(planted_run, layer=4).figures["relations-ff-histograms"]
+    assert all(title.endswith("layer 4 (counted from 1)") for title in titles(found.draw()))
+    assert "in layer 4 (counted from 1):" in found.caption
+    beyond = work(planted_run, layer=9).figures["relations-ff-histograms"]
+    assert "there is no layer 9, counted from 1" in beyond.caption
+    assert titles(beyond.draw())
+
+
+def test_a_deep_models_panels_have_room_for_its_layers() -> None:
+    counts = {"word_outside_entity": 20, "other": 300}
+    pairs = pairs_frame({"word_outside_entity": [0.0] * 17}, counts, (FF,))
+    figure = work(run_of(pairs), resamples=100).figures["relations-ff"].draw()
+    assert figure.axes[0].get_gridspec().ncols == 2
+    assert len(titles(figure)) == 4
+
+
+def test_many_kinds_of_pairs_fill_a_grid() -> None:
+    counts = {"word_outside_entity": 60, "entity_across_words": 60, "same_type": 60, "mine": 60}
+    found = work(run_of(pairs_frame(PLANTED, counts | {"other": 900})))
+    assert len(titles(found.figures["relations-layer"].draw())) == 2 * 6
+    histograms = found.figures["relations-ff-histograms"].draw()
+    assert len(titles(histograms)) == len(histograms.axes) == 6
+
+
+def test_histogram_shares_bins() -> None:
+    chance = np.random.default_rng(0)
+    target, others = chance.normal(1, 1, 3_000), chance.normal(0, 1, 1_000)
+    edges, first, second = histogram(target, others)
+    assert len(edges) == 32
+    assert len(first) == len(second) == 31
+    assert first @ (edges[:-1] + edges[1:]) / 2 > second @ (edges[:-1] + edges[1:]) / 2
+    assert (3_000 * first.sum() + 1_000 * second.sum()) / 4_000 == pytest.approx(0.99, abs=0.001)

@@ -1,0 +1,316 @@
+"""What every method promises: one contract, and numbers that depend on the text alone."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import largest_error
+from rollout_examples import BATCH, IDS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import normlens
+from normlens import rollouts
+from normlens.components import Layer
+from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
+from normlens.models.tiny import tiny_families, tiny_model
+from normlens.rollouts import RolloutOptions, alti, alti_rollout, value_zeroing
+
+NAMES = [*rollouts.METHODS, "rollout-attn"]
+FAMILIES = ["bert", "gpt2", "llama", "gemma2", "phi3", "modernbert"]
+N, D, M = 64, 16, 40
+
+
+def tried(family: str, name: str) -> bool:
+    return name != "globenc" or family == "bert"
+
+
+CASES = [(family, name) for family in FAMILIES for name in NAMES if tried(family, name)]
+each_case = pytest.mark.parametrize(("family", "name"), CASES)
+
+
+def assert_equal(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
+    assert found.scopes == expected.scopes
+    assert found.tokens == expected.tokens
+    np.testing.assert_array_equal(found.allowed, expected.allowed)
+    for scope in expected.scopes:
+        assert largest_error(found[scope], expected[scope]) <= tolerance
+
+
+@each_case
+def test_padded_equals_alone(family, name, tiny):
+    lens, method = normlens.load(tiny(family)), rollouts.method(name)
+    together = method(lens, lens.encode(input_ids=BATCH), RolloutOptions(batch_size=3))
+    for ids, maps in zip(BATCH, together, strict=True):
+        (alone,) = method(lens, lens.encode(input_ids=ids))
+        assert_equal(maps, alone)
+
+
+@pytest.mark.parametrize("name", ["alti", "value-zeroing"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunked_equals_whole(family, name, tiny):
+    lens, method = normlens.load(tiny(family)), rollouts.method(name)
+    encoded = lens.encode(input_ids=BATCH)
+    whole = method(lens, encoded, RolloutOptions(batch_size=3))
+    for limit in ("20KB", "100KB"):
+        options = RolloutOptions(batch_size=3, memory_limit=limit)
+        for part, maps in zip(method(lens, encoded, options), whole, strict=True):
+            assert_equal(part, maps)
+
+
+@each_case
+def test_causal_models_look_back_alone(family, name, tiny):
+    lens = normlens.load(tiny(family))
+    (maps,) = rollouts.method(name)(lens, lens.encode(input_ids=IDS))
+    (array,) = maps.arrays.values()
+    assert not array[~maps.allowed].any()
+    if lens.causal:
+        assert not np.triu(array, 1).any()
+    assert array[maps.allowed].max() > 0
+
+
+@pytest.mark.parametrize("family", [name for name in tiny_families() if name != "bert"])
+def test_value_zeroing_runs_on_every_family(family, tiny):
+    lens = normlens.load(tiny(family, torch.float32))
+    (maps,) = value_zeroing(lens, lens.encode(input_ids=IDS))
+    np.testing.assert_allclose(maps[lens.scopes[-1]].sum(-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_and_lists_of_texts(name, minilm):
+    method = rollouts.method(name)
+    one = method(minilm, "She teaches history.")
+    two = method(minilm, ["She teaches history.", "Rain."])
+    pair = method(minilm, ("She teaches history.", "Rain."))
+    assert isinstance(one, normlens.Maps)
+    assert isinstance(pair, normlens.Maps)
+    assert isinstance(two, list)
+    assert_equal(two[0], one, 1e-4)
+    assert one.text == "She teaches history."
+    (array,) = one.arrays.values()
+    assert array.shape == (minilm.n_layers, len(one.tokens), len(one.tokens))
+    assert one.provenance["model"] == minilm.name
+    assert one.provenance["origin"] == "rollout"
+    with pytest.raises(InputError, match="the text is empty"):
+        method(minilm, " ")
+    with pytest.raises(InputError, match="not both in one list"):
+        method(minilm, ["Rain.", *minilm.encode("Rain.")])
+
+
+def test_the_code_in_the_document_runs(minilm):
+    document = Path(__file__).parents[2] / "docs" / "rollouts.md"
+    (code,) = re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.S)
+    exec(
+        compile(code, "rollouts.md", "exec"),
+        {"lens": minilm, "text": "Rain.", "normlens": normlens},
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_case
+def test_on_a_gpu(family, name, dtype):
+    method = rollouts.method(name)
+    found = []
+    for device in ("cpu", "cuda"):
+        lens = normlens.load(tiny_model(family).to(device, dtype))
+        found.append(method(lens, lens.encode(input_ids=BATCH), RolloutOptions(batch_size=3)))
+    for here, there in zip(*found, strict=True):
+        assert_equal(there, here, 1e-3 if dtype == torch.float32 else 1e-6)
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["altii", "rollout-", "weights", "LN1"])
+def test_unknown_names_give_the_list(name):
+    listed = "rollout-weights, globenc, alti, value-zeroing, or rollout-SCOPE"
+    with pytest.raises(InputError, match=listed):
+        rollouts.method(name)
+
+
+def test_a_scope_that_the_model_lacks_is_refused(tiny):
+    lens = normlens.load(tiny("llama"))
+    with pytest.raises(InputError, match="this model has ATTN-W"):
+        rollouts.method("rollout-LN2")(lens, lens.encode(input_ids=IDS))
+
+
+def test_the_package_is_an_attribute():
+    assert normlens.rollouts is rollouts
+    assert "rollouts" in dir(normlens)
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gptj", "modernbert", "olmo2"])
+def test_globenc_needs_two_norms_behind_residuals(family, tiny):
+    lens = normlens.load(tiny(family))
+    with pytest.raises(InputError, match="GlobEnc is defined for layers of ATTN RES LN FF RES LN"):
+        rollouts.globenc(lens, lens.encode(input_ids=IDS))
+
+
+def test_a_convolution_between_layers_is_refused(tiny):
+    lens = normlens.load(
+        tiny("deberta-v2", torch.float32, conv_kernel_size=3, conv_act="gelu", conv_groups=1)
+    )
+    for name in NAMES:
+        with pytest.raises(InputError, match="a convolution over 3 tokens"):
+            rollouts.method(name)(lens, lens.encode(input_ids=IDS))
+
+
+def test_alti_refuses_what_has_no_vectors(tiny):
+    lens = normlens.load(tiny("bert"))
+    encoded = lens.encode(input_ids=IDS)
+    with pytest.raises(InputError, match="take a scope that ends in -N"):
+        alti(lens, encoded, scope="ATTN-W")
+    with pytest.raises(InputError, match="cannot be composed"):
+        alti(lens, encoded, nonlinearity="shapley")
+    with pytest.raises(InputError, match="unknown rule"):
+        alti(lens, encoded, nonlinearity="integral")
+    with pytest.raises(MemoryLimitError, match="too low for 7 tokens"):
+        alti(lens, encoded, RolloutOptions(memory_limit=100))
+    with pytest.raises(InputError, match="is not a size"):
+        RolloutOptions(memory_limit="much")
+
+
+def test_parts_that_miss_the_output_raise(tiny, monkeypatch):
+    lens = normlens.load(tiny("bert", torch.float32))
+    plain = alti_rollout.source_parts
+    monkeypatch.setattr(alti_rollout, "source_parts", lambda *args: 1.01 * plain(*args))
+    with pytest.raises(CompletenessError, match="layer 0"):
+        alti(lens, lens.encode(input_ids=IDS))
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+class Watcher(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return out
+
+
+@pytest.mark.parametrize("name", ["alti", "globenc"])
+def test_no_vector_for_every_pair(name):
+    model = tiny_model("bert", max_position_embeddings=N, intermediate_size=M)
+    lens = normlens.load(model)
+    encoded = lens.encode(input_ids=[3 + k % 60 for k in range(N)])
+    with Watcher() as watcher:
+        rollouts.method(name)(lens, encoded, RolloutOptions(memory_limit="200KB"))
+    assert N * N <= watcher.largest < N * N * D
+
+
+# The model stays as it was ------------------------------------------------------------------------
+
+
+def snapshot(model: torch.nn.Module) -> dict[str, Any]:
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = {
+        name: (len(module._forward_hooks), len(module._forward_pre_hooks), module.training)
+        for name, module in model.named_modules()
+    }
+    with torch.no_grad():
+        was = model.training
+        output = model.eval()(input_ids=torch.tensor([IDS]))[0]
+        model.train(was)
+    return {"tensors": tensors, "hooks": hooks, "output": output}
+
+
+def assert_untouched(model: torch.nn.Module, before: dict[str, Any]) -> None:
+    after = snapshot(model)
+    assert after["hooks"] == before["hooks"]
+    assert torch.equal(after["output"], before["output"])
+    for name, value in before["tensors"].items():
+        assert torch.equal(after["tensors"][name], value), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_value_zeroing_leaves_the_model_as_it_was(family, tiny):
+    model = tiny(family, torch.float32)
+    before = snapshot(model)
+    lens = normlens.load(model)
+    value_zeroing(lens, lens.encode(input_ids=BATCH))
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("broken"), KeyboardInterrupt()])
+def test_value_zeroing_leaves_the_model_as_it_was_after_an_error(failure, monkeypatch):
+    model = tiny_model("gpt2").train()
+    before = snapshot(model)
+    lens = normlens.load(model)
+    plain, calls = model.h[1].mlp.forward, []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(model.h[1].attn.c_attn._forward_hooks))
+        if len(calls) == 4:  # the checks, the copies, then blocks with zeroed values
+            raise failure
+        return plain(x)
+
+    monkeypatch.setattr(model.h[1].mlp, "forward", forward)
+    with pytest.raises(type(failure)):
+        value_zeroing(lens, lens.encode(input_ids=IDS), RolloutOptions(memory_limit=20_000))
+    assert calls[3] == 1  # the hook was there when it happened
+    monkeypatch.undo()
+    assert_untouched(model, before)
+
+
+def test_other_threads_see_the_model_as_it_is(monkeypatch):
+    """Another thread that calls the projection meanwhile gets its values."""
+    model = tiny_model("bert")
+    lens = normlens.load(model)
+    projection = model.encoder.layer[0].attention.self.value
+    x = torch.ones(1, 7, D)
+    with torch.no_grad():
+        expected = projection(x)
+    seen: list[torch.Tensor] = []
+
+    def elsewhere() -> None:
+        with torch.no_grad():
+            seen.append(projection(x))
+
+    plain = model.encoder.layer[0].output.forward
+
+    def forward(*args: Any) -> torch.Tensor:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return plain(*args)
+
+    monkeypatch.setattr(model.encoder.layer[0].output, "forward", forward)
+    value_zeroing(lens, lens.encode(input_ids=IDS))
+    assert len(seen) > 2
+    assert all(torch.equal(values, expected) for values in seen)
+
+
+def test_an_adapter_that_does_not_name_the_projection_is_refused(tiny, monkeypatch):
+    lens = normlens.load(tiny("bert"))
+    anonymous = [
+        Layer(
+            [
+                replace(step, value=replace(step.value, module=None))
+                if step is layer.attention
+                else step
+                for step in layer.steps
+            ]
+        )
+        for layer in lens.layers
+    ]
+    monkeypatch.setitem(lens.__dict__, "layers", anonymous)
+    with pytest.raises(UnsupportedModelError, match="which module computes the value vectors"):
+        value_zeroing(lens, lens.encode(input_ids=IDS))

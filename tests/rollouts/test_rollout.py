@@ -1,0 +1,185 @@
+"""The product of layers itself, and the maps that hold one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rollout_examples import IDS, slow_rollout
+
+import normlens
+from normlens.analysis import reachable, rollout
+from normlens.errors import InputError, UnknownScopeError
+from normlens.rolled import ROLLOUT
+from normlens.tokens import TokenAxis
+
+
+@pytest.fixture
+def maps(tiny):
+    return normlens.load(tiny("bert", torch.float32)).maps(input_ids=IDS)
+
+
+# The formula --------------------------------------------------------------------------------------
+
+
+@given(
+    layers=st.integers(1, 4),
+    n=st.integers(1, 5),
+    residual=st.sampled_from([0.0, 0.5, 0.9]),
+    normalise=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_every_path_is_counted(layers, n, residual, normalise, seed):
+    maps = np.random.default_rng(seed).random((layers, n, n))
+    found = rollout(maps, residual=residual, normalise=normalise)
+    np.testing.assert_allclose(found, slow_rollout(maps, residual, normalise), rtol=1e-12)
+    if normalise:
+        np.testing.assert_allclose(found.sum(-1), 1)
+
+
+def test_known_by_hand():
+    """Token 1 copies token 0 in the first layer, and token 2 copies token 1 in the second."""
+    first = np.array([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]])
+    second = np.array([[1.0, 0, 0], [0, 1, 0], [0, 1, 0]])
+    found = rollout(np.stack([first, second]))
+    np.testing.assert_array_equal(found[0], first)
+    np.testing.assert_array_equal(found[1], [[1, 0, 0], [1, 0, 0], [1, 0, 0]])
+    half = rollout(np.stack([first, second]), residual=0.5)
+    np.testing.assert_array_equal(half[1][2], [0.25, 0.25, 0.5])
+
+
+def test_a_row_of_zeros_stays_one():
+    found = rollout(np.array([[[0.0, 0], [1, 3]], [[1, 1], [0, 1]]]))
+    np.testing.assert_array_equal(found, [[[0, 0], [0.25, 0.75]], [[0.125, 0.375], [0.25, 0.75]]])
+
+
+def test_products_beyond_float32_are_kept():
+    deep = rollout(np.full((50, 2, 2), 10, dtype=np.float32), normalise=False)
+    assert deep.dtype == np.float64
+    assert np.isfinite(deep).all()
+    assert deep[-1, 0, 0] == pytest.approx(20.0**49 * 10)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 4), (0, 3, 3)])
+def test_what_is_no_stack_of_maps_is_refused(shape):
+    with pytest.raises(InputError, match="takes maps"):
+        rollout(np.ones(shape))
+
+
+@pytest.mark.parametrize("residual", [-0.1, 1.0])
+def test_a_share_that_is_none_is_refused(residual):
+    with pytest.raises(InputError, match="share"):
+        rollout(np.ones((1, 2, 2)), residual=residual)
+
+
+def test_what_windows_reach_grows_with_the_layers():
+    n = 5
+    window = np.tri(n, dtype=bool) & ~np.tri(n, k=-2, dtype=bool)  # itself and the token before
+    found = reachable(np.stack([window] * 3))
+    for layer in range(3):
+        expected = np.tri(n, dtype=bool) & ~np.tri(n, k=-2 - layer, dtype=bool)
+        np.testing.assert_array_equal(found[layer], expected)
+
+
+# Maps ---------------------------------------------------------------------------------------------
+
+
+def test_maps_keep_their_labels_and_say_what_they_are(maps):
+    rolled = maps.rollout("ln1")
+    assert rolled.scopes == ["ATTNRESLN-N"]
+    assert rolled.tokens == maps.tokens
+    assert rolled.layers == maps.layers
+    assert rolled.completeness == maps.completeness
+    assert rolled.provenance["origin"] == ROLLOUT
+    expected = {"method": "ATTNRESLN-N", "residual": 0.0, "normalise": True}
+    assert rolled.provenance["rollout"] == expected
+    assert maps.provenance["origin"] == "layer"
+    single = slow_rollout(maps["LN1"].astype(np.float64), 0.0, True)
+    np.testing.assert_allclose(rolled["LN1"], single, rtol=1e-6)
+
+
+def test_weights_with_and_without_the_residual_are_the_same(maps):
+    plain, mixed = maps.rollout("ATTN-W"), maps.rollout("ATTNRES-W")
+    np.testing.assert_allclose(plain["ATTN-W"], mixed["ATTNRES-W"], rtol=1e-6)
+    assert plain.provenance["rollout"]["residual"] == 0.5
+
+
+def test_the_first_layers_alone_give_the_same(tiny):
+    lens = normlens.load(tiny("albert", torch.float32))
+    whole = lens.maps(input_ids=IDS).rollout("LN2")
+    first = lens.maps(input_ids=IDS, layers=[0, 1]).rollout("LN2")
+    np.testing.assert_allclose(first["LN2"], whole["LN2"][:2], rtol=1e-6)
+
+
+def test_they_can_be_saved_shown_and_tabled(maps, tmp_path):
+    pytest.importorskip("matplotlib")
+    rolled = maps.rollout("LN2")
+    path = rolled.save(tmp_path / "rolled.safetensors")
+    again = normlens.open(path)
+    assert again == rolled
+    assert again.provenance["rollout"] == rolled.provenance["rollout"]
+    table = rolled.to_pandas()
+    assert len(table) == rolled["LN2"].size
+    assert table["value"].iloc[1] == rolled["LN2"][0, 0, 1]
+    page = rolled.to_html(tmp_path / "rolled.html")
+    assert page.stat().st_size > 1000
+    figure = rolled.plot(layer=1)
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert "rollout (ATTNRESLNFFRESLN-N) up to each layer" in " ".join(words.split())
+    assert "norm of the part" not in words
+
+
+def test_the_viewer_is_told(maps):
+    from normlens.viewer.payload import encode
+
+    assert b"values are a rollout (ATTN-W) up to each layer" in encode(maps.rollout("ATTN-W"))
+    assert b"rollout" not in encode(maps)
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 2]])
+def test_some_layers_only_are_refused(layers, tiny):
+    maps = normlens.load(tiny("albert", torch.float32)).maps(input_ids=IDS, layers=layers)
+    with pytest.raises(InputError, match="all layers from 0 on; these maps have layer"):
+        maps.rollout("LN1")
+
+
+def test_unknown_scopes_are_listed(maps):
+    with pytest.raises(UnknownScopeError, match="this model has ATTN-W"):
+        maps.rollout("LN7")
+
+
+def test_a_rollout_is_not_rolled_out_again(maps):
+    with pytest.raises(InputError, match="input tokens already"):
+        maps.rollout("LN1").rollout("LN1")
+
+
+def test_other_sources_than_targets_are_refused(maps):
+    sources = TokenAxis([*maps.raw_tokens, "a", "b"])
+    n, layers = len(maps.raw_tokens), len(maps.layers)
+    wide = replace(
+        maps,
+        arrays={"ATTN-W": np.ones((layers, n, n + 2))},
+        allowed=np.ones((layers, n, n + 2), bool),
+        mixing={},
+        source_axis=sources,
+    )
+    with pytest.raises(InputError, match=f"{n} targets and {n + 2} sources"):
+        wide.rollout("ATTN-W")
+
+
+def test_tokens_that_are_mixed_between_layers_are_refused(maps):
+    outside = replace(maps, provenance={**maps.provenance, "outside_scopes": "a convolution mixes"})
+    with pytest.raises(InputError, match="a convolution mixes"):
+        outside.rollout("LN1")
+
+
+def test_words_are_merged_afterwards(minilm):
+    maps = minilm.maps("unbelievable transformations", scopes="LN1")
+    with pytest.raises(InputError, match="before words"):
+        maps.words().rollout("LN1")
+    merged = maps.rollout("LN1").words()
+    np.testing.assert_allclose(merged["LN1"].sum(-1), 1, rtol=1e-6)

@@ -1,0 +1,19 @@
+"""A server says at its start that it cannot show a model whose layers differ."""
+
+from __future__ import annotations
+
+import pytest
+from unlike_examples import _own_registry, unlike  # noqa: F401
+
+import normlens
+from normlens.errors import UnsupportedModelError
+from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
+
+
+def test_layers_that_differ_are_refused_before_anybody_asks(monkeypatch):
+    monkeypatch.setattr("normlens.loading.load_config", lambda *_, **__: None)
+    monkeypatch.setattr("normlens.estimate.skeleton", lambda *_: normlens.load(unlike()))
+    models = ServedModels(["unlike"], Limits(), device="cpu")
+    with pytest.raises(UnsupportedModelError, match=r"the layers of unlike differ.*maps\.html"):
+        models.describe()
