@@ -8,50 +8,64 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import differentiate, hidden, mean_slopes, observe, reference
+from reference import differentiate, hidden, mean_slopes, observe
 from torch import Tensor
 
 from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
 from normlens.models import adapt
 
 
-def frozen_outputs(model: Any, ids: list[int], rule: str) -> tuple[Tensor, list[list[Tensor]]]:
-    """The tokens e (n, d), with gradients, and by layer what is made of them behind each step."""
+def frozen_outputs(
+    model: Any, ids: list[int], rule: str, real: list[dict[int, Tensor]]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """The tokens e (n, d), with gradients, and by layer what is made of them behind each step.
+
+    `real` are the model's own vectors (b, i, d) behind some steps of each layer: what is frozen
+    behind them is frozen there, because RMSNorm computes in float32 whatever the model is in.
+    """
     adapter = adapt(model)
     blocks = list(adapter.blocks())
     seen = observe(adapter.model, blocks, ids)
     tokens = seen.x[0].double().clone().requires_grad_()
     y, outputs = tokens, []
-    for block, x, alpha in zip(blocks, seen.x, seen.alpha, strict=True):
+    for block, x, alpha, own in zip(blocks, seen.x, seen.alpha, real, strict=True):
         layer = adapter.layer(block).to(torch.float64)
-        behind = _through(layer, y, x.double(), alpha.double(), rule)
+        behind = _through(layer, y, x.double(), alpha.double(), rule, own)
         outputs.append(behind)
         y = behind[-1]
     return tokens, outputs
 
 
-def _through(layer: Layer, y: Tensor, x: Tensor, alpha: Tensor, rule: str) -> list[Tensor]:
+def _through(
+    layer: Layer, y: Tensor, x: Tensor, alpha: Tensor, rule: str, real: dict[int, Tensor]
+) -> list[Tensor]:
     """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen."""
-    biases = [parts.bias for parts in reference(layer, x, alpha, rule).parts.values()]
     pair = torch.stack([y, x])  # the first is followed, the second is what the model computed
-    start, saved, outputs = pair, [], []
-    scopes = list(layer.scope_of_step)
+    bias = torch.zeros_like(x)  # inside the layer, where a token owns what precedes the mixing
+    start, saved, outputs, mixed = pair, [], [], False
     for index, step in enumerate(layer.steps):
         if isinstance(step, Branch):
-            saved.append(pair)
+            saved.append((pair, bias))
         elif isinstance(step, Residual):
-            pair = pair + saved.pop()
+            before, bias_before = saved.pop()
+            pair, bias = pair + before, bias + bias_before
         elif isinstance(step, Norm):
+            bias = _norm(step, torch.stack([bias, pair[1]]))[0] if mixed else bias
             pair = _norm(step, pair)
         elif isinstance(step, Attention):
-            pair = _attention(step, pair, alpha)
+            pair, mixed = _attention(step, pair, alpha), True
+            bias = (
+                torch.zeros_like(x) if step.output.bias is None else step.output.bias.expand_as(x)
+            )
         elif isinstance(step, FeedForward):
-            pair = _feed_forward(step, pair, biases[scopes.index(index) - 1], rule)
+            pair = _feed_forward(step, pair, bias, rule)
         else:
             entering = start if step.norm is None else _norm(step.norm, start)
             beta = None if step.norm is None else step.norm.beta
-            bias = torch.zeros_like(x) if beta is None else beta.expand_as(x)
-            pair = pair + _feed_forward(step.feed_forward, entering, bias, rule)
+            unowned = torch.zeros_like(x) if beta is None else beta.expand_as(x)
+            pair = pair + _feed_forward(step.feed_forward, entering, unowned, rule)
+        if index in real:
+            pair = torch.stack([pair[0], real[index][0].double()])
         outputs.append(pair[0])
     return outputs
 

@@ -64,7 +64,8 @@ def test_the_first_layer_differs_from_its_own_map_by_biases_alone(family, tiny):
     for scope in whole.scopes:
         # A block beside the attention is all the token's own inside a layer, its biases included.
         if not (parallel and "FF" in scope):
-            assert largest_error(whole[scope][0], own[scope][0]) <= 1e-7
+            # RMSNorm computes in float32: one is frozen at that, the other at float64.
+            assert largest_error(whole[scope][0], own[scope][0]) <= 1e-6
     assert any(largest_error(whole[scope][1], own[scope][1]) > 1e-2 for scope in whole.scopes)
 
 

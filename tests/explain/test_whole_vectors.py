@@ -49,9 +49,10 @@ def test_the_way_forward_and_the_way_back_agree(family, rule, tiny):
 @every_family
 @every_rule
 def test_autograd_through_a_frozen_copy_agrees_behind_every_step(family, rule, tiny):
-    tokens, outputs = frozen_outputs(tiny(family), IDS, rule)
     with frozen_network(tiny(family), [IDS], rule) as network:
         found = everything(network)
+        real = [visited.trace.real for visited in network.visited]
+    tokens, outputs = frozen_outputs(tiny(family), IDS, rule, real)
     assert {layer for layer, _ in found.vectors} == set(range(len(outputs)))
     for (layer, step), vectors in found.vectors.items():
         w = direction(tokens.shape, step)

@@ -17,6 +17,7 @@ from torch import Tensor
 from normlens.components import Attention, Reach
 from normlens.decomposition.parts import Bias, Factors, Parts
 from normlens.decomposition.scored import Scored, inner
+from normlens.matmul import times, weighted
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ class FrozenAttention:
         (b, g, j, … · d_head), where the heads of a group g read the same values.
         """
         lead, groups = v.shape[:-3], self.attention.groups
-        values = (v @ self.attention.value.weight).unflatten(-1, (groups, -1))
+        values = times(v, self.attention.value.weight).unflatten(-1, (groups, -1))
         values = values.reshape(-1, *values.shape[-4:]).permute(1, 3, 2, 0, 4)  # (b, g, j, …, e)
         b, _, n, many, width = values.shape
-        mixed = self._grouped_alpha @ values.reshape(b, groups, n, many * width)
+        mixed = weighted(self._grouped_alpha, values.reshape(b, groups, n, many * width))
         mixed = mixed.view(b, groups, -1, self.alpha.shape[2], many, width)
         heads = mixed.permute(4, 0, 3, 1, 2, 5).reshape(*lead, b, self.alpha.shape[2], -1)
-        return heads @ self.attention.output.weight
+        return times(heads, self.attention.output.weight)
 
     def from_token(self, first: int) -> FrozenAttention:
         """The linear face for the tokens from `first` on; another sequence stays whole."""
@@ -68,13 +69,13 @@ class FrozenAttention:
         if bias is None:
             return self.attention.output.bias
         heads = _by_head(self.attention, bias)  # (h, d_head)
-        mixed = self._output(self.alpha.sum(-1)[..., None] * heads[:, None])
+        mixed = self._output(self._row_sums[..., None] * heads[:, None])
         return mixed if self.attention.output.bias is None else mixed + self.attention.output.bias
 
     @cached_property
     def head_sums(self) -> Tensor:
         """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included."""
-        return self.alpha @ self.values.transpose(1, 2)
+        return weighted(self.alpha, self.values.transpose(1, 2))
 
     @cached_property
     def output(self) -> Tensor:
@@ -94,7 +95,7 @@ class FrozenAttention:
         unowned = inner(g, self.attention.output.bias)
         if self.attention.value.bias is not None:
             bias = _by_head(self.attention, self.attention.value.bias)[:, None]  # (h, 1, d_head)
-            of_values = (at_heads * bias).sum(-1) * self.alpha.sum(-1)
+            of_values = (at_heads * bias).sum(-1) * self._row_sums
             heads = heads - of_values
             unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
         return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads, at_heads)
@@ -157,20 +158,26 @@ class FrozenAttention:
         grouped = self.alpha.unflatten(1, (self.attention.groups, -1))
         return grouped.flatten(2, 3)
 
+    @property
+    def _row_sums(self) -> Tensor:
+        """``Σ_j α^h_ij`` (b, h, i): 1, unless something takes attention that is no token's."""
+        return self.alpha.sum(-1, dtype=self.values.dtype)
+
     def _heads_adjoint(self, g: Tensor) -> Tensor:
         """The transpose of `_output`."""
-        heads = (g @ self.attention.output.weight.T).unflatten(-1, (self.attention.heads, -1))
+        at_output = times(g, self.attention.output.weight.T)
+        heads = at_output.unflatten(-1, (self.attention.heads, -1))
         return heads.transpose(-2, -3)
 
     def _sources_adjoint(self, at_heads: Tensor) -> Tensor:
         """Hand what arrives at the heads (…, b, h, i, d_head) on to the sources (…, b, j, d)."""
-        sources = self.alpha.transpose(-1, -2) @ at_heads  # (…, b, h, j, d_head)
+        sources = weighted(self.alpha.transpose(-1, -2), at_heads)  # (…, b, h, j, d_head)
         grouped = sources.unflatten(-3, (self.attention.groups, -1)).sum(-3)
-        return grouped.transpose(-2, -3).flatten(-2) @ self.attention.value.weight.T
+        return times(grouped.transpose(-2, -3).flatten(-2), self.attention.value.weight.T)
 
     def _output(self, heads: Tensor) -> Tensor:
         """Vectors (…, i, d) of all heads (…, h, i, d_head) together, without b_O."""
-        return heads.transpose(-2, -3).flatten(-2) @ self.attention.output.weight
+        return times(heads.transpose(-2, -3).flatten(-2), self.attention.output.weight)
 
 
 def _by_head(attention: Attention, v: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.scored import Scored
 from normlens.errors import InputError
+from normlens.matmul import times
 from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
 
 
@@ -41,26 +42,29 @@ class FrozenFeedForward:
         """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
         weights, slopes = projections(self.ff), self.neurons.slopes
         # In place: with many sources side by side the neurons are the largest tensor of all.
-        neurons = (v @ weights[0]).mul_(slopes[0])
+        neurons = times(v, weights[0]).mul_(slopes[0])
         for w, slope in zip(weights[1:], slopes[1:], strict=True):
-            neurons.addcmul_(v @ w, slope)
-        return neurons @ self.ff.down.weight
+            neurons.addcmul_(times(v, w), slope)
+        return times(neurons, self.ff.down.weight)
 
     def from_token(self, first: int) -> FrozenFeedForward:
         """The linear face for the tokens from `first` on."""
-        slopes = tuple(slope[:, first:] for slope in self.neurons.slopes)
-        bias, hidden = self.neurons.bias[:, first:], self.neurons.hidden[:, first:]
-        return FrozenFeedForward(
-            self.ff, Linearised(slopes, bias, hidden), self.incoming.from_token(first)
+        neurons = self.neurons
+        rest = Linearised(
+            tuple(slope[:, first:] for slope in neurons.slopes),
+            lambda: neurons.bias[:, first:],
+            neurons.hidden[:, first:],
+            neurons.from_zero,
         )
+        return FrozenFeedForward(self.ff, rest, self.incoming.from_token(first))
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_k W_k ((W_down g) ⊙ r^k_i)``."""
-        return self._inputs_adjoint(g @ self.ff.down.weight.T)
+        return self._inputs_adjoint(times(g, self.ff.down.weight.T))
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
-        at_neurons = g @ self.ff.down.weight.T
+        at_neurons = times(g, self.ff.down.weight.T)
         if self._all_owned:
             passed = (at_neurons * self.neurons.hidden).sum(-1)
             return Scored(self._inputs_adjoint(at_neurons), passed)
@@ -72,9 +76,9 @@ class FrozenFeedForward:
 
     def _inputs_adjoint(self, at_neurons: Tensor) -> Tensor:
         weights, slopes = projections(self.ff), self.neurons.slopes
-        total = (at_neurons * slopes[0]) @ weights[0].T
+        total = times(at_neurons * slopes[0], weights[0].T)
         for w, slope in zip(weights[1:], slopes[1:], strict=True):
-            total = total + (at_neurons * slope) @ w.T
+            total = total + times(at_neurons * slope, w.T)
         return total
 
     @property

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.checks import Checks
+from normlens.components import Layer
 from normlens.decomposition.activations import activation
+from normlens.decomposition.completeness import relative_error
 from normlens.decomposition.readout import FrozenReadout
 from normlens.decomposition.vectors import Sources
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
@@ -26,6 +28,7 @@ from normlens.model_inputs import model_inputs, without_autocast
 from normlens.text import Encoded
 from normlens.trace import reading
 from normlens.turns import alone_with_model
+from normlens.verdicts import check_completeness
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -65,10 +68,11 @@ def sentence_parts(
                 _Pooled.at(head.to(dtype), b, n, network.last.to(dtype), rule)
                 for b, n in enumerate(lengths)
             ]
-            push(network, len(network) - 1, limit, _End(network, pooled))
+            end = _End.of(network, pooled)
+            push(network, len(network) - 1, limit, end)
             vectors = [one.own_vector(own) for one in pooled]
         checks.judge()
-        network.check(lens.dtype)
+        end.check(lens.layers, lens.dtype)
         return [one.parts(vector) for one, vector in zip(pooled, vectors, strict=True)]
 
     return alone_with_model(lens.model, run)
@@ -120,29 +124,46 @@ class _Pooled:
         return y
 
 
-@dataclass(frozen=True)
+@dataclass
 class _End:
-    """Takes what arrives behind the last layer."""
+    """Takes what arrives behind the last layer, and compares every layer's end with the model's."""
 
     network: FrozenNetwork
     pooled: Sequence[_Pooled]
+    last_steps: dict[int, int]  # of every layer
+    totals: dict[int, Tensor] = field(default_factory=dict)  # Σ_k V_ik behind a layer (b, i, d)
+    errors: dict[int, Tensor] = field(default_factory=dict)  # by layer
+
+    @classmethod
+    def of(cls, network: FrozenNetwork, pooled: Sequence[_Pooled]) -> _End:
+        layers = [network.adapter.layer(visited.block) for visited in network.visited]
+        steps = {index: len(layer.steps) - 1 for index, layer in enumerate(layers)}
+        return cls(network, pooled, steps)
 
     def sources(self, layer: int, step: int, sources: Sources) -> None:
-        if not self._is_last(layer, step):
+        if step != self.last_steps[layer]:
             return
-        whole = F.pad(sources.vectors, (0, 0, sources.since, 0))  # earlier targets hold nothing
-        for one in self.pooled:
-            one.shares.append(one.share(whole))
+        if layer not in self.totals:
+            self.totals[layer] = torch.zeros_like(self.network.x(layer))
+        self.totals[layer][:, sources.since :] += sources.vectors.sum(0)
+        if layer == len(self.network) - 1:
+            whole = F.pad(sources.vectors, (0, 0, sources.since, 0))  # earlier targets hold nothing
+            for one in self.pooled:
+                one.shares.append(one.share(whole))
 
     def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:
-        if self._is_last(layer, step):
+        if step != self.last_steps[layer]:
+            return
+        total = self.totals.pop(layer) + bias
+        if real is not None:
+            self.errors[layer] = relative_error(total, real, self.network.lengths)
+        if layer == len(self.network) - 1:
             for one in self.pooled:
                 one.bias = one.share(bias) + one.steps.bias
 
-    def _is_last(self, layer: int, step: int) -> bool:
-        last = len(self.network) - 1
-        return layer == last and step == self._steps_of_last - 1
-
-    @property
-    def _steps_of_last(self) -> int:
-        return len(self.network.adapter.layer(self.network.visited[-1].block).steps)
+    def check(self, layers: Sequence[Layer], dtype: torch.dtype) -> None:
+        """Raise where tokens and bias miss what the model computed behind a layer."""
+        errors = [
+            (index, layers[index].scopes[-1], float(error)) for index, error in self.errors.items()
+        ]
+        check_completeness(errors, dtype)

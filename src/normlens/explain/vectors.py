@@ -60,7 +60,8 @@ def push(
         chunks = [Sources.at_input(x, first, count, causal) for first, count in group]
         bias: Tensor | None = None
         for index in range(until + 1):
-            frozen, real = network.layer_beside_model(index)
+            frozen = network.layer(index)
+            real = network.real
 
             def seen(step: int, sources: Sources, index: int = index) -> None:
                 visitor.sources(index, step, sources)
