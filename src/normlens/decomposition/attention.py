@@ -112,7 +112,7 @@ class FrozenAttention:
         values = self.values
         if bias is not None:
             values = values - _by_head(self.attention, bias)
-        return (at_heads @ values.permute(0, 2, 3, 1)) * self.alpha
+        return (at_heads @ values.permute(0, 2, 3, 1)).mul_(self.alpha)
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""
