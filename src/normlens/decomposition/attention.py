@@ -41,9 +41,25 @@ class FrozenAttention:
         return cls(attention, alpha, _by_head(attention, attention.value(s)), reach, parts)
 
     def linear(self, v: Tensor) -> Tensor:
-        """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d)."""
-        heads = _by_head(self.attention, times(v, self.attention.value.weight)).transpose(-2, -3)
-        return self._output(weighted(self.alpha, heads))
+        """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d).
+
+        One product with α for all vectors that stand side by side: (b, g, h/g · i, j) times
+        (b, g, j, … · d_head), where the heads of a group g read the same values.
+        """
+        lead, groups = v.shape[:-3], self.attention.groups
+        values = times(v, self.attention.value.weight).unflatten(-1, (groups, -1))
+        values = values.reshape(-1, *values.shape[-4:]).permute(1, 3, 2, 0, 4)  # (b, g, j, …, e)
+        b, _, n, many, width = values.shape
+        mixed = weighted(self._grouped_alpha, values.reshape(b, groups, n, many * width))
+        mixed = mixed.view(b, groups, -1, self.alpha.shape[2], many, width)
+        heads = mixed.permute(4, 0, 3, 1, 2, 5).reshape(*lead, b, self.alpha.shape[2], -1)
+        return times(heads, self.attention.output.weight)
+
+    def from_token(self, first: int) -> FrozenAttention:
+        """The linear face for the tokens from `first` on; another sequence stays whole."""
+        sources = slice(first if self.attention.source is None else 0, None)
+        alpha, values = self.alpha[:, :, first:, sources], self.values[:, sources]
+        return FrozenAttention(self.attention, alpha, values, self.reach, self.parts)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_i Σ_h α^h_ij W_V^h W_O^h g_i``, (…, b, j, d)."""
@@ -154,6 +170,12 @@ class FrozenAttention:
         own = self.alpha.diagonal(dim1=2, dim2=3)[..., None] * self.values.transpose(1, 2)
         mixed, own = self._output(torch.stack([total - own, own]))
         return mixed, own
+
+    @cached_property
+    def _grouped_alpha(self) -> Tensor:
+        """α as (b, g, h/g · i, j), the rows of a group's heads below each other."""
+        grouped = self.alpha.unflatten(1, (self.attention.groups, -1))
+        return grouped.flatten(2, 3)
 
     @property
     def _row_sums(self) -> Tensor:
