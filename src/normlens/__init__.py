@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
     from normlens.cosine import Cosine
+    from normlens.explanation import Explanation
+    from normlens.explanations import Explanations
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Adapter": "normlens.models.base",
     "Cosine": "normlens.cosine",
+    "Explanation": "normlens.explanation",
+    "Explanations": "normlens.explanations",
     "Lens": "normlens.lens",
     "Maps": "normlens.maps",
     "load": "normlens.loading",
@@ -43,6 +47,8 @@ _PACKAGES = ("rollouts",)
 __all__ = [
     "Adapter",
     "Cosine",
+    "Explanation",
+    "Explanations",
     "Lens",
     "Maps",
     "NormLensError",

@@ -94,7 +94,7 @@ class Explanation:
         return float(sum(share for _, _, share in self.biases))
 
     @property
-    def bias(self) -> pd.Series[float]:
+    def bias(self) -> pd.Series:
         """What no token owns, by layer ("head" is what stands behind the last) and component."""
         import pandas as pd
 
