@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from normlens.batches import batches
-from normlens.collect import versions
 from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.errors import MemoryLimitError
+from normlens.explain.answers import explanation
+from normlens.explain.model_scores import ModelScores, chooses_positions
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.packing import Packed, Said, pack
+from normlens.explain.packing import Said, pack
 from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
 from normlens.explain.walk import Wanted, carry
-from normlens.explain.words import label_of
 from normlens.explain_options import ExplainOptions
 from normlens.explanation import Explanation
 from normlens.heads import LAST, Head
@@ -30,7 +28,7 @@ from normlens.scopes import resolve_all
 from normlens.text import Encoded
 from normlens.trace import reading
 from normlens.turns import alone_with_model
-from normlens.verdicts import SCORE_TOLERANCE, check_scores
+from normlens.verdicts import check_scores
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -135,28 +133,30 @@ class Explainer:
                 for t, (index, began, said) in enumerate(row):
                     packed = pack(carried, t, b, lengths[b], began, said.value)
                     check_scores(packed.errors, lens.dtype)
-                    answer = self._explanation(batch[b], questions[index], said, packed)
+                    answer = explanation(
+                        lens, self.head, self.options, batch[b], questions[index], said, packed
+                    )
                     answers.append((index, answer))
         return answers
 
     def _forward(
         self, network: FrozenNetwork, batch: list[Encoded], questions: list[Question]
-    ) -> _Scores:
+    ) -> ModelScores:
         """Run the model; only the positions that questions read are scored where it can choose."""
         adapter = self.lens.adapter
         inputs: dict[str, Any] = dict(model_inputs(adapter, batch, self.lens.device))
         if self.head.output is None:
-            return _Scores(network.run(adapter.model, inputs)[0], None)
+            return ModelScores(network.run(adapter.model, inputs)[0], None)
         places = sorted({q.position for q in questions if q.position is not None})
-        chosen = places if places and _chooses_positions(adapter.whole) else None
+        chosen = places if places and chooses_positions(adapter.whole) else None
         if chosen is not None:
             inputs["logits_to_keep"] = torch.tensor(chosen, device=self.lens.device)
         output = network.run(adapter.whole, inputs)
         logits = getattr(output, "logits", None)
-        return _Scores(output.prediction_logits if logits is None else logits, chosen)
+        return ModelScores(output.prediction_logits if logits is None else logits, chosen)
 
     def _start(
-        self, network: FrozenNetwork, b: int, question: Question, scores: _Scores
+        self, network: FrozenNetwork, b: int, question: Question, scores: ModelScores
     ) -> tuple[Start, Said]:
         """Where the way back of one question begins, and what the model itself says there."""
         n = network.lengths[b]
@@ -222,83 +222,3 @@ class Explainer:
         if wanted.flow or wanted.heads:
             each += 3 * heads * n * n
         return max(1, self._limit // (2 * b * each * self.lens.compute_dtype.itemsize))
-
-    def _explanation(
-        self, sequence: Encoded, question: Question, said: Said, packed: Packed
-    ) -> Explanation:
-        names = [label_of(column, self.head, self.lens.tokenizer) for column in said.columns]
-        completeness = max(packed.errors)
-        probabilities = said.probabilities or (None, None)
-
-        def second(values: Sequence[Any]) -> Any:
-            return values[1] if len(names) > 1 else None
-
-        return Explanation(
-            task="direction" if question.direction is not None else self.head.task,
-            raw_tokens=sequence.tokens,
-            token_ids=sequence.ids,
-            special=sequence.special,
-            token_words=sequence.words,
-            word_labels=sequence.word_labels,
-            text=sequence.text,
-            position=question.position,
-            layer=question.layer,
-            target=names[0] if names else None,
-            target_id=said.columns[0] if names else None,
-            contrast=second(names),
-            contrast_id=second(said.columns),
-            value=said.value,
-            target_value=said.scores[0] if names else None,
-            contrast_value=second(said.scores),
-            probability=probabilities[0],
-            contrast_probability=second(probabilities),
-            nodes=packed.nodes,
-            component_names=packed.component_names,
-            components=packed.components,
-            heads=packed.heads,
-            biases=packed.bias,
-            flows=packed.flows,
-            head_flow=packed.head_flow,
-            completeness=completeness,
-            provenance=self._provenance(completeness),
-        )
-
-    def _provenance(self, completeness: float) -> dict[str, Any]:
-        lens = self.lens
-        provenance = {
-            "model": lens.name,
-            "revision": lens.revision,
-            "model_type": lens.model_type,
-            "components": lens.component_sequence,
-            "causal": lens.causal,
-            "head": type(lens.adapter.whole).__name__,
-            "nonlinearity": self.options.nonlinearity,
-            "completeness": completeness,
-            "tolerance": SCORE_TOLERANCE[lens.dtype],
-            "dtype": str(lens.dtype).removeprefix("torch."),
-            "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
-            "device": str(lens.device),
-            "versions": versions(),
-        }
-        if self.head.note is not None:
-            provenance["note"] = self.head.note
-        return provenance
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """What the model returned: scores or vectors of sequences, of all positions, or of some."""
-
-    values: Tensor  # (b, c) or (b, position, c)
-    places: list[int] | None  # the positions that are there; None: all of them
-
-    def of(self, b: int, position: int | None) -> Tensor:
-        """The scores of one sequence, at one of its positions where it has several."""
-        if self.values.dim() == 2:
-            return self.values[b]
-        assert position is not None
-        return self.values[b, position if self.places is None else self.places.index(position)]
-
-
-def _chooses_positions(model: Any) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -14,13 +14,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Layer, Linear, Norm, Reach, Step
+from normlens.components import Layer, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import ANY, CAUSAL, LAST, SEQUENCES, TOKENS, Head, HeadStep
 from normlens.models.heads import class_names, described_by_task
 from normlens.models.installed import load_installed
-from normlens.models.reading import UnreadableModule, read_linear, read_tensor, without_adapters
+from normlens.models.modules import columns, interleaved_values, layer_norm, linear, rms_norm
+from normlens.models.reading import UnreadableModule, read_linear
 from normlens.models.unwrapping import body, unreadable, unwrapped
+
+__all__ = [
+    "Adapter",
+    "Decoder",
+    "adapt",
+    "adapter_class",
+    "bring_installed_families",
+    "columns",
+    "interleaved_values",
+    "layer_norm",
+    "linear",
+    "register",
+    "rms_norm",
+    "supported_families",
+    "tiny_settings",
+]
 
 _ADAPTERS: dict[str, type[Adapter]] = {}
 _TINY: dict[str, dict[str, Any]] = {}
@@ -245,41 +262,3 @@ def adapt(model: nn.Module) -> Adapter:
         family = getattr(config, "model_type", type(config).__name__)
         raise unreadable(adapter.model, family, error) from error
     return adapter
-
-
-# Helpers that adapters are written with ---------------------------------------------------------
-
-
-def linear(module: Any) -> Linear:
-    """An ``nn.Linear``, whose weight is (out, in), or GPT-2's Conv1D, whose weight is (in, out)."""
-    return read_linear(module)
-
-
-def columns(module: Any, start: int, stop: int) -> Linear:
-    """Some output columns of a fused projection."""
-    return _share(module, lambda t: t[..., start:stop])
-
-
-def interleaved_values(module: Any, heads: int) -> Linear:
-    """The value part of a fused projection laid out head by head as (query, key, value)."""
-    return _share(module, lambda t: t.unflatten(-1, (heads, 3, -1))[..., 2, :].flatten(-2))
-
-
-def _share(module: Any, part: Callable[[Tensor], Tensor]) -> Linear:
-    whole = read_linear(module)
-    bias = None if whole.bias is None else part(whole.bias)
-    return Linear(part(whole.weight), bias, module, part)
-
-
-def layer_norm(module: Any) -> Norm:
-    """A LayerNorm, with or without γ and β."""
-    base = without_adapters(module)
-    return Norm(read_tensor(base, "weight"), read_tensor(base, "bias"), base.eps, True, module)
-
-
-def rms_norm(module: Any, offset: float = 0.0) -> Norm:
-    """An RMSNorm; `offset` 1 where the model multiplies by 1 + γ."""
-    base = without_adapters(module)
-    eps = base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps
-    gamma = read_tensor(base, "weight")
-    return Norm(gamma if gamma is None or not offset else gamma + offset, None, eps, False, module)

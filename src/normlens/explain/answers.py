@@ -1,0 +1,90 @@
+"""From the numbers of one score to the explanation that a user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from normlens.collect import versions
+from normlens.explain.packing import Packed, Said
+from normlens.explain.questions import Question
+from normlens.explain.words import label_of
+from normlens.explain_options import ExplainOptions
+from normlens.explanation import Explanation
+from normlens.heads import Head
+from normlens.text import Encoded
+from normlens.verdicts import SCORE_TOLERANCE
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+def explanation(
+    lens: Lens,
+    head: Head,
+    options: ExplainOptions,
+    sequence: Encoded,
+    question: Question,
+    said: Said,
+    packed: Packed,
+) -> Explanation:
+    """The answer to one question."""
+    names = [label_of(column, head, lens.tokenizer) for column in said.columns]
+    completeness = max(packed.errors)
+    probabilities = said.probabilities or (None, None)
+
+    def second(values: Sequence[Any]) -> Any:
+        return values[1] if len(names) > 1 else None
+
+    return Explanation(
+        task="direction" if question.direction is not None else head.task,
+        raw_tokens=sequence.tokens,
+        token_ids=sequence.ids,
+        special=sequence.special,
+        token_words=sequence.words,
+        word_labels=sequence.word_labels,
+        text=sequence.text,
+        position=question.position,
+        layer=question.layer,
+        target=names[0] if names else None,
+        target_id=said.columns[0] if names else None,
+        contrast=second(names),
+        contrast_id=second(said.columns),
+        value=said.value,
+        target_value=said.scores[0] if names else None,
+        contrast_value=second(said.scores),
+        probability=probabilities[0],
+        contrast_probability=second(probabilities),
+        nodes=packed.nodes,
+        component_names=packed.component_names,
+        components=packed.components,
+        heads=packed.heads,
+        biases=packed.bias,
+        flows=packed.flows,
+        head_flow=packed.head_flow,
+        completeness=completeness,
+        provenance=_provenance(lens, head, options, completeness),
+    )
+
+
+def _provenance(
+    lens: Lens, head: Head, options: ExplainOptions, completeness: float
+) -> dict[str, Any]:
+    provenance = {
+        "model": lens.name,
+        "revision": lens.revision,
+        "model_type": lens.model_type,
+        "components": lens.component_sequence,
+        "causal": lens.causal,
+        "head": type(lens.adapter.whole).__name__,
+        "nonlinearity": options.nonlinearity,
+        "completeness": completeness,
+        "tolerance": SCORE_TOLERANCE[lens.dtype],
+        "dtype": str(lens.dtype).removeprefix("torch."),
+        "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
+        "device": str(lens.device),
+        "versions": versions(),
+    }
+    if head.note is not None:
+        provenance["note"] = head.note
+    return provenance
