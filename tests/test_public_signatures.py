@@ -37,6 +37,11 @@ def public_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _functions_of(thing: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    if inspect.ismodule(thing):
+        for name in thing.__all__:
+            if inspect.isfunction(inspect.unwrap(getattr(thing, name))):
+                yield f"{thing.__name__}.{name}", getattr(thing, name)
+        return
     if not isinstance(thing, type):
         yield thing.__name__, thing
         return
@@ -88,8 +93,9 @@ def places_of_any(hint: Any, where: str) -> Iterator[str]:
 
 
 FUNCTIONS = public_functions()
-#: Maps are made by a lens or from a file; their provenance holds whatever JSON does.
-del FUNCTIONS["Maps.__init__"]
+#: Results are made by a lens or from a file; their provenance holds whatever JSON does.
+for made in ("Maps", "Explanation"):
+    del FUNCTIONS[f"{made}.__init__"]
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[set[str], str | None]:

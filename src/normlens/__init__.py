@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from normlens import rollouts
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
+    from normlens.explanation import Explanation
+    from normlens.explanations import Explanations
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
     "Adapter": "normlens.models.base",
+    "Explanation": "normlens.explanation",
+    "Explanations": "normlens.explanations",
     "Lens": "normlens.lens",
     "Maps": "normlens.maps",
     "load": "normlens.loading",
@@ -40,6 +44,8 @@ _PACKAGES = ("rollouts",)
 
 __all__ = [
     "Adapter",
+    "Explanation",
+    "Explanations",
     "Lens",
     "Maps",
     "NormLensError",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import analysis
+from normlens import analysis, conversions, explanation_file, store
 from normlens.equality import same
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError
 from normlens.scopes import resolve
 from normlens.tokens import TokenAxis
 
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 #: The flow of a whole layer, among those behind scopes.
 WHOLE = ""
-
-#: The axes of every array.
-AXES: Mapping[str, tuple[str, ...]] = {
-    "nodes": ("layer", "source"),
-    "components": ("layer", "component", "target"),
-    "heads": ("layer", "head", "target"),
-    "flow": ("layer", "target", "source"),
-    "head_flow": ("layer", "head", "target", "source"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +85,7 @@ class Explanation:
         return float(sum(share for _, _, share in self.biases))
 
     @property
-    def bias(self) -> pd.Series[float]:
+    def bias(self) -> pd.Series:
         """What no token owns, by layer ("head" is what stands behind the last) and component."""
         import pandas as pd
 
@@ -172,37 +163,16 @@ class Explanation:
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named, and its tokens, layers and components as coordinates."""
-        try:
-            import xarray as xr
-        except ImportError as error:
-            raise MissingDependencyError(
-                "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
-            ) from error
-        variables: dict[str, Any] = {
-            "contributions": (("source",), self.contributions),
-            "nodes": (AXES["nodes"], self.nodes),
-            "components": (AXES["components"], self.components),
-            "heads": (AXES["heads"], self.heads),
-        }
-        for scope, flow in self.flows.items():
-            variables["flow" if scope == WHOLE else f"flow/{scope}"] = (AXES["flow"], flow)
-        if self.head_flow is not None:
-            variables["head_flow"] = (AXES["head_flow"], self.head_flow)
-        return xr.Dataset(
-            variables,
-            coords={
-                "layer": np.arange(len(self.nodes)),
-                "component": self.component_names,
-                "source_token": ("source", self.tokens),
-                "target_token": ("target", self.tokens),
-            },
-            attrs={
-                "model": self.provenance.get("model"),
-                "value": self.value,
-                "remainder": self.remainder,
-                "completeness": self.completeness,
-            },
-        )
+        return conversions.explanation_to_xarray(self)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
+        return store.write(*explanation_file.saved(self), path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Explanation:
+        """Read an explanation that `save` wrote."""
+        return store.open_as(Explanation, path)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):

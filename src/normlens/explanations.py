@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens import explanation_file, store
 from normlens.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -70,6 +72,20 @@ class Explanations(Sequence[Explanation]):
             for place, each in enumerate(self.explanations)
         ]
         return pd.concat(frames, ignore_index=True)
+
+    def words(self) -> Explanations:
+        """The same by words of the text: contributions of a word's tokens are summed."""
+        return Explanations([each.words() for each in self.explanations])
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write one safetensors file with JSON metadata; `normlens.open` reads it."""
+        saved = explanation_file.saved_several(self.explanations)
+        return store.write(*saved, path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Explanations:
+        """Read explanations that `save` wrote."""
+        return store.open_as(Explanations, path)
 
     def __repr__(self) -> str:
         return (

@@ -74,8 +74,8 @@ class Maps(MeasurableMaps):
 
     @staticmethod
     def load(path: str | Path) -> Maps:
-        """Read maps that `save` wrote; the same as `normlens.open`."""
-        return store.open(path)
+        """Read maps that `save` wrote; `normlens.open` reads other results too."""
+        return store.open_as(Maps, path)
 
     # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
 
