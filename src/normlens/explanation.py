@@ -19,6 +19,8 @@ from normlens.tokens import TokenAxis
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from matplotlib.axes import Axes as PlotAxes
+    from matplotlib.figure import Figure
 
     from normlens.text import Text
 
@@ -173,6 +175,35 @@ class Explanation:
     def load(path: str | Path) -> Explanation:
         """Read an explanation that `save` wrote."""
         return store.open_as(Explanation, path)
+
+    # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
+
+    def plot(
+        self, *, cmap: str = "RdBu_r", max_label: int = 20, ax: PlotAxes | None = None
+    ) -> Figure:
+        """The tokens on the colours of their contributions, and bars that sum to the score."""
+        from normlens.figures import plot_explanation
+
+        return plot_explanation(self, cmap=cmap, max_label=max_label, ax=ax)
+
+    def plot_flow(
+        self,
+        *,
+        scope: str | None = None,
+        max_label: int = 14,
+        max_edges: int = 1500,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """The score's way through the layers; see `normlens.figures.plot_flow`."""
+        from normlens.figures import plot_flow
+
+        return plot_flow(self, scope=scope, max_label=max_label, max_edges=max_edges, ax=ax)
+
+    def plot_components(self, *, cmap: str = "RdBu_r", ax: PlotAxes | None = None) -> Figure:
+        """What each layer's components and heads add; see `normlens.figures.plot_components`."""
+        from normlens.figures import plot_components
+
+        return plot_components(self, cmap=cmap, ax=ax)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):

@@ -15,6 +15,8 @@ from normlens.explanation import Explanation
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes as PlotAxes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,19 @@ class Explanations(Sequence[Explanation]):
     def load(path: str | Path) -> Explanations:
         """Read explanations that `save` wrote."""
         return store.open_as(Explanations, path)
+
+    def plot(
+        self,
+        *,
+        colour: str = "sqrt",
+        cmap: str = "RdBu_r",
+        max_label: int = 14,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """The matrix [predicted token, source]; see `normlens.figures.plot_explanations`."""
+        from normlens.figures import plot_explanations
+
+        return plot_explanations(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
 
     def __repr__(self) -> str:
         return (
