@@ -17,6 +17,7 @@ from torch import Tensor
 from normlens.components import Attention, Reach
 from normlens.decomposition.parts import Bias, Factors, Parts
 from normlens.decomposition.scored import Scored, inner
+from normlens.matmul import times, weighted
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class FrozenAttention:
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d)."""
-        heads = _by_head(self.attention, v @ self.attention.value.weight).transpose(-2, -3)
-        return self._output(self.alpha @ heads)
+        heads = _by_head(self.attention, times(v, self.attention.value.weight)).transpose(-2, -3)
+        return self._output(weighted(self.alpha, heads))
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_i Σ_h α^h_ij W_V^h W_O^h g_i``, (…, b, j, d)."""
@@ -52,13 +53,13 @@ class FrozenAttention:
         if bias is None:
             return self.attention.output.bias
         heads = _by_head(self.attention, bias)  # (h, d_head)
-        mixed = self._output(self.alpha.sum(-1)[..., None] * heads[:, None])
+        mixed = self._output(self._row_sums[..., None] * heads[:, None])
         return mixed if self.attention.output.bias is None else mixed + self.attention.output.bias
 
     @cached_property
     def head_sums(self) -> Tensor:
         """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included."""
-        return self.alpha @ self.values.transpose(1, 2)
+        return weighted(self.alpha, self.values.transpose(1, 2))
 
     @cached_property
     def output(self) -> Tensor:
@@ -78,7 +79,7 @@ class FrozenAttention:
         unowned = inner(g, self.attention.output.bias)
         if self.attention.value.bias is not None:
             bias = _by_head(self.attention, self.attention.value.bias)[:, None]  # (h, 1, d_head)
-            of_values = (at_heads * bias).sum(-1) * self.alpha.sum(-1)
+            of_values = (at_heads * bias).sum(-1) * self._row_sums
             heads = heads - of_values
             unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
         return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads, at_heads)
@@ -135,20 +136,26 @@ class FrozenAttention:
         mixed, own = self._output(torch.stack([total - own, own]))
         return mixed, own
 
+    @property
+    def _row_sums(self) -> Tensor:
+        """``Σ_j α^h_ij`` (b, h, i): 1, unless something takes attention that is no token's."""
+        return self.alpha.sum(-1, dtype=self.values.dtype)
+
     def _heads_adjoint(self, g: Tensor) -> Tensor:
         """The transpose of `_output`."""
-        heads = (g @ self.attention.output.weight.T).unflatten(-1, (self.attention.heads, -1))
+        at_output = times(g, self.attention.output.weight.T)
+        heads = at_output.unflatten(-1, (self.attention.heads, -1))
         return heads.transpose(-2, -3)
 
     def _sources_adjoint(self, at_heads: Tensor) -> Tensor:
         """Hand what arrives at the heads (…, b, h, i, d_head) on to the sources (…, b, j, d)."""
-        sources = self.alpha.transpose(-1, -2) @ at_heads  # (…, b, h, j, d_head)
+        sources = weighted(self.alpha.transpose(-1, -2), at_heads)  # (…, b, h, j, d_head)
         grouped = sources.unflatten(-3, (self.attention.groups, -1)).sum(-3)
-        return grouped.transpose(-2, -3).flatten(-2) @ self.attention.value.weight.T
+        return times(grouped.transpose(-2, -3).flatten(-2), self.attention.value.weight.T)
 
     def _output(self, heads: Tensor) -> Tensor:
         """Vectors (…, i, d) of all heads (…, h, i, d_head) together, without b_O."""
-        return heads.transpose(-2, -3).flatten(-2) @ self.attention.output.weight
+        return times(heads.transpose(-2, -3).flatten(-2), self.attention.output.weight)
 
 
 def _by_head(attention: Attention, v: Tensor) -> Tensor:

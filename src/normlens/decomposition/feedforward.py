@@ -21,6 +21,7 @@ from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.scored import Scored
 from normlens.errors import InputError
+from normlens.matmul import times
 from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
 
 
@@ -39,15 +40,16 @@ class FrozenFeedForward:
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
-        return self._scaled([v @ w for w in projections(self.ff)]) @ self.ff.down.weight
+        scaled = self._scaled([times(v, w) for w in projections(self.ff)])
+        return times(scaled, self.ff.down.weight)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_k W_k ((W_down g) ⊙ r^k_i)``."""
-        return self._inputs_adjoint(g @ self.ff.down.weight.T)
+        return self._inputs_adjoint(times(g, self.ff.down.weight.T))
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
-        at_neurons = g @ self.ff.down.weight.T
+        at_neurons = times(g, self.ff.down.weight.T)
         if self._all_owned:
             passed = (at_neurons * self.neurons.hidden).sum(-1)
             return Scored(self._inputs_adjoint(at_neurons), passed)
@@ -59,9 +61,9 @@ class FrozenFeedForward:
 
     def _inputs_adjoint(self, at_neurons: Tensor) -> Tensor:
         weights, slopes = projections(self.ff), self.neurons.slopes
-        total = (at_neurons * slopes[0]) @ weights[0].T
+        total = times(at_neurons * slopes[0], weights[0].T)
         for w, slope in zip(weights[1:], slopes[1:], strict=True):
-            total = total + (at_neurons * slope) @ w.T
+            total = total + times(at_neurons * slope, w.T)
         return total
 
     @property

@@ -136,15 +136,18 @@ def freeze(
     sources: Mapping[str, Tensor] | None = None,
     until: int | None = None,
     parts: bool = True,
+    real: Mapping[int, Tensor] | None = None,
     observe: Callable[[int, Tensor], None] | None = None,
 ) -> FrozenLayer:
     """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
 
     A layer with several attentions has one α for each, in order; `sources` are the vectors
     (b, j, d) of other sequences that it attends to, by name. Steps behind `until` are left out.
-    Without `parts` only the linear faces will be asked for. `observe` is shown the vector (b, i, d)
-    behind every step.
+    Without `parts` only the linear faces will be asked for; then `real`, the vectors (b, i, d) that
+    the model computed behind some steps, save the last products of blocks. `observe` is shown the
+    vector (b, i, d) behind every step that was computed here.
     """
+    taken = {} if parts or real is None else real
     weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
     steps: list[FrozenStep] = []
     saved: list[tuple[Tensor, Bias]] = []
@@ -168,7 +171,7 @@ def freeze(
             if step.source is not None:
                 read, reach = (sources or {})[step.source], Reach()
             frozen = FrozenAttention.at(step, read, next(weights), reach, parts)
-            y, bias, mixed = frozen.output, Bias.none(x).plus(step.output.bias), True
+            bias, mixed = Bias.none(x).plus(step.output.bias), True
         elif isinstance(step, FeedForward):
             if rule == SHAPLEY:
                 frozen = SampledFeedForward.at(step, y)
@@ -176,11 +179,16 @@ def freeze(
                 frozen = FrozenFeedForward.at(step, y, bias, rule)
                 if parts:  # nothing behind the block's norm reads the bias otherwise
                     bias = frozen.outgoing
-            y = frozen.output
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)
             y = y + frozen.output
         steps.append(frozen)
+        if isinstance(frozen, (FrozenAttention, FrozenFeedForward, SampledFeedForward)):
+            if index in taken:
+                y = taken[index].to(x.dtype)
+                continue
+            y = frozen.output
         if observe is not None:
             observe(index, y)
+        y = taken[index].to(x.dtype) if index in taken else y
     return FrozenLayer(layer, x, tuple(steps), tuple(lengths))

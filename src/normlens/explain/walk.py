@@ -71,7 +71,8 @@ def _through(
     frozen = network.layer(index)
     names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
     steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
-    scores = layer_scores(frozen, g, keep=steps)
+    scores = layer_scores(frozen, g, keep={*steps, *network.real})
+    network.compare_scores(index, frozen, scores)
     arriving = scores.arriving
     for step, share in scores.passed.items():
         carried.passed[index, names[step]] = share
