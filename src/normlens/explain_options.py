@@ -37,7 +37,9 @@ class ExplainOptions:
     nonlinearity: str = Option(
         f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
     ).field(IG)
-    flow: bool = Option("How much of the score goes where in each layer.").field(True)
+    flow: bool = Option(
+        "How much of the score goes where in each layer.", flags=("--flow/--no-flow",)
+    ).field(True)
     heads: bool = Option("The same by head.").field(False)
     scopes: str | Iterable[str] | None = Option(
         "The same behind a scope such as ATTN or FF; repeat it or separate names by commas.",

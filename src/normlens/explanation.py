@@ -179,7 +179,7 @@ class Explanation:
     # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
 
     def plot(
-        self, *, cmap: str = "RdBu_r", max_label: int = 20, ax: PlotAxes | None = None
+        self, *, cmap: str = "RdBu_r", max_label: int = 24, ax: PlotAxes | None = None
     ) -> Figure:
         """The tokens on the colours of their contributions, and bars that sum to the score."""
         from normlens.figures import plot_explanation

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from normlens.explanation import Explanation
 
@@ -55,7 +53,7 @@ def place_words(why: Explanation) -> str:
 
 def total_words(why: Explanation) -> str:
     """What the tokens and the biases sum to, and how exactly."""
-    tokens = float(why.contributions.sum(dtype=np.float64))
+    tokens = float(why.contributions.sum(dtype="float64"))
     places = decimals(max(abs(tokens), abs(why.remainder), abs(why.value)))
     parts = [signed_number(part, places) for part in (tokens, why.remainder, why.value)]
     return f"tokens {parts[0]}, no token (biases) {parts[1]}, sum {parts[2]}"

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from normlens import cli
 from normlens.cli.fields import Fields, TypedFields, with_field_options
 from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.explain_options import ExplainOptions
 from normlens.option_fields import Option, options_of
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.papers.settings import Settings
@@ -158,6 +159,8 @@ def flags_of(command: str) -> dict[str, Any]:
     [
         ("map", AnalysisOptions, {"batch_size"}),
         ("map", LoadOptions, set()),
+        ("explain", ExplainOptions, {"batch_size"}),
+        ("explain", LoadOptions, set()),
         ("estimate", AnalysisOptions, {"seed"}),
         ("estimate", LoadOptions, set()),
         ("serve", LoadOptions, {"revision"}),
@@ -179,10 +182,11 @@ def test_commands_have_an_option_for_each_field(command: str, kind: Any, without
 def test_only_what_cannot_be_typed_has_no_option() -> None:
     silent = {
         kind: {item.name for item in fields(kind)} - options_of(kind).keys()
-        for kind in (AnalysisOptions, LoadOptions, RunOptions, Execution)
+        for kind in (AnalysisOptions, ExplainOptions, LoadOptions, RunOptions, Execution)
     }
     assert silent == {
         AnalysisOptions: {"statistics"},
+        ExplainOptions: set(),
         LoadOptions: set(),
         RunOptions: {"model", "data"},
         Execution: set(),

@@ -10,9 +10,9 @@ import pytest
 from explanation_examples import LONG, SCRIPTS, SHORT, explanation, explanations
 from tidy import assert_tidy, words
 
+from normlens.contribution_rows import LONGEST, rows_of
 from normlens.errors import InputError, MissingDependencyError
 from normlens.export import save_figure
-from normlens.figures.contribution_bars import LONGEST, bars_of
 from normlens.figures.flow_edges import FEW, Edges
 
 pytest.importorskip("matplotlib")
@@ -57,7 +57,7 @@ def test_a_short_text_has_a_bar_for_every_token():
 
 def test_bars_of_a_long_text_are_its_strongest_tokens_in_order():
     why = explanation(LONG)
-    made = bars_of(why.tokens, why.contributions, why.remainder, 20)
+    made = rows_of(why.tokens, why.contributions, why.remainder)
     places = [bar.token for bar in made if bar.token is not None]
     assert places == sorted(places)
     strongest = set(np.argsort(-np.abs(why.contributions))[: len(places)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.contribution_rows import NO_TOKEN_WORDS
 from normlens.explanation_words import score_words, total_words
 from normlens.figures.canvas import (
     COLOURS,
@@ -23,7 +24,7 @@ from normlens.figures.canvas import (
 from normlens.figures.captions import made, model_name, text_lines, tick
 from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
-from normlens.figures.signed_colours import DIVERGING, NO_TOKEN, NO_TOKEN_WORDS, SignedColours
+from normlens.figures.signed_colours import DIVERGING, NO_TOKEN, SignedColours
 from normlens.figures.signed_matrix import colour_bar
 
 if TYPE_CHECKING:

@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from normlens.contribution_rows import Row
 from normlens.explanation_words import decimals, signed_number
 from normlens.figures.canvas import FRAME, INK, LARGEST_TICK, NOTE
-from normlens.figures.captions import cut_label, tick
+from normlens.figures.captions import tick
 from normlens.figures.fonts import Fonts
-from normlens.figures.signed_colours import NO_TOKEN, NO_TOKEN_WORDS, SignedColours
+from normlens.figures.signed_colours import NO_TOKEN, SignedColours
 
-#: Tokens that have a bar each; of a longer text the strongest have, and the others share one.
-LONGEST = 24
 ROW = 0.165  # inches
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One bar; `token` is its place, None for the others together and for no token."""
-
-    label: str
-    value: float
-    token: int | None = None
-    of_no_token: bool = False
-
-
-def bars_of(
-    tokens: Sequence[str], values: Any, remainder: float, max_label: int, longest: int = LONGEST
-) -> list[Bar]:
-    """Bars whose sum is the score: tokens in the order of the text, others, no token."""
-    values = np.asarray(values, dtype=float)
-    places = list(range(len(tokens)))
-    labels = [cut_label(token, max_label) for token in tokens]
-    others: list[Bar] = []
-    if len(places) > longest:
-        strongest = np.argsort(-np.abs(values), kind="stable")[: longest - 4]
-        places = sorted(int(place) for place in strongest)
-        rest = np.delete(values, places)
-        # Their neighbours are missing, so a place tells which of two equal tokens it is.
-        labels = [f"{place}: {label}" for place, label in enumerate(labels)]
-        others = [Bar(f"{len(rest)} other tokens", float(rest.sum()))]
-    chosen = [Bar(labels[place], float(values[place]), place) for place in places]
-    return [*chosen, *others, Bar(NO_TOKEN_WORDS, remainder, of_no_token=True)]
-
-
 def draw_bars(
-    axes: Any, bars: Sequence[Bar], colours: SignedColours, fonts: Fonts | None, width: float
+    axes: Any,
+    bars: Sequence[Row],
+    colours: SignedColours,
+    fonts: Fonts | None,
+    width: float,
 ) -> None:
     """Draw bars from the top down, with their numbers, into axes that are `width` inches wide."""
     values = [bar.value for bar in bars]

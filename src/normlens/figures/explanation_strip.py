@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from normlens.contribution_rows import rows_of
 from normlens.errors import InputError
 from normlens.explanation_words import place_words, score_words, total_words
 from normlens.figures.canvas import (
@@ -15,8 +17,8 @@ from normlens.figures.canvas import (
     Sheet,
     require_matplotlib,
 )
-from normlens.figures.captions import made, model_name, text_lines
-from normlens.figures.contribution_bars import ROW, bars_of, draw_bars, style_bars
+from normlens.figures.captions import cut_label, made, model_name, text_lines
+from normlens.figures.contribution_bars import ROW, draw_bars, style_bars
 from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import DIVERGING, SignedColours
@@ -33,7 +35,7 @@ _AXIS_WORDS = 0.42
 
 
 def plot_explanation(
-    why: Explanation, *, cmap: str = DIVERGING, max_label: int = 20, ax: Axes | None = None
+    why: Explanation, *, cmap: str = DIVERGING, max_label: int = 24, ax: Axes | None = None
 ) -> Figure:
     """Draw what each token contributes to the score: a strip of tokens, and bars below it.
 
@@ -46,7 +48,10 @@ def plot_explanation(
     if max_label < 1:
         raise InputError(f"max_label must be at least 1, not {max_label}")
     colours = SignedColours(why.contributions, cmap)
-    bars = bars_of(why.tokens, why.contributions, why.remainder, max_label)
+    bars = [
+        row if row.token is None else replace(row, label=cut_label(row.label, max_label))
+        for row in rows_of(why.tokens, why.contributions, why.remainder)
+    ]
     if ax is not None:
         draw_bars(ax, bars, colours, None, ax.get_window_extent().width / figure_of(ax).dpi)
         ax.set_title(why.question, parse_math=False)

@@ -13,7 +13,6 @@ from normlens.figures.heat_map_panel import COLOUR_SCALES
 DIVERGING = "RdBu_r"
 POSITIVE, NEGATIVE = "#b2182b", "#2166ac"  # of lines, which a pale colour would hide
 NO_TOKEN = "#8a8a8a"  # what no token owns
-NO_TOKEN_WORDS = "no token (biases)"
 
 
 class SignedColours:
