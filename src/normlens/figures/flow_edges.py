@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normlens.figures.signed_colours import sign_colour
 
 CARRIED = 0.95  # of all that flows, by the edges that are drawn
-FEW = 300  # edges that are drawn whatever they carry
+FEW = 100  # edges that are drawn whatever they carry
 MOST = 1500  # edges in one picture
 
 
