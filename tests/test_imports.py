@@ -20,11 +20,13 @@ CIRCLES = {
     ("normlens.store", "normlens.maps"),
     ("normlens.store", "normlens.explanation"),
     ("normlens.store", "normlens.explanations"),
+    ("normlens.store", "normlens.cosine"),
     ("normlens.corpus.runs.results", "normlens.corpus.runs.runs"),
     # The kernels need Triton, which is optional.
     ("normlens.decomposition.engine", "normlens.decomposition.fused.choice"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.factored"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.stage"),
+    ("normlens.decomposition.rules", "normlens.decomposition.fused.gated_slopes"),
 }
 
 

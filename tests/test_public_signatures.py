@@ -38,9 +38,9 @@ def public_functions() -> dict[str, Callable[..., Any]]:
 
 def _functions_of(thing: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     if inspect.ismodule(thing):
-        for name in thing.__all__:
-            if inspect.isfunction(inspect.unwrap(getattr(thing, name))):
-                yield f"{thing.__name__}.{name}", getattr(thing, name)
+        for member in vars(thing).values():
+            if inspect.isfunction(member) and member.__name__ in thing.__all__:
+                yield from _functions_of(member)
         return
     if not isinstance(thing, type):
         yield thing.__name__, thing
@@ -94,7 +94,7 @@ def places_of_any(hint: Any, where: str) -> Iterator[str]:
 
 FUNCTIONS = public_functions()
 #: Results are made by a lens or from a file; their provenance holds whatever JSON does.
-for made in ("Maps", "Explanation"):
+for made in ("Maps", "Explanation", "Cosine"):
     del FUNCTIONS[f"{made}.__init__"]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from normlens import rollouts
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
+    from normlens.cosine import Cosine
     from normlens.explanation import Explanation
     from normlens.explanations import Explanations
     from normlens.lens import Lens
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
     "Adapter": "normlens.models.base",
+    "Cosine": "normlens.cosine",
     "Explanation": "normlens.explanation",
     "Explanations": "normlens.explanations",
     "Lens": "normlens.lens",
@@ -44,6 +46,7 @@ _PACKAGES = ("rollouts",)
 
 __all__ = [
     "Adapter",
+    "Cosine",
     "Explanation",
     "Explanations",
     "Lens",

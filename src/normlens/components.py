@@ -157,6 +157,14 @@ class Reach:
         far = [n - 1 if reach is None else min(reach, n - 1) for reach in (self.back, self.ahead)]
         return n + sum(k * n - k * (k + 1) // 2 for k in far)
 
+    def then(self, other: Reach) -> Reach:
+        """How far a target sees through this reach and another one behind it."""
+
+        def far(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a + b
+
+        return Reach(far(self.back, other.back), far(self.ahead, other.ahead))
+
     def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
         """The half-open range of sources that any target in [first, last) may see."""
         start = 0 if self.back is None else max(0, first - self.back)

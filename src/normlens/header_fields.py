@@ -52,6 +52,7 @@ _PROVENANCE: dict[str, tuple[type, ...]] = {
     "components": (str,),
     "causal": (bool,),
     "nonlinearity": (str,),
+    "origin": (str,),
     "tolerance": (float, int),
     "dtype": (str,),
     "compute_dtype": (str,),
@@ -111,3 +112,12 @@ def check_axis(meta: Mapping[str, Any]) -> None:
     largest = max((word for word in meta["token_words"] or () if word is not None), default=-1)
     if largest >= len(meta["word_labels"]):
         raise ValueError(f"'token_words' names word {largest} of {len(meta['word_labels'])}")
+
+
+def check_axis_fields(axis: Any) -> None:
+    """Raise a ValueError unless the fields are those of an axis of tokens."""
+    if not isinstance(axis, dict) or axis.keys() != AXIS.keys():
+        raise ValueError("its header does not have the fields of tokens")
+    if wrong := misfit(axis, AXIS):
+        raise ValueError(wrong)
+    check_axis(axis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,13 +12,14 @@ from torch import nn
 
 from normlens.devices import pick_device, pick_dtype
 from normlens.embedded import DEFAULT, EMBEDDED
-from normlens.embedded_files import embedded_reader, is_embedded
+from normlens.embedded_files import embedded_reader, file_beside, is_embedded
 from normlens.errors import InputError, ModelLoadError
 from normlens.headed import complete_part, headed_class
-from normlens.hub import Origin, explained, is_local, quiet_transformers
+from normlens.hub import Origin, explained, file_of, is_local, quiet_transformers
 from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
+from normlens.sentences import Finder, read_pooling
 from normlens.text import Tokenizer
 from normlens.tokenizer_loading import named_tokenizer, tokenizer_of
 
@@ -51,14 +53,20 @@ def load(
     precision = pick_dtype(dtype, place)
     if is_embedded(name):
         model, with_model = _embedded(name, precision)
+        find: Finder = partial(file_beside, name)
     else:
         if is_local(name):
             _check_folder(name, weights=True)
         origin = Origin.find(name, revision, trust_remote_code)
         model = _pretrained(origin, precision)
         with_model = tokenizer_of(origin) if named is None else None
+        find = partial(file_of, origin)
     return Lens(
-        model.to(place), with_model if named is None else named, name=name, revision=revision
+        model.to(place),
+        with_model if named is None else named,
+        name=name,
+        revision=revision,
+        pooling=partial(read_pooling, find),
     )
 
 

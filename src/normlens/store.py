@@ -1,4 +1,4 @@
-"""Maps and explanations on disk: safetensors, with all but the arrays as JSON in the header."""
+"""Maps, explanations and cosines on disk: safetensors, all but arrays as JSON in the header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from normlens import explanation_file
+from normlens import cosine_file, explanation_file
 from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.header_fields import AXIS
@@ -31,6 +31,7 @@ from normlens.maps_header import (
 from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
+    from normlens.cosine import Cosine
     from normlens.explanation import Explanation
     from normlens.explanations import Explanations
     from normlens.maps import Maps
@@ -104,8 +105,8 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
     return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
-def open(path: str | Path) -> Maps | Explanation | Explanations:
-    """Read what `Maps.save`, `Explanation.save` or `Explanations.save` wrote."""
+def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
+    """Read what `save` of `Maps`, `Explanation`, `Explanations` or `Cosine` wrote."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -169,26 +170,27 @@ def _read_maps(header: dict[str, str], file: Any) -> Maps:
     return Maps(**masks, **groups, **_read(meta))
 
 
-def _read_explanation(header: dict[str, str], file: Any) -> Explanation:
-    from normlens.explanation import Explanation
-
-    (fields,) = explanation_file.parts_of(header, _arrays(file))
-    return Explanation(**fields)
-
-
-def _read_explanations(header: dict[str, str], file: Any) -> Explanations:
+def _read_explanation(header: dict[str, str], file: Any) -> Explanation | Explanations:
     from normlens.explanation import Explanation
     from normlens.explanations import Explanations
 
-    several = explanation_file.parts_of(header, _arrays(file))
-    return Explanations([Explanation(**fields) for fields in several])
+    each = [Explanation(**fields) for fields in explanation_file.parts_of(header, _arrays(file))]
+    return Explanations(each) if header["format"] == explanation_file.SEVERAL else each[0]
+
+
+def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
+    from normlens.cosine import Cosine
+
+    fields, axes = cosine_file.parts_of(header, _arrays(file))
+    return Cosine(**fields, a=TokenAxis(**_read(axes["a"])), b=TokenAxis(**_read(axes["b"])))
 
 
 #: The newest version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
     FORMAT: (FORMAT_VERSION, _read_maps),
     explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
-    explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanations),
+    explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanation),
+    cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),
 }
 
 

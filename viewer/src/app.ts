@@ -282,6 +282,7 @@ export class App implements Context {
         ? "completeness not measured"
         : `completeness error ${scientific(header.completeness)}${tolerance}`,
     );
+    if (about.origin === "input") words.push("sources: input tokens");
     words.push(about.model_type ? `${header.model} (${String(about.model_type)})` : header.model);
     if (about.dtype) {
       const other = about.compute_dtype && about.compute_dtype !== about.dtype;

@@ -44,6 +44,8 @@ FrozenStep = (
     | FrozenParallelFeedForward
     | SampledFeedForward
 )
+#: Is shown the index of a step and the vectors (…, b, i, d) behind it.
+Observer = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -55,26 +57,18 @@ class FrozenLayer:
     steps: tuple[FrozenStep, ...]  # of `layer.steps`, as far as anybody asked for them
     lengths: tuple[int, ...]  # real tokens of each sequence
 
-    def forward(self, v: Tensor, sources: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        v: Tensor,
+        sources: Mapping[str, Tensor] | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
         """The linear face: what the layer makes of vectors (…, b, i, d), without any bias.
 
-        `sources` are vectors of another sequence that an attention reads; none is zero.
+        `sources` are vectors of another sequence that an attention reads; none is zero. `observe`
+        is shown what is made of them behind every step.
         """
-        saved: list[Tensor] = []
-        start = v
-        for step in self.steps:
-            if isinstance(step, FrozenBranch):
-                saved.append(v)
-            elif isinstance(step, FrozenResidual):
-                v = step.linear(v, saved.pop())
-            elif isinstance(step, FrozenParallelFeedForward):
-                v = v + step.linear(start)
-            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
-                other = (sources or {}).get(step.attention.source)
-                v = v.new_zeros(v.shape) if other is None else step.linear(other)
-            else:
-                v = _linear(step).linear(v)
-        return v
+        return self._walk(v, sources or {}, biases=False, observe=observe)
 
     def adjoint(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The transpose of `forward`: g (…, b, i, d) behind the layer as it arrives at its input.
@@ -100,24 +94,55 @@ class FrozenLayer:
                 g = _linear(step).adjoint(g)
         return (g if at_start is None else g + at_start), others
 
-    def unowned(self) -> Tensor:
-        """What no token owns behind the layer if no token owned anything before it, (b, i, d)."""
-        bias = self.x.new_zeros(self.x.shape)
+    def unowned(self, bias: Tensor | None = None, observe: Observer | None = None) -> Tensor:
+        """What no token owns behind the layer, (b, i, d); before it that was `bias`, or nothing.
+
+        `observe` is shown what no token owns behind every step.
+        """
+        before = self.x.new_zeros(self.x.shape) if bias is None else bias
+        return self._walk(before, {}, biases=True, observe=observe)
+
+    def _walk(
+        self,
+        v: Tensor,
+        sources: Mapping[str, Tensor],
+        biases: bool,
+        observe: Observer | None,
+    ) -> Tensor:
+        """Vectors through every step, with or without what the step adds and no token owns."""
         saved: list[Tensor] = []
-        for step in self.steps:
+        start = v
+        for index, step in enumerate(self.steps):
             if isinstance(step, FrozenBranch):
-                saved.append(bias)
-            elif isinstance(step, FrozenResidual):
-                bias = step.linear(bias, saved.pop())
+                saved.append(v)
+                continue
+            if isinstance(step, FrozenResidual):
+                v = step.linear(v, saved.pop())
             elif isinstance(step, FrozenParallelFeedForward):
-                bias = bias + step.unowned
+                v = v + step.linear(start)
             elif isinstance(step, FrozenAttention) and step.attention.source is not None:
-                bias = bias.new_zeros(bias.shape) + (0 if step.unowned is None else step.unowned)
+                other = sources.get(step.attention.source)
+                v = v.new_zeros(v.shape) if other is None else step.linear(other)
             else:
-                operator = _linear(step)
-                bias = operator.linear(bias)
-                bias = bias if operator.unowned is None else bias + operator.unowned
-        return bias
+                v = _linear(step).linear(v)
+            if biases and not isinstance(step, SampledFeedForward) and step.unowned is not None:
+                v = v + step.unowned
+            if observe is not None:
+                observe(index, v)
+        return v
+
+    def from_token(self, first: int) -> FrozenLayer:
+        """The linear face for the tokens from `first` on, if earlier ones hold nothing."""
+        if first == 0:
+            return self
+        steps = tuple(
+            step
+            if isinstance(step, (FrozenBranch, FrozenResidual))
+            else _linear_or_beside(step).from_token(first)
+            for step in self.steps
+        )
+        lengths = tuple(max(0, length - first) for length in self.lengths)
+        return FrozenLayer(self.layer, self.x[:, first:], steps, lengths)
 
 
 def _linear(step: FrozenStep) -> FrozenNorm | FrozenAttention | FrozenFeedForward:
@@ -125,6 +150,12 @@ def _linear(step: FrozenStep) -> FrozenNorm | FrozenAttention | FrozenFeedForwar
         raise InputError(NOT_LINEAR)
     assert isinstance(step, (FrozenNorm, FrozenAttention, FrozenFeedForward))
     return step
+
+
+def _linear_or_beside(
+    step: FrozenStep,
+) -> FrozenNorm | FrozenAttention | FrozenFeedForward | FrozenParallelFeedForward:
+    return step if isinstance(step, FrozenParallelFeedForward) else _linear(step)
 
 
 def freeze(
@@ -137,7 +168,7 @@ def freeze(
     until: int | None = None,
     parts: bool = True,
     real: Mapping[int, Tensor] | None = None,
-    observe: Callable[[int, Tensor], None] | None = None,
+    observe: Observer | None = None,
 ) -> FrozenLayer:
     """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
 

@@ -47,6 +47,11 @@ class Bias:
         """A bias given as vectors (b, i, d)."""
         return replace(cls.none(vectors), rest=vectors)
 
+    def from_token(self, first: int) -> Bias:
+        """The same for the targets from `first` on."""
+        rest = None if self.rest is None else self.rest[:, first:]
+        return Bias(self.coefficients[:, first:], self.rows, rest)
+
     @cached_property
     def vectors(self) -> Tensor:
         """b (b, i, d)."""

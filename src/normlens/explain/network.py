@@ -6,14 +6,14 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Layer
+from normlens.components import Layer, Reach
 from normlens.decomposition import FrozenLayer, freeze
 from normlens.decomposition.completeness import relative_error
 from normlens.decomposition.scores import LayerScores
@@ -50,6 +50,8 @@ class FrozenNetwork:
     last: Tensor | None = None  # (b, i, d), behind the last layer
     real: dict[int, Tensor] = field(default_factory=dict)  # of the layer that was frozen last
     errors: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by layer and scope
+    reaches: list[Reach] = field(default_factory=list)  # of every layer
+    watch: Callable[[LayerTrace], None] | None = None  # is shown every layer as the model ran it
 
     def run(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Run `model`, the adapter's or the one that holds it, and return its output."""
@@ -59,6 +61,9 @@ class FrozenNetwork:
     def _visit(self, trace: LayerTrace) -> None:
         if self.last is not None and not _same(trace.x, self.last):
             raise_between(self.adapter, trace.index)
+        if self.watch is not None:
+            self.watch(trace)
+        self.reaches.append(trace.layer.reach)
         self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
@@ -70,6 +75,11 @@ class FrozenNetwork:
     def x(self, index: int) -> Tensor:
         """The input (b, i, d) of one layer, in the algebra's precision."""
         return self.visited[index].x.detach().to(self.dtype)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no layer lets a token see a later one."""
+        return all(reach.ahead == 0 for reach in self.reaches)
 
     def layer(self, index: int) -> FrozenLayer:
         """One layer, frozen, and compared with what the model computed."""

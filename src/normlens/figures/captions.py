@@ -60,6 +60,11 @@ def model_name(result: Result) -> str:
     return str(result.provenance.get("model") or "model")
 
 
+def model_and(maps: Maps, what: str) -> str:
+    """A heading: the model, what is shown of it, and whose contributions, if not the layer's."""
+    return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
+
+
 def text_lines(result: Result) -> list[str]:
     """Quote the text in one line; no line without a text."""
     return [" ".join(quoted(result.text))] if result.text is not None else []

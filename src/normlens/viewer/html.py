@@ -75,7 +75,13 @@ def title_of(listed: Sequence[Maps]) -> str:
     text = listed[0].text
     first = " ".join((text if isinstance(text, str) else " / ".join(text or ())).split())
     models = list(dict.fromkeys(str(maps.provenance.get("model", "")) for maps in listed))
-    words = [first[:60] + "…" * (len(first) > 60), ", ".join(filter(None, models)), "NormLens"]
+    origins = list(dict.fromkeys(maps.origin_in_words for maps in listed))
+    words = [
+        first[:60] + "…" * (len(first) > 60),
+        ", ".join(filter(None, models)),
+        *origins,
+        "NormLens",
+    ]
     return " · ".join(filter(None, words))
 
 
