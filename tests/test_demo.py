@@ -52,12 +52,17 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
     assert "Pairs that FF amplifies most (ATTNRESLN-N → ATTNRESLNFF-N)" in said
     assert "normlens models --install smollm2" in said
     assert "normlens map" in said
+    assert "Which tokens made the cosine +0.632 of “A man is playing a flute.”" in said
+    assert re.search(r"flute +instrument +\+0\.3", said)
+    assert normlens.open(folder / "minilm-cosine.safetensors").value == pytest.approx(
+        0.632, abs=1e-3
+    )
 
     assert (folder / "notes.txt").read_text() == "mine"
     written = {path.name for path in folder.iterdir()} - {"notes.txt", "papers"}
     listed = set(re.findall(r"^  (minilm-\S+)", said, re.MULTILINE))
     assert written == listed
-    assert len([name for name in written if name.endswith(".png")]) == 4
+    assert len([name for name in written if name.endswith(".png")]) == 5
     assert f"open {folder / 'minilm-viewer.html'} in a browser" in lines[-2]
     report = folder / "papers" / "report.html"
     assert report.resolve().as_uri() in lines[-1]

@@ -55,11 +55,11 @@ def test_the_readme_code_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("document", "place"), [("README.md", 1), ("docs/explain.md", 0)])
-def test_the_code_that_explains_runs(document, place, smollm2, tmp_path, monkeypatch):
+def test_the_code_that_explains_runs(document, place, smollm2, minilm, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("xarray")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2}[name])
+    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
     names: dict[str, object] = {"normlens": normlens}
     exec(compile(fences(ROOT / document, "python")[place], document, "exec"), names)
     assert isinstance(names["why"], normlens.Explanation)

@@ -18,6 +18,7 @@ from normlens.explanation import Explanation
 from normlens.explanation_header import EACH
 from normlens.explanations import Explanations
 from normlens.export import PICTURES, check_format, save_figure, save_pages
+from normlens.pages import write_page
 from normlens.plain_json import plain
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def write_explanation(
     if suffix == ".safetensors":
         return result.save(path, overwrite=overwrite)
     if suffix == ".html":
-        return _write_page(result, path, overwrite)
+        return write_page(result, path, overwrite=overwrite)
     with store.writing(path, overwrite=overwrite) as temporary:
         if suffix in PICTURES:
             _write_pictures(result, temporary, suffix, picture)
@@ -74,15 +75,6 @@ def check_picture(picture: str | None, result: Explained | None = None) -> None:
         raise InputError(
             f"the picture {picture!r} is of one explanation; that of each next token is a matrix"
         )
-
-
-def _write_page(result: Explained, path: str | Path, overwrite: bool) -> Path:
-    page: Any = getattr(result, "to_html", None)
-    if page is None:
-        raise InputError(
-            f"explanations cannot be written as a page; give {str(path)!r} another ending"
-        )
-    return Path(page(path, overwrite=overwrite))
 
 
 # Tables ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,6 +20,9 @@ from normlens.explanation_words import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from normlens.explanation import Explanation
     from normlens.explanations import Explanations
 
@@ -39,7 +43,7 @@ def show_explanation(why: Explanation) -> None:
     if why.provenance.get("note"):
         console.print(Text(str(why.provenance["note"])))
     if console.is_terminal:
-        console.print(_strip(why))
+        console.print(token_strip(why.tokens, why.contributions))
     _print_contributions(console, why)
     _print_components(console, why)
 
@@ -73,13 +77,15 @@ def show_explanations(several: Explanations) -> None:
     print_table(console, "Each next token, and the tokens that contribute most to its score", table)
 
 
-def completeness_words(completeness: float, provenance: dict[str, Any]) -> str:
-    """How exactly contributions and biases make the model's own score."""
+def completeness_words(
+    completeness: float, provenance: dict[str, Any], what: str = "the model's own score"
+) -> str:
+    """How exactly parts and biases make what the model itself says."""
     tolerance = provenance.get("tolerance")
     behind = "" if tolerance is None else f"; tolerance {tolerance:.0e}"
     return (
-        f"completeness: {completeness:.1e} (worst relative error of contributions + biases against "
-        f"the model's own score, at any layer{behind})"
+        f"completeness: {completeness:.1e} (worst relative error of parts + biases against {what}"
+        f"{behind})"
     )
 
 
@@ -88,11 +94,11 @@ def _print_heading(console: Console, why: Explanation) -> None:
     console.print(Text(f"{about.get('model')} ({why.task}): {why.question}", style="bold"))
 
 
-def _strip(why: Explanation) -> Text:
-    """The text's tokens, each on the colour of its contribution."""
-    largest = float(abs(why.contributions).max()) or 1.0
+def token_strip(tokens: Sequence[str], values: NDArray[np.floating]) -> Text:
+    """A text's tokens, each on the colour of its number."""
+    largest = float(abs(values).max()) or 1.0
     strip = Text()
-    for token, value in zip(why.tokens, why.contributions, strict=True):
+    for token, value in zip(tokens, values, strict=True):
         strip.append(token, style=_style(float(value) / largest))
         strip.append(" ")
     return strip

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import MissingDependencyError
-from normlens.figures.captions import Result, text_lines
 from normlens.figures.fonts import Fonts
 
 if TYPE_CHECKING:
@@ -73,19 +72,17 @@ def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
 
 
 class Head:
-    """Heading and text above the panels."""
+    """Heading and lines of text above the panels."""
 
     def __init__(
         self,
-        result: Result,
         heading: str,
+        texts: Sequence[str],
         fonts: Fonts,
         width: float,
-        about: Sequence[str] = (),
     ):
         room = width - 2 * MARGIN
         self.heading = fonts.cut(heading, HEADING, room, "bold")
-        texts = [*text_lines(result), *about]
         self.lines = [line for text in texts for line in fonts.wrap(text, TEXT, room, 2)]
         self.height = 0.24 + 0.16 * len(self.lines) + 0.08
 

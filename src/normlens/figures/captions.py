@@ -18,10 +18,14 @@ class Result(Protocol):
     """What every result says of itself."""
 
     @property
-    def text(self) -> Text | None: ...
+    def provenance(self) -> dict[str, Any]: ...
+
+
+class TextResult(Protocol):
+    """What a result says of the one text that it is about."""
 
     @property
-    def provenance(self) -> dict[str, Any]: ...
+    def text(self) -> Text | None: ...
 
 
 def additions(names: Sequence[str]) -> dict[str, str]:
@@ -65,7 +69,7 @@ def model_and(maps: Maps, what: str) -> str:
     return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
 
 
-def text_lines(result: Result) -> list[str]:
+def text_lines(result: TextResult) -> list[str]:
     """Quote the text in one line; no line without a text."""
     return [" ".join(quoted(result.text))] if result.text is not None else []
 

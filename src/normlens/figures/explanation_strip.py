@@ -66,7 +66,7 @@ def plot_explanation(
         made(why.provenance, why.completeness),
     ]
     fonts = fonts_for([*why.tokens, heading, *text_lines(why), *about, *notes, "□…−–"])
-    head = Head(why, heading, fonts, _WIDTH, about)
+    head = Head(heading, [*text_lines(why), *about], fonts, _WIDTH)
     strip = TokenStrip(
         why.tokens,
         list(map(float, why.contributions)),

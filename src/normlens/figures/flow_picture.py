@@ -90,7 +90,7 @@ def plot_flow(
     ]
     left = MARGIN + 0.5
     sheet_width = max(left + width + MARGIN, 5.0)
-    head = Head(why, heading, fonts, sheet_width, about)
+    head = Head(heading, [*text_lines(why), *about], fonts, sheet_width)
     foot = Notes(notes, fonts, sheet_width)
     top = MARGIN + head.height + 0.05
     room = max(ticks.room, fonts.width(_NO_TOKEN, ticks.size) + 0.06)

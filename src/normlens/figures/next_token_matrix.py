@@ -67,7 +67,7 @@ def plot_explanations(
     first = explanations[0]
     heading = f"{model_name(first)}: why each next token"
     fonts = fonts_for([*rows, *columns, heading, *text_lines(first), "□…−–"])
-    matrix = SignedMatrix.fitting(values, rows, columns, words, colours, fonts, apart=1)
+    matrix = SignedMatrix.fitting(values, rows, columns, words, colours, fonts, apart=(0, 1))
     notes = [
         "Colour: contribution to the predicted token's score, red above 0, blue below, on a "
         f"{COLOUR_SCALES[colour]} scale; each row sums to the score. Last column: what no token "
@@ -76,7 +76,7 @@ def plot_explanations(
         made(first.provenance, explanations.completeness),
     ]
     width = max(MARGIN + matrix.width + MARGIN, 5.0)
-    head, foot = Head(first, heading, fonts, width), Notes(notes, fonts, width)
+    head, foot = Head(heading, text_lines(first), fonts, width), Notes(notes, fonts, width)
     top = MARGIN + head.height + 0.05
     bottom = top + matrix.size[1] + matrix.below
     sheet = Sheet(width, bottom + foot.height + MARGIN, fonts)

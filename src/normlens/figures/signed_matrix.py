@@ -18,7 +18,7 @@ _WORD = 0.2
 
 @dataclass(frozen=True)
 class SignedMatrix:
-    """A heat map (row, column) laid out in inches, its last columns set apart from the others."""
+    """A heat map (row, column) laid out in inches, its last rows and columns set apart."""
 
     values: Any  # (row, column)
     rows: Ticks
@@ -27,7 +27,7 @@ class SignedMatrix:
     colours: SignedColours
     fonts: Fonts
     size: tuple[float, float]  # width and height of the map itself, inches
-    apart: int = 0  # columns at the end that are no tokens
+    apart: tuple[int, int] = (0, 0)  # rows and columns at the end that are no tokens
 
     @classmethod
     def fitting(
@@ -38,7 +38,7 @@ class SignedMatrix:
         words: tuple[str, str],
         colours: SignedColours,
         fonts: Fonts,
-        apart: int = 0,
+        apart: tuple[int, int] = (0, 0),
     ) -> SignedMatrix:
         """Cells are square, and as large as a page allows."""
         cell = min(max(0.09, 4.2 / max(len(rows), len(columns))), 0.34)
@@ -96,9 +96,10 @@ class SignedMatrix:
         axes.set_xlabel(self.words[1], **word)
         axes.xaxis.set_label_coords(0.5, -(self.columns.room + 0.1) / height)
         axes.tick_params(length=1.5, width=0.5, pad=1.5, color=FRAME)
-        if self.apart:
-            edge = self.values.shape[1] - self.apart - 0.5
-            axes.axvline(edge, color=INK, linewidth=0.8, linestyle=(0, (3, 2)))
+        for axis, line in ((0, axes.axhline), (1, axes.axvline)):
+            if self.apart[axis]:
+                edge = self.values.shape[axis] - self.apart[axis] - 0.5
+                line(edge, color=INK, linewidth=0.8, linestyle=(0, (3, 2)))
         for spine in axes.spines.values():
             spine.set_linewidth(0.5)
             spine.set_color(FRAME)
