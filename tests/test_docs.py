@@ -6,8 +6,11 @@ import os
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch import nn
 
 import normlens
 from normlens.embedded import EMBEDDED
@@ -69,9 +72,15 @@ def test_the_adapter_example_registers(monkeypatch):
     from normlens.models import base
 
     monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
-    (code,) = fences(ROOT / "docs" / "adapters.md", "python")
-    exec(compile(code, "adapters.md", "exec"), {})
+    names: dict[str, Any] = {}
+    for code in fences(ROOT / "docs" / "adapters.md", "python"):
+        exec(compile(code, "adapters.md", "exec"), names)
     assert "my_model_type" in supported_families()
+    body = SimpleNamespace(config=None, final_norm=nn.LayerNorm(4))
+    whole = SimpleNamespace(transform=nn.Linear(4, 4), lm_head=nn.Linear(4, 9))
+    head = names["MyModelWithHead"](body).head(whole)
+    assert [step.symbol for step in (*head.body, *head.steps)] == ["LN", "DENSE", "ACT"]
+    assert head.output.weight.shape == (4, 9)
 
 
 def test_the_entry_point_that_is_shown_is_the_one_that_is_read():

@@ -93,9 +93,9 @@ def places_of_any(hint: Any, where: str) -> Iterator[str]:
 
 
 FUNCTIONS = public_functions()
-#: Results are made by a lens or from a file; their provenance holds whatever JSON does.
-for made in ("Maps", "Explanation", "Cosine"):
-    del FUNCTIONS[f"{made}.__init__"]
+#: These are made by a lens or from a file; their provenance holds whatever JSON does.
+for noun in ("Maps", "Cosine", "Explanation"):
+    del FUNCTIONS[f"{noun}.__init__"]
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[set[str], str | None]:

@@ -6,23 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, overload
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
-from normlens.cosine import Cosine
-from normlens.cosine_options import CosineKeywords, CosineOptions
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit, check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED
-from normlens.explain.ask import Positions, Targets, ask
-from normlens.explain.cosines import check_texts, cosines, text_pairs
-from normlens.explain_options import ExplainKeywords, ExplainOptions
-from normlens.explanation import Explanation
-from normlens.explanations import Explanations
+from normlens.explaining import Explains
 from normlens.inputs import encode_input
 from normlens.maps import Maps
 from normlens.models import adapt
@@ -55,7 +47,7 @@ class IdKeywords(AnalysisKeywords, total=False):
     progress: Progress | None
 
 
-class Lens:
+class Lens(Explains):
     """A model seen through its attribution maps. Made by `normlens.load`."""
 
     def __init__(
@@ -211,82 +203,6 @@ class Lens:
             refresh_products(self._products, self, request.layers)
         analyser = Analyser(self, request, self._products, progress)
         return analyser.maps(encoded, options.batch_size)
-
-    @shows_fields_of(ExplainOptions)
-    def explain(
-        self,
-        text: Text | Texts | None = None,
-        *,
-        target: Targets = None,
-        contrast: Targets = None,
-        position: Positions = None,
-        direction: Sequence[float] | torch.Tensor | NDArray[np.floating] | None = None,
-        layer: int | None = None,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        truncate: bool = False,
-        **options: Unpack[ExplainKeywords],
-    ) -> Explanation | Explanations | list[Explanation | Explanations]:
-        """Trace a score back to every input token, exactly, at the price of one backward pass.
-
-        `target` is what the score is about: the next token of a causal model, the token at the
-        mask of a masked one, a classifier's label; a word, a label or an index; by default what the
-        model says. `contrast` asks why the target and not that. `position` is where the score is
-        read, "all" explains each next token of a text in turn. `direction` is a vector that is read
-        at `position` behind layer `layer`, or behind the model's last step. A list of texts,
-        targets, contrasts or positions gives a list.
-
-        The other options are those of `normlens.explain_options.ExplainOptions`, which explains
-        them: the rule for activations, flow maps by layer, head and scope, memory.
-        """
-        chosen = ExplainOptions(**options)
-        encoded, many = encode_input(
-            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
-        )
-        return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
-
-    @cached_property
-    def pooling(self) -> Pooling:
-        """How the vectors of a text become one; read where the model lies when it is asked for."""
-        return self._read_pooling()
-
-    @overload
-    def cosine(
-        self, a: str, b: str, *, truncate: bool = ..., **options: Unpack[CosineKeywords]
-    ) -> Cosine: ...
-
-    @overload
-    def cosine(
-        self,
-        a: list[tuple[str, str]],
-        *,
-        truncate: bool = ...,
-        **options: Unpack[CosineKeywords],
-    ) -> list[Cosine]: ...
-
-    @shows_fields_of(CosineOptions)
-    def cosine(
-        self,
-        a: str | list[tuple[str, str]],
-        b: str | None = None,
-        *,
-        truncate: bool = False,
-        **options: Unpack[CosineKeywords],
-    ) -> Cosine | list[Cosine]:
-        """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
-
-        The model's vectors of a text become one as its sentence-transformers files say (mean, cls
-        or last token, Dense maps), or by their mean where there are none. The other options are
-        those of `normlens.cosine_options.CosineOptions`.
-        """
-        chosen = CosineOptions(**options)
-        pairs, many = text_pairs(a, b)
-        check_texts(pairs, self.pooling)
-        encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
-        together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        results = cosines(self, self.pooling, together, chosen)
-        return results if many else results[0]
 
     def encode(
         self,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from normlens.explanation import Explanation
 
 _NO_TOKEN = "no token"
+_WIDEST = 30.0  # inches; the columns of very long texts are narrower
 _BESIDE = 1.2  # columns between the last token and what no token owns
 
 
@@ -63,7 +64,7 @@ def plot_flow(
     nodes = _nodes(why, why.flows.get("", flow))
     labels = [cut_label(token, max_label) for token in why.tokens]
     if ax is not None:
-        _draw(ax, why, edges, nodes, 0.2)
+        _draw(ax, why, edges, nodes, 0.2, _BESIDE)
         ax.set_xticks([*range(len(labels)), len(labels) - 1 + _BESIDE], [*labels, _NO_TOKEN])
         for label in ax.get_xticklabels():
             label.set(rotation=90, parse_math=False)
@@ -75,9 +76,10 @@ def plot_flow(
     if scope is not None:
         heading += f", behind {scope}"
     about = [score_words(why), total_words(why)]
-    column = min(max(0.16, 4.6 / (n + _BESIDE)), 0.6)
+    column = min(max(0.16, 4.6 / (n + _BESIDE)), 0.6, _WIDEST / (n + _BESIDE))
     row = min(max(0.16, 2.6 / rows), 0.5)
-    width, height = column * (n + _BESIDE), row * rows
+    beside = max(_BESIDE, 0.2 / column)
+    width, height = column * (n + beside), row * rows
     fonts = fonts_for([*labels, heading, *text_lines(why), *about, _NO_TOKEN, "□…−–"])
     ticks = Ticks.fitting(labels, column * n, fonts, LARGEST_TICK)
     notes = [
@@ -98,8 +100,8 @@ def plot_flow(
     head.draw(sheet)
     foot.draw(sheet, top + height + room + 0.05)
     axes = sheet.axes(left, top, width, height)
-    _draw(axes, why, edges, nodes, min(row, column))
-    axes.set_xticks([*ticks.positions, n - 1 + _BESIDE], [*ticks.labels, _NO_TOKEN])
+    _draw(axes, why, edges, nodes, min(row, column), beside)
+    axes.set_xticks([*ticks.positions, n - 1 + beside], [*ticks.labels, _NO_TOKEN])
     for label in axes.get_xticklabels():
         label.set(
             rotation=90,
@@ -118,17 +120,26 @@ def _nodes(why: Explanation, flow: NDArray[np.floating]) -> NDArray[np.floating]
 
 
 def _draw(
-    axes: Any, why: Explanation, edges: Edges, nodes: NDArray[np.floating], cell: float
+    axes: Any,
+    why: Explanation,
+    edges: Edges,
+    nodes: NDArray[np.floating],
+    cell: float,
+    beside: float,
 ) -> None:
-    """Draw edges and nodes; a cell of the picture is `cell` inches wide at least."""
+    """Draw edges and nodes; a cell of the picture is `cell` inches wide at least.
+
+    What no token owns stands `beside` columns behind the last token.
+    """
     layers, n = len(why.nodes), len(why.tokens)
     largest = float(np.abs(nodes).max(initial=0.0)) or 1.0
     widest = min(0.45 * 72 * cell, 9.0)
     edges.draw(axes, widest, max(largest, float(np.abs(edges.value).max(initial=0.0))))
     rows, columns = np.indices(nodes.shape)
     _circles(axes, columns.ravel(), rows.ravel(), nodes.ravel(), largest, widest)
-    _draw_unowned(axes, why, layers, n - 1 + _BESIDE, largest, widest)
-    axes.set_xlim(-0.6, n - 1 + _BESIDE + 0.6)
+    _draw_unowned(axes, why, layers, n - 1 + beside, largest, widest)
+    axes.axvline(n - 1 + beside / 2, color=FAINT, linewidth=0.5, linestyle=(0, (3, 2)))
+    axes.set_xlim(-0.6, n - 1 + beside + 0.6)
     axes.set_ylim(-0.6, layers + 0.6)
     step = max(1, round(layers / 10))
     shown = list(range(0, layers, step))
@@ -156,7 +167,6 @@ def _draw_unowned(
     shares = np.zeros(layers + 1)
     for layer, _, share in why.biases:
         shares[layers if isinstance(layer, str) else layer + 1] += share
-    axes.axvline(x - _BESIDE / 2, color=FAINT, linewidth=0.5, linestyle=(0, (3, 2)))
     axes.scatter([x] * (layers + 1), range(layers + 1), s=3, c=FRAME, marker="_", linewidths=0.5)
     _circles(
         axes,

@@ -14,6 +14,7 @@ from normlens.figures.ticks import Ticks
 
 _BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.08, 0.07, 0.45
 _WORD = 0.2
+_WIDEST = 30.0  # inches; the cells of very long texts are smaller
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class SignedMatrix:
         apart: tuple[int, int] = (0, 0),
     ) -> SignedMatrix:
         """Cells are square, and as large as a page allows."""
-        cell = min(max(0.09, 4.2 / max(len(rows), len(columns))), 0.34)
+        most = max(len(rows), len(columns))
+        cell = min(max(0.09, 4.2 / most), 0.34, _WIDEST / most)
         width, height = cell * len(columns), cell * len(rows)
         return cls(
             values,

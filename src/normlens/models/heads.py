@@ -72,7 +72,7 @@ def has_known_head(class_name: str) -> bool:
 def _undescribed(adapter: Adapter, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{why}; write `head` in {type(adapter).__name__} or a subclass of it, which returns a "
-        "normlens.Head (docs/adapters.md has an example), or explain a vector (direction=…)"
+        "normlens.heads.Head (docs/adapters.md has an example), or explain a vector (direction=…)"
     )
 
 

@@ -45,7 +45,7 @@ class DebertaV2(Bert):
             return None
         return (
             f"a convolution over {self.config.conv_kernel_size} tokens mixes tokens between layers "
-            "1 and 2; what layer 2 calls a token is already a blend of its neighbours"
+            "0 and 1; what layer 1 calls a token is already a blend of its neighbours"
         )
 
     def attention(self, block: Any) -> Attention:

@@ -1,0 +1,158 @@
+"""What a lens explains: scores and cosines, traced back to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, cast, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from normlens.cosine import Cosine
+from normlens.cosine_options import CosineKeywords, CosineOptions
+from normlens.explain.ask import Positions, Targets, ask
+from normlens.explain.cosines import check_texts, cosines, text_pairs
+from normlens.explain.words import Target
+from normlens.explain_options import ExplainKeywords, ExplainOptions
+from normlens.explanation import Explanation
+from normlens.explanations import Explanations
+from normlens.inputs import encode_input
+from normlens.option_fields import shows_fields_of
+from normlens.sentences import Pooling
+from normlens.text import Ids, Text, Texts
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from normlens.lens import Lens
+
+
+class QuestionKeywords(ExplainKeywords, total=False):
+    """Keywords of `Lens.explain` that leave the number of its answers as it is."""
+
+    layer: int | None
+    truncate: bool
+
+
+#: Any linear reading of a vector.
+Direction = Sequence[float] | torch.Tensor | NDArray[np.floating]
+
+
+class Explains:
+    """The part of a lens that explains."""
+
+    _read_pooling: Callable[[], Pooling]
+
+    @overload
+    def explain(
+        self,
+        text: Text,
+        *,
+        target: Target | None = ...,
+        contrast: Target | None = ...,
+        position: int | None = ...,
+        direction: Direction | None = ...,
+        **options: Unpack[QuestionKeywords],
+    ) -> Explanation: ...
+
+    @overload
+    def explain(
+        self, text: Text, *, position: Literal["all"], **options: Unpack[QuestionKeywords]
+    ) -> Explanations: ...
+
+    @overload
+    def explain(
+        self,
+        text: Text | Texts | None = ...,
+        *,
+        target: Targets = ...,
+        contrast: Targets = ...,
+        position: Positions = ...,
+        direction: Direction | None = ...,
+        layer: int | None = ...,
+        input_ids: Ids | None = ...,
+        attention_mask: Ids | None = ...,
+        token_type_ids: Ids | None = ...,
+        truncate: bool = ...,
+        **options: Unpack[ExplainKeywords],
+    ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
+
+    @shows_fields_of(ExplainOptions)
+    def explain(
+        self,
+        text: Text | Texts | None = None,
+        *,
+        target: Targets = None,
+        contrast: Targets = None,
+        position: Positions = None,
+        direction: Direction | None = None,
+        layer: int | None = None,
+        input_ids: Ids | None = None,
+        attention_mask: Ids | None = None,
+        token_type_ids: Ids | None = None,
+        truncate: bool = False,
+        **options: Unpack[ExplainKeywords],
+    ) -> Explanation | Explanations | list[Explanation | Explanations]:
+        """Trace a score back to every input token, exactly, at the price of one backward pass.
+
+        `target` is what the score is about: the next token of a causal model, the token at the
+        mask of a masked one, a classifier's label; a word, a label or an index; by default what the
+        model says. `contrast` asks why the target and not that. `position` is where the score is
+        read, "all" explains each next token of a text in turn. `direction` is a vector that is read
+        at `position` behind layer `layer`, or behind the model's last step. A list of texts,
+        targets, contrasts or positions gives a list.
+
+        The other options are those of `normlens.explain_options.ExplainOptions`, which explains
+        them: the rule for activations, flow maps by layer, head and scope, memory.
+        """
+        chosen = ExplainOptions(**options)
+        lens = cast("Lens", self)
+        encoded, many = encode_input(
+            lens, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        )
+        return ask(lens, encoded, many, target, contrast, position, direction, layer, chosen)
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text become one; read where the model lies when it is asked for."""
+        return self._read_pooling()
+
+    @overload
+    def cosine(
+        self, a: str, b: str, *, truncate: bool = ..., **options: Unpack[CosineKeywords]
+    ) -> Cosine: ...
+
+    @overload
+    def cosine(
+        self,
+        a: list[tuple[str, str]],
+        *,
+        truncate: bool = ...,
+        **options: Unpack[CosineKeywords],
+    ) -> list[Cosine]: ...
+
+    @shows_fields_of(CosineOptions)
+    def cosine(
+        self,
+        a: str | list[tuple[str, str]],
+        b: str | None = None,
+        *,
+        truncate: bool = False,
+        **options: Unpack[CosineKeywords],
+    ) -> Cosine | list[Cosine]:
+        """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
+
+        The model's vectors of a text become one as its sentence-transformers files say (mean, cls
+        or last token, Dense maps), or by their mean where there are none. The other options are
+        those of `normlens.cosine_options.CosineOptions`.
+        """
+        chosen = CosineOptions(**options)
+        pairs, many = text_pairs(a, b)
+        check_texts(pairs, self.pooling)
+        lens = cast("Lens", self)
+        encoded = lens.encode([text for pair in pairs for text in pair], truncate=truncate)
+        together = list(zip(encoded[::2], encoded[1::2], strict=True))
+        results = cosines(lens, self.pooling, together, chosen)
+        return results if many else results[0]
