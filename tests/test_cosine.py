@@ -109,7 +109,7 @@ def test_files_hold_everything(pair, tmp_path):
     assert again.words() == pair.words()
     with pytest.raises(OutputError, match="exists already"):
         pair.save(path)
-    with pytest.raises(MapsFileError, match="holds no maps but a Cosine"):
+    with pytest.raises(MapsFileError, match="holds Cosine and not Maps"):
         normlens.Maps.load(path)
 
 

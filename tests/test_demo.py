@@ -12,6 +12,7 @@ import pytest
 import normlens
 from normlens import demo, export
 from normlens.demo import SENTENCES, run_demo
+from normlens.demo_explained import show_why
 from normlens.embedded import EMBEDDED
 from normlens.errors import ModelLoadError, OutputError
 
@@ -51,12 +52,17 @@ def test_demo_prints_tables_and_writes_maps_and_pictures(
     assert "Pairs that FF amplifies most (ATTNRESLN-N → ATTNRESLNFF-N)" in said
     assert "normlens models --install smollm2" in said
     assert "normlens map" in said
+    assert "Which tokens made the cosine +0.632 of “A man is playing a flute.”" in said
+    assert re.search(r"flute +instrument +\+0\.3", said)
+    assert normlens.open(folder / "minilm-cosine.safetensors").value == pytest.approx(
+        0.632, abs=1e-3
+    )
 
     assert (folder / "notes.txt").read_text() == "mine"
     written = {path.name for path in folder.iterdir()} - {"notes.txt", "papers"}
     listed = set(re.findall(r"^  (minilm-\S+)", said, re.MULTILINE))
     assert written == listed
-    assert len([name for name in written if name.endswith(".png")]) == 4
+    assert len([name for name in written if name.endswith(".png")]) == 5
     assert f"open {folder / 'minilm-viewer.html'} in a browser" in lines[-2]
     report = folder / "papers" / "report.html"
     assert report.resolve().as_uri() in lines[-1]
@@ -102,3 +108,23 @@ def test_demo_without_its_model_names_the_command(
     with pytest.raises(ModelLoadError, match="normlens models --install minilm"):
         run_demo(tmp_path / "demo")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_decoder_says_why(smollm2, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines: list[str] = []
+    written = show_why(smollm2, "smollm2", tmp_path, lines.append, pictures=True)
+    said = "\n".join(lines)
+    assert "Why '␣are' and not '␣is' behind “The keys to the cabinet”?" in said
+    assert "probability of '␣are'" in said
+    assert "no token (biases)" in said
+    assert {path for path, _ in written} == set(tmp_path.iterdir())
+    assert [path.suffix for path, _ in written] == [".safetensors", ".png", ".png", ".png"]
+    why = normlens.open(written[0][0])
+    assert why.value > 0
+    rows = [line.split() for line in said.splitlines()]
+    for token, value in zip(why.tokens, why.contributions, strict=True):
+        assert [token, f"{value:+.2f}".replace("-", "−")] in rows
+    assert ["sum", f"{why.value:+.2f}"] in rows
+    plain = show_why(smollm2, "smollm2", tmp_path, lines.append, pictures=False)
+    assert [path.suffix for path, _ in plain] == [".safetensors"]

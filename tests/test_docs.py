@@ -50,11 +50,22 @@ def test_the_family_table_says_what_is_true():
 @needs_minilm
 def test_the_readme_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = fences(ROOT / "README.md", "python")
+    code = fences(ROOT / "README.md", "python")[0]
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     assert isinstance(names["maps"], normlens.Maps)
     assert (tmp_path / "soap.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("document", "place"), [("README.md", 1), ("docs/explain.md", 0)])
+def test_the_code_that_explains_runs(document, place, smollm2, minilm, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("xarray")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(normlens, "load", lambda name: {"smollm2": smollm2, "minilm": minilm}[name])
+    names: dict[str, object] = {"normlens": normlens}
+    exec(compile(fences(ROOT / document, "python")[place], document, "exec"), names)
+    assert isinstance(names["why"], normlens.Explanation)
 
 
 def test_the_adapter_example_registers(monkeypatch):

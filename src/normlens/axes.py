@@ -40,6 +40,14 @@ STATISTICS: Mapping[str, Axes] = {
     "special_dimensions": ("layer", "special"),
     "ff_without_special": ("layer", "target", "source"),
 }
+#: The arrays of an explanation, by name.
+EXPLANATION: Mapping[str, Axes] = {
+    "nodes": ("layer", "source"),
+    "components": ("layer", "component", "target"),
+    "heads": ("layer", "head", "target"),
+    "flow": ("layer", "target", "source"),
+    "head_flow": ("layer", "head", "target", "source"),
+}
 #: Every group.
 GROUPS = (*BY_SCOPE, "statistics")
 

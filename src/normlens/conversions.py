@@ -1,4 +1,4 @@
-"""Maps as other libraries' objects: pandas, xarray, tensors for bertviz."""
+"""Maps and explanations as other libraries' objects: pandas, xarray, tensors for bertviz."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.axes import Axes, axes_of
+from normlens.axes import EXPLANATION, Axes, axes_of
 from normlens.errors import MissingDependencyError
 from normlens.labelled import LabelledMaps
 from normlens.scopes import resolve
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     import xarray as xr
+
+    from normlens.explanation import Explanation
 
 
 def to_pandas(maps: LabelledMaps) -> pd.DataFrame:
@@ -46,12 +48,7 @@ def to_pandas(maps: LabelledMaps) -> pd.DataFrame:
 
 def to_xarray(maps: LabelledMaps) -> xr.Dataset:
     """Every array with its axes named and its tokens and layers as coordinates."""
-    try:
-        import xarray as xr
-    except ImportError as error:
-        raise MissingDependencyError(
-            "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
-        ) from error
+    xr = _xarray()
     variables: dict[str, tuple[Axes, NDArray[Any]]] = {
         "allowed": (("layer", "target", "source"), maps.allowed)
     }
@@ -68,6 +65,43 @@ def to_xarray(maps: LabelledMaps) -> xr.Dataset:
         },
         attrs={"model": maps.provenance.get("model"), "completeness": maps.completeness},
     )
+
+
+def explanation_to_xarray(explanation: Explanation) -> xr.Dataset:
+    """Every array with its axes named, and its tokens, layers and components as coordinates."""
+    xr = _xarray()
+    names = ("nodes", "components", "heads")
+    variables = {name: (EXPLANATION[name], getattr(explanation, name)) for name in names}
+    variables["contributions"] = (("source",), explanation.contributions)
+    for scope, flow in explanation.flows.items():
+        variables[f"flow/{scope}" if scope else "flow"] = (EXPLANATION["flow"], flow)
+    if explanation.head_flow is not None:
+        variables["head_flow"] = (EXPLANATION["head_flow"], explanation.head_flow)
+    return xr.Dataset(
+        variables,
+        coords={
+            "layer": np.arange(len(explanation.nodes)),
+            "component": explanation.component_names,
+            "source_token": ("source", explanation.tokens),
+            "target_token": ("target", explanation.tokens),
+        },
+        attrs={
+            "model": explanation.provenance.get("model"),
+            "value": explanation.value,
+            "remainder": explanation.remainder,
+            "completeness": explanation.completeness,
+        },
+    )
+
+
+def _xarray() -> Any:
+    try:
+        import xarray as xr
+    except ImportError as error:
+        raise MissingDependencyError(
+            "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
+        ) from error
+    return xr
 
 
 def to_bertviz(maps: LabelledMaps, scope: str) -> tuple[torch.Tensor, ...]:

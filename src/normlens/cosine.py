@@ -20,6 +20,8 @@ from normlens.tokens import TokenAxis
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from matplotlib.axes import Axes as PlotAxes
+    from matplotlib.figure import Figure
 
 #: The parts of a cosine that no pair of tokens owns.
 REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
@@ -147,6 +149,24 @@ class Cosine:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
         return store.write(*saved(self), path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Cosine:
+        """Read a cosine that `save` wrote."""
+        return store.open_as(Cosine, path)
+
+    def plot(
+        self,
+        *,
+        colour: str = "sqrt",
+        cmap: str = "RdBu_r",
+        max_label: int = 14,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """Both texts' tokens, and the matrix of their pairs; see `normlens.figures.plot_cosine`."""
+        from normlens.figures import plot_cosine
+
+        return plot_cosine(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same numbers and labels; provenance does not count."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.header_fields import check_axis_fields
 from normlens.json_text import parse_json
-from normlens.maps_header import FIELDS, check_axis_fields
+from normlens.maps_header import FIELDS
 
 if TYPE_CHECKING:
     from normlens.cosine import Cosine

@@ -1,4 +1,4 @@
-"""A first look: a few sentences through the embedded models, as tables, pictures and maps files."""
+"""A first look: sentences through the embedded models, as tables, pictures, maps, explanations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from normlens import export, figures, store
 from normlens.corpus.runs.progress import Lines
+from normlens.demo_explained import show_cosine, show_why
 from normlens.demo_tables import (
     amplification_table,
     best_pairs,
@@ -74,6 +75,8 @@ def run_demo(
     pages = [path for path, _ in written if path.suffix == ".html"]
     echo(
         "\nTo try next:\n"
+        '  normlens explain "The keys to the cabinet" --target " are" --contrast " is"\n'
+        '  normlens cosine "A man is playing a flute." "Someone plays an instrument."\n'
         '  normlens map "Your own sentence." --layers 4 --out layer-4.png\n'
         "  normlens --help\n"
         f'  python -c "import normlens; print(normlens.open({example.as_posix()!r}))"'
@@ -165,7 +168,8 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
             with store.writing(path, overwrite=True) as temporary:
                 export.save_figure(figure, temporary)
             written.append((path, what))
-    return written
+    explain = show_why if lens.causal else show_cosine
+    return written + explain(lens, name, folder, echo, pictures=not _without_pictures())
 
 
 def _feed_forward(maps: Maps) -> Step:

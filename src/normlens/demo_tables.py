@@ -88,7 +88,7 @@ def rendered(content: TextTable) -> str:
     console = Console(file=io.StringIO(), width=None if terminal else 100, force_terminal=terminal)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in content.columns:
-        words = column in ("sentence", "source → target")
+        words = column in ("sentence", "source → target", "token", "token of A", "token of B")
         table.add_column(Text(column), justify="left" if words else "right")
     # As Text, so that a token such as [b] is not read as markup.
     for row in content.rows:

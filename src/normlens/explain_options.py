@@ -39,7 +39,8 @@ class ExplainOptions:
         f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
     ).field(IG)
     flow: bool | None = Option(
-        "How much of the score goes where in each layer. Default: unless the text is very long."
+        "How much of the score goes where in each layer. Default: unless the text is very long.",
+        flags=("--flow/--no-flow",),
     ).field(None)
     heads: bool = Option("The same by head.").field(False)
     scopes: str | Iterable[str] | None = Option(

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import analysis
+from normlens import analysis, conversions, explanation_file, store
 from normlens.equality import same
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError
 from normlens.scopes import resolve
 from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from matplotlib.axes import Axes as PlotAxes
+    from matplotlib.figure import Figure
 
     from normlens.text import Text
 
 #: The flow of a whole layer, among those behind scopes.
 WHOLE = ""
-
-#: The axes of every array.
-AXES: Mapping[str, tuple[str, ...]] = {
-    "nodes": ("layer", "source"),
-    "components": ("layer", "component", "target"),
-    "heads": ("layer", "head", "target"),
-    "flow": ("layer", "target", "source"),
-    "head_flow": ("layer", "head", "target", "source"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,37 +168,45 @@ class Explanation:
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named, and its tokens, layers and components as coordinates."""
-        try:
-            import xarray as xr
-        except ImportError as error:
-            raise MissingDependencyError(
-                "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
-            ) from error
-        variables: dict[str, Any] = {
-            "contributions": (("source",), self.contributions),
-            "nodes": (AXES["nodes"], self.nodes),
-            "components": (AXES["components"], self.components),
-            "heads": (AXES["heads"], self.heads),
-        }
-        for scope, flow in self.flows.items():
-            variables["flow" if scope == WHOLE else f"flow/{scope}"] = (AXES["flow"], flow)
-        if self.head_flow is not None:
-            variables["head_flow"] = (AXES["head_flow"], self.head_flow)
-        return xr.Dataset(
-            variables,
-            coords={
-                "layer": np.arange(len(self.nodes)),
-                "component": self.component_names,
-                "source_token": ("source", self.tokens),
-                "target_token": ("target", self.tokens),
-            },
-            attrs={
-                "model": self.provenance.get("model"),
-                "value": self.value,
-                "remainder": self.remainder,
-                "completeness": self.completeness,
-            },
-        )
+        return conversions.explanation_to_xarray(self)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
+        return store.write(*explanation_file.saved(self), path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Explanation:
+        """Read an explanation that `save` wrote."""
+        return store.open_as(Explanation, path)
+
+    # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
+
+    def plot(
+        self, *, cmap: str = "RdBu_r", max_label: int = 24, ax: PlotAxes | None = None
+    ) -> Figure:
+        """The tokens on the colours of their contributions, and bars that sum to the score."""
+        from normlens.figures import plot_explanation
+
+        return plot_explanation(self, cmap=cmap, max_label=max_label, ax=ax)
+
+    def plot_flow(
+        self,
+        *,
+        scope: str | None = None,
+        max_label: int = 14,
+        max_edges: int = 1500,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """The score's way through the layers; see `normlens.figures.plot_flow`."""
+        from normlens.figures import plot_flow
+
+        return plot_flow(self, scope=scope, max_label=max_label, max_edges=max_edges, ax=ax)
+
+    def plot_components(self, *, cmap: str = "RdBu_r", ax: PlotAxes | None = None) -> Figure:
+        """What each layer's components and heads add; see `normlens.figures.plot_components`."""
+        from normlens.figures import plot_components
+
+        return plot_components(self, cmap=cmap, ax=ax)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens import explanation_file, store
 from normlens.explanation import Explanation
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes as PlotAxes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,33 @@ class Explanations(Sequence[Explanation]):
             for place, each in enumerate(self.explanations)
         ]
         return pd.concat(frames, ignore_index=True)
+
+    def words(self) -> Explanations:
+        """The same by words of the text: contributions of a word's tokens are summed."""
+        return Explanations([each.words() for each in self.explanations])
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write one safetensors file with JSON metadata; `normlens.open` reads it."""
+        saved = explanation_file.saved_several(self.explanations)
+        return store.write(*saved, path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Explanations:
+        """Read explanations that `save` wrote."""
+        return store.open_as(Explanations, path)
+
+    def plot(
+        self,
+        *,
+        colour: str = "sqrt",
+        cmap: str = "RdBu_r",
+        max_label: int = 14,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """The matrix [predicted token, source]; see `normlens.figures.plot_explanations`."""
+        from normlens.figures import plot_explanations
+
+        return plot_explanations(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
 
     def __repr__(self) -> str:
         return (

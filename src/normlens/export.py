@@ -159,12 +159,18 @@ def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
 
 
 def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
+    title = f"NormLens maps of {maps.provenance.get('model')}"
+    drawn = (figures.plot_layer(maps, layer, **drawing) for layer in maps.layers)
+    save_pages(drawn, path, title)
+
+
+def save_pages(drawn: Iterable[Figure], path: str | Path, title: str) -> None:
+    """Write figures as the pages of one PDF; the same figures give the same bytes."""
     from matplotlib.backends.backend_pdf import PdfPages
 
-    title = f"NormLens maps of {maps.provenance.get('model')}"
     with _for_print(), PdfPages(path, metadata={"Title": title, "CreationDate": None}) as pages:
-        for layer in maps.layers:
-            pages.savefig(figures.plot_layer(maps, layer, **drawing), dpi=_RESOLUTION)
+        for figure in drawn:
+            pages.savefig(figure, dpi=_RESOLUTION)
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:

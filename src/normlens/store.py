@@ -1,4 +1,4 @@
-"""Maps and cosines on disk: a safetensors file, with all but the arrays as JSON in its header."""
+"""Maps, explanations and cosines on disk: safetensors, all but arrays as JSON in the header."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from normlens import cosine_file
+from normlens import cosine_file, explanation_file
 from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
+from normlens.header_fields import AXIS
 from normlens.json_text import parse_json
 from normlens.maps_header import (
     ALLOWED,
-    AXIS,
     FIELDS,
     MASKS,
     SAME_TOKEN,
@@ -32,7 +32,11 @@ from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
     from normlens.cosine import Cosine
+    from normlens.explanation import Explanation
+    from normlens.explanations import Explanations
     from normlens.maps import Maps
+
+Kind = TypeVar("Kind")
 
 FORMAT = "normlens-maps"
 FORMAT_VERSION = 2
@@ -101,8 +105,8 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
     return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
-def open(path: str | Path) -> Maps | Cosine:
-    """Read what `Maps.save` or `Cosine.save` wrote."""
+def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
+    """Read what `save` of `Maps`, `Explanation`, `Explanations` or `Cosine` wrote."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -127,6 +131,17 @@ def open(path: str | Path) -> Maps | Cosine:
         raise MapsFileError(
             f"{str(path)!r} is not a NormLens maps file, or is damaged ({_reason(error)})"
         ) from error
+
+
+def open_as(kind: type[Kind], path: str | Path) -> Kind:
+    """Read a file that must hold one kind of result."""
+    result = open(path)
+    if not isinstance(result, kind):
+        raise MapsFileError(
+            f"{str(path)!r} holds {type(result).__name__} and not {kind.__name__}; open it with "
+            "normlens.open(…)"
+        )
+    return result
 
 
 def _arrays(file: Any) -> dict[str, NDArray[Any]]:
@@ -155,6 +170,14 @@ def _read_maps(header: dict[str, str], file: Any) -> Maps:
     return Maps(**masks, **groups, **_read(meta))
 
 
+def _read_explanation(header: dict[str, str], file: Any) -> Explanation | Explanations:
+    from normlens.explanation import Explanation
+    from normlens.explanations import Explanations
+
+    each = [Explanation(**fields) for fields in explanation_file.parts_of(header, _arrays(file))]
+    return Explanations(each) if header["format"] == explanation_file.SEVERAL else each[0]
+
+
 def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
     from normlens.cosine import Cosine
 
@@ -165,6 +188,8 @@ def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
 #: The newest version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
     FORMAT: (FORMAT_VERSION, _read_maps),
+    explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
+    explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanation),
     cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),
 }
 

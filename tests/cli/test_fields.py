@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from normlens import cli
 from normlens.cli.fields import Fields, TypedFields, with_field_options
 from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.cosine_options import CosineOptions
+from normlens.explain_options import ExplainOptions
 from normlens.option_fields import Option, options_of
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.papers.settings import Settings
@@ -158,6 +160,10 @@ def flags_of(command: str) -> dict[str, Any]:
     [
         ("map", AnalysisOptions, {"batch_size"}),
         ("map", LoadOptions, set()),
+        ("explain", ExplainOptions, {"batch_size"}),
+        ("explain", LoadOptions, set()),
+        ("cosine", CosineOptions, {"batch_size"}),
+        ("cosine", LoadOptions, set()),
         ("estimate", AnalysisOptions, {"seed", "origin"}),
         ("estimate", LoadOptions, set()),
         ("serve", LoadOptions, {"revision"}),
@@ -183,10 +189,19 @@ def test_commands_have_an_option_for_each_field(command: str, kind: Any, without
 def test_only_what_cannot_be_typed_has_no_option() -> None:
     silent = {
         kind: {item.name for item in fields(kind)} - options_of(kind).keys()
-        for kind in (AnalysisOptions, LoadOptions, RunOptions, Execution)
+        for kind in (
+            AnalysisOptions,
+            ExplainOptions,
+            CosineOptions,
+            LoadOptions,
+            RunOptions,
+            Execution,
+        )
     }
     assert silent == {
         AnalysisOptions: {"statistics"},
+        ExplainOptions: set(),
+        CosineOptions: set(),
         LoadOptions: set(),
         RunOptions: {"model", "data"},
         Execution: set(),

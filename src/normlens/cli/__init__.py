@@ -14,9 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from normlens._version import __version__
+from normlens.cli.cosine import cosine_command
 from normlens.cli.demo import demo_command
 from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
+from normlens.cli.explain import explain_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
 from normlens.cli.papers import compare_command, report_command, reproduce_command
@@ -43,6 +45,17 @@ app.command(
     epilog='Example: normlens map --text "She teaches soap opera history." --layers 0,2-4 '
     "--out maps.safetensors",
 )(map_command)
+app.command(
+    "explain",
+    short_help="Which tokens made the model say this: printed here, or written to a file.",
+    epilog='Example: normlens explain "The keys to the cabinet" --target " are" --contrast " is" '
+    "--out why.png",
+)(explain_command)
+app.command(
+    "cosine",
+    short_help="Which tokens made the cosine of two texts: printed here, or written to a file.",
+    epilog='Example: normlens cosine "A man is playing a flute." "Someone plays an instrument."',
+)(cosine_command)
 app.command(
     "view",
     short_help="Maps files as an interactive page, in the browser or in one HTML file.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +11,11 @@ import typer
 from normlens.cli.arguments import read_text
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import ForceOption, ModelOption, QuietOption
+from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import status
 from normlens.cli.summary import completeness, layers_in_words, show_maps
 from normlens.embedded import DEFAULT
-from normlens.errors import InputError, NormLensError, OutputError, valid_choice
+from normlens.errors import InputError, valid_choice
 from normlens.options import AnalysisOptions, LoadOptions
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def map_command(
     given = read_text([sentence, text], pair, file)
     drawing = _drawing(normalise, colour)
     if out is not None:
-        _check_out(out, force, drawing)
+        check_out(out, force, drawing)
     elif drawing:
         raise InputError(f"only pictures follow --{' and --'.join(drawing)}; add --out maps.png")
 
@@ -111,29 +110,10 @@ def _drawing(normalise: str | None, colour: str | None) -> dict[str, Any]:
     }
 
 
-def _check_out(out: Path, force: bool, drawing: dict[str, Any]) -> None:
-    from normlens import export, store
-
-    export.check_format(out, drawing)
-    with _file_errors(out):
-        store.check_output(out, overwrite=force)
-
-
-@contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
-    """What the file system refuses is the user's to settle, so it is one line too."""
-    try:
-        yield
-    except NormLensError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-
-
 def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[str, Any]) -> None:
     from normlens import export
 
-    with _file_errors(out):
+    with file_errors(out):
         export.write(maps, out, overwrite=force, **drawing)
     if not quiet:
         print(

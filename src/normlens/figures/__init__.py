@@ -1,4 +1,4 @@
-"""Pictures of maps, as matplotlib figures that touch no global state and need no display.
+"""Pictures of maps, explanations and cosines: figures without global state or display.
 
 Rows are targets i (outputs), columns are sources j (inputs). Layers count from 0, in
 arguments and in pictures.
@@ -6,14 +6,24 @@ arguments and in pictures.
 
 from normlens.figures.amplification_map import plot_amplification
 from normlens.figures.canvas import require_matplotlib
+from normlens.figures.component_bars import plot_components
+from normlens.figures.cosine_matrix import plot_cosine
+from normlens.figures.explanation_strip import plot_explanation
+from normlens.figures.flow_picture import plot_flow
 from normlens.figures.heat_map_panel import COLOUR_SCALES
 from normlens.figures.layer_panels import plot_layer
+from normlens.figures.next_token_matrix import plot_explanations
 from normlens.figures.overview_grid import plot_overview
 from normlens.figures.similarity_lines import plot_similarity
 
 __all__ = [
     "COLOUR_SCALES",
     "plot_amplification",
+    "plot_components",
+    "plot_cosine",
+    "plot_explanation",
+    "plot_explanations",
+    "plot_flow",
     "plot_layer",
     "plot_overview",
     "plot_similarity",

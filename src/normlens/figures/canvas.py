@@ -8,13 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import MissingDependencyError
-from normlens.figures.captions import text_lines
 from normlens.figures.fonts import Fonts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normlens.maps import Maps
 
 # Okabe and Ito's colours, which people with colour-blindness tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -75,12 +72,18 @@ def _png(figure: Figure) -> tuple[bytes, dict[str, int]]:
 
 
 class Head:
-    """Heading and text above the panels."""
+    """Heading and lines of text above the panels."""
 
-    def __init__(self, maps: Maps, heading: str, fonts: Fonts, width: float):
+    def __init__(
+        self,
+        heading: str,
+        texts: Sequence[str],
+        fonts: Fonts,
+        width: float,
+    ):
         room = width - 2 * MARGIN
         self.heading = fonts.cut(heading, HEADING, room, "bold")
-        self.lines = [line for text in text_lines(maps) for line in fonts.wrap(text, TEXT, room, 2)]
+        self.lines = [line for text in texts for line in fonts.wrap(text, TEXT, room, 2)]
         self.height = 0.24 + 0.16 * len(self.lines) + 0.08
 
     def draw(self, sheet: Sheet) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from normlens.rolled import rollout_words
 from normlens.scopes import components_of, consecutive
@@ -11,6 +11,21 @@ from normlens.wording import quoted
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
+    from normlens.text import Text
+
+
+class Result(Protocol):
+    """What every result says of itself."""
+
+    @property
+    def provenance(self) -> dict[str, Any]: ...
+
+
+class TextResult(Protocol):
+    """What a result says of the one text that it is about."""
+
+    @property
+    def text(self) -> Text | None: ...
 
 
 def additions(names: Sequence[str]) -> dict[str, str]:
@@ -45,8 +60,8 @@ def measured(maps: Maps, names: Sequence[str], normalise: str) -> str:
     return ", ".join(f"{unit} (-{letter})" for unit, letter in kinds.items())
 
 
-def model_name(maps: Maps) -> str:
-    return str(maps.provenance.get("model", "model"))
+def model_name(result: Result) -> str:
+    return str(result.provenance.get("model") or "model")
 
 
 def model_and(maps: Maps, what: str) -> str:
@@ -54,27 +69,35 @@ def model_and(maps: Maps, what: str) -> str:
     return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
 
 
-def text_lines(maps: Maps) -> list[str]:
+def text_lines(result: TextResult) -> list[str]:
     """Quote the text in one line; no line without a text."""
-    return [" ".join(quoted(maps.text))] if maps.text is not None else []
+    return [" ".join(quoted(result.text))] if result.text is not None else []
 
 
 def provenance(maps: Maps) -> str:
-    """Say in one line how the numbers were made."""
-    facts = maps.provenance
+    """Say in one line how the numbers of maps were made."""
     measured = any(scope.endswith("-N") for scope in maps.scopes)  # weights have no parts
-    words = [f"completeness {maps.completeness:.1e}" if measured else "completeness not measured"]
+    return made(maps.provenance, maps.completeness if measured else None, "maps")
+
+
+def made(facts: Mapping[str, Any], completeness: float | None, what: str = "contributions") -> str:
+    """Say in one line how the numbers were made, and how exactly."""
+    words = [
+        "completeness not measured" if completeness is None else f"completeness {completeness:.1e}"
+    ]
     if "dtype" in facts:
-        model_dtype, maps_dtype = facts["dtype"], facts.get("compute_dtype", facts["dtype"])
+        model_dtype, own_dtype = facts["dtype"], facts.get("compute_dtype", facts["dtype"])
         words.append(
             str(model_dtype)
-            if model_dtype == maps_dtype
-            else f"{model_dtype} (maps in {maps_dtype})"
+            if model_dtype == own_dtype
+            else f"{model_dtype} ({what} in {own_dtype})"
         )
     if "nonlinearity" in facts:
         words.append(f"rule {facts['nonlinearity']}")
     if "normlens" in facts.get("versions", {}):
         words.append(f"normlens {facts['versions']['normlens']}")
+    if facts.get("note"):
+        words.append(str(facts["note"]))
     return " · ".join(words)
 
 

@@ -78,7 +78,7 @@ def heat_maps(
     width = left + columns * pitch_x + right + (listing.width if listing else 0.0) + 0.05
     width = max(width, 4.2)
 
-    head = Head(maps, heading, fonts, width)
+    head = Head(heading, text_lines(maps), fonts, width)
     foot = Notes([*notes, provenance(maps)], fonts, width)
     top = MARGIN + head.height + title_room
     below = top + (len(rows) - 1) * pitch_y + side  # lower edge of the last row

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 import normlens
 from normlens.corpus.measures import Item, Measure
+from normlens.explanation import Explanation
 from normlens.maps import Maps
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
@@ -89,7 +90,35 @@ def item(index: int, n: int = 9, *, causal: bool = False, layers: int = 2, seed:
         special=encoded.special,
         token_words=encoded.words,
     )
-    return Item(f"text-{index}", index, maps, encoded, seed)
+    return Item(f"text-{index}", index, maps, encoded, seed, (explanation(rng, encoded, layers),))
+
+
+def explanation(rng: np.random.Generator, encoded: Encoded, layers: int) -> Explanation:
+    """A random explanation of a sequence; its first layer lacks a feed-forward block."""
+    n = len(encoded)
+    components = rng.random((layers, 2, n))
+    components[0, 1] = np.nan
+    biases = [*((layer, "FF", rng.random()) for layer in range(layers)), ("head", "OUT", 0.5)]
+    nodes = rng.random((layers, n))
+    return Explanation(
+        task="causal language model",
+        value=float(nodes[0].sum()) + sum(share for *_, share in biases),
+        nodes=nodes,
+        components=components,
+        component_names=["ATTN", "FF"],
+        heads=rng.random((layers, 3, n)),
+        biases=biases,
+        flows={},
+        raw_tokens=encoded.tokens,
+        completeness=1e-7,
+        provenance={},
+        position=n - 1,
+        target="t",
+        target_id=5,
+        probability=0.25,
+        token_ids=encoded.ids,
+        special=encoded.special,
+    )
 
 
 @lru_cache

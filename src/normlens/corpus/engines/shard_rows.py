@@ -11,6 +11,7 @@ from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, one_line, reason_of
+from normlens.explanation import Explanation
 from normlens.maps import Maps
 
 SEQUENCES = pa.schema(
@@ -78,9 +79,16 @@ class ShardRows:
         row = {"index": index, "sequence": sequence, "reason": one_line(reason)}
         self._run_rows["failures"][index] = row
 
-    def add(self, index: int, encoded: EncodedRecord, maps: Maps, seed: int) -> None:
+    def add(
+        self,
+        index: int,
+        encoded: EncodedRecord,
+        maps: Maps,
+        seed: int,
+        explanations: tuple[Explanation, ...] = (),
+    ) -> None:
         """Measure a sequence and keep its rows, of all measures or of none."""
-        item = Item(sequence=encoded.id, index=index, maps=maps, encoded=encoded, seed=seed)
+        item = Item(encoded.id, index, maps, encoded, seed, explanations)
         tables: dict[str, pa.Table] = {}
         for measure in self.measures:
             try:
@@ -102,7 +110,7 @@ class ShardRows:
             "sequence": encoded.id,
             "tokens": len(encoded),
             "masked": sum(encoded.masked),
-            "completeness": float(maps.completeness),
+            "completeness": _completeness(maps, explanations),
         }
 
     def _keep(self, table: str, index: int, rows: pa.Table) -> None:
@@ -135,6 +143,12 @@ class ShardRows:
                 made = pa.concat_tables([schema.empty_table(), *(kept[i] for i in sorted(kept))])
             tables[table] = made.unify_dictionaries().combine_chunks()
         return tables
+
+
+def _completeness(maps: Maps, explanations: tuple[Explanation, ...]) -> float:
+    """The worst error of what was computed; NaN where nothing measures it."""
+    errors = [maps.completeness] if maps.layers else []
+    return max(map(float, (*errors, *(each.completeness for each in explanations))))
 
 
 def _machine_problem(error: OSError | MemoryError) -> str:

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ import torch
 
 from normlens.corpus.data.masking import mask_tokens
 from normlens.corpus.data.spans import encode_record
+from normlens.corpus.engines.explaining import explained, no_maps
 from normlens.corpus.engines.prepared import Clock, Entry, Prepared, batches
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, Needs
@@ -24,12 +24,19 @@ from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError, NormLensError
+from normlens.explanation import Explanation
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.maps import Maps
+from normlens.models.heads import read_head
+from normlens.options import AnalysisOptions
 from normlens.scopes import components_of, resolve_all
+from normlens.text import Encoded
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
+
+#: What is known of a sequence before it is measured.
+Analysed = tuple[Maps, tuple[Explanation, ...]]
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Worker:
         }
         _check_tokenizer(self.lens)
         _check_masking(task.options, self.lens)
+        if self.needs.asked is not None:
+            read_head(self.lens.adapter)  # a model without a head is refused before the run begins
         if self._reaches_feed_forward():
             # Always, and with the same limit everywhere: a resumed run, and every worker of it,
             # must come to the same digits. A copy, because the caller's lens stays as it is.
@@ -103,11 +112,13 @@ class Worker:
             with clock.on("maps"):
                 results = self._analyse(batch)
             with clock.on("measures"):
-                for entry, maps in zip(batch, results, strict=True):
-                    if isinstance(maps, str):
-                        rows.fail(entry.index, entry.encoded.id, maps)
+                for entry, result in zip(batch, results, strict=True):
+                    if isinstance(result, str):
+                        rows.fail(entry.index, entry.encoded.id, result)
                     else:
-                        rows.add(entry.index, entry.encoded, maps, self.task.options.seed)
+                        maps, explanations = result
+                        seed = self.task.options.seed
+                        rows.add(entry.index, entry.encoded, maps, seed, explanations)
             yield len(batch)
 
     def finish(self, prepared: Prepared) -> Finished:
@@ -162,19 +173,26 @@ class Worker:
         item = 8 if self.task.dtype == "float64" else 4
         return self.lens.n_layers * n * n * item * (len(self.lens.scopes) + 2)
 
-    def _analyse(self, batch: list[Entry]) -> list[Maps | str]:
-        """Compute each sequence's maps, or the reason why it has none."""
+    def _analyse(self, batch: list[Entry]) -> list[Analysed | str]:
+        """Compute each sequence's maps and explanations, or the reason why it has none."""
+        encoded = [entry.encoded for entry in batch]
         try:
-            return list(self._maps([entry.encoded for entry in batch]))
+            maps = self._maps(encoded) if self.needs.maps else [*map(no_maps, encoded)]
+            explanations = self._explanations(encoded)
         except NormLensError as error:
             if len(batch) == 1:
                 return [str(error)]
+        else:
+            return list(zip(maps, explanations, strict=True))
         # One of them spoils the batch for all; alone, each answers for itself.
-        return [maps for entry in batch for maps in self._analyse([entry])]
+        return [result for entry in batch for result in self._analyse([entry])]
 
-    def _maps(self, encoded: Sequence[Any]) -> list[Maps]:
-        from normlens.options import AnalysisOptions
+    def _explanations(self, encoded: Sequence[Encoded]) -> list[tuple[Explanation, ...]]:
+        if self.needs.asked is None:
+            return [()] * len(encoded)
+        return explained(self.lens, encoded, self.needs.asked, self.task.batch_size)
 
+    def _maps(self, encoded: Sequence[Encoded]) -> list[Maps]:
         size = self.task.batch_size
         options = AnalysisOptions(
             scopes=self.needs.scopes,

@@ -11,7 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.explanation import Explanation
 from normlens.maps import Maps
+from normlens.nonlinearities import IG
 
 if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
     from normlens.text import Encoded
@@ -24,7 +26,8 @@ class Item:
     """One sequence with its maps, as a measure receives it.
 
     `encoded` may also say which entity each token belongs to (`entities`: index or None) and which
-    tokens were masked (`masked`: booleans).
+    tokens were masked (`masked`: booleans). Where no measure of a run needs maps, `maps` have no
+    layers; where one asks for them, `explanations` are the answers to its question.
     """
 
     sequence: str  # the record's id
@@ -32,9 +35,21 @@ class Item:
     maps: Maps
     encoded: Encoded
     seed: int = 0
+    explanations: tuple[Explanation, ...] = ()
 
     def __len__(self) -> int:
         return len(self.encoded.ids)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that `Lens.explain` answers about every sequence."""
+
+    target: str | int | None = None
+    contrast: str | int | None = None
+    position: str | int | None = None
+    first_piece: bool = False
+    nonlinearity: str = IG
 
 
 @dataclass(frozen=True)
@@ -42,15 +57,24 @@ class Needs:
     """What a measure asks of `Lens.analyse`: scopes (None is all of them) and statistics.
 
     A measure that sets `arrays` to False reads the maps' `correlations` alone, where there are any.
+    `asked` is a question to explain.
     """
 
     scopes: tuple[str, ...] | None = None
     statistics: bool = False
     arrays: bool = True
     correlations: bool = False
+    asked: Asked | None = None
+
+    @property
+    def maps(self) -> bool:
+        """Whether any maps are needed."""
+        return self.scopes != () or self.statistics or self.arrays or self.correlations
 
     def __or__(self, other: Needs) -> Needs:
         """Combine what two measures need."""
+        if self.asked is not None and other.asked not in (None, self.asked):
+            raise InputError("two measures explain different questions; take one run for each")
         scopes = None
         if self.scopes is not None and other.scopes is not None:
             scopes = tuple(dict.fromkeys(self.scopes + other.scopes))
@@ -59,6 +83,7 @@ class Needs:
             self.statistics or other.statistics,
             self.arrays or other.arrays,
             self.correlations or other.correlations,
+            self.asked if other.asked is None else other.asked,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from normlens.corpus.measures.amplification_rows import Amplification
 from normlens.corpus.measures.base import Measure
+from normlens.corpus.measures.explanation_rows import ExplanationsMeasure
 from normlens.corpus.measures.mixing_rows import Mixing
 from normlens.corpus.measures.norms_rows import Norms
 from normlens.corpus.measures.similarity_rows import Similarity
@@ -18,6 +19,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
     "mixing": Mixing,
     "amplification": Amplification,
     "norms": Norms,
+    "explanations": ExplanationsMeasure,
 }
 
 

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from normlens.corpus.measures import Measure
 
 ENGINES = ("local", "ray")
-MEASURES = ("similarity", "mixing", "amplification", "norms")
+#: The measures of maps, which a run takes unless told otherwise.
+DEFAULT_MEASURES = ("similarity", "mixing", "amplification", "norms")
+#: Every built-in measure. Explanations need a model with a head.
+MEASURES = (*DEFAULT_MEASURES, "explanations")
 
 
 def parse_measures(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of measures from "similarity,mixing" or from a list; all of them by default."""
+    """Names of measures from "similarity,mixing" or from a list; those of maps by default."""
     if value is None:
-        return MEASURES
+        return DEFAULT_MEASURES
     names = value.split(",") if isinstance(value, str) else value
     return tuple(name.strip() for name in names if name.strip())
 
@@ -72,11 +75,12 @@ class RunOptions:
     model: str
     data: str
     measures: tuple[str, ...] = Option(
-        f"Measures, or your own as module:name. Default: {','.join(MEASURES)}.",
+        f"Some of {','.join(MEASURES)}, or your own as module:name. Default: all of maps, "
+        f"{','.join(DEFAULT_MEASURES)}.",
         metavar="LIST",
         typed=str,
         parse=parse_measures,
-    ).field(MEASURES)
+    ).field(DEFAULT_MEASURES)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=_SET.metadata)
     mask: float | None = Option(
         "Mask this share of the tokens; the papers take 0.12.", metavar="SHARE"
@@ -101,7 +105,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if not self.measures:
-            raise InputError("no measure is chosen; leave --measures out to take all")
+            raise InputError("no measure is chosen; leave --measures out to take those of maps")
         if len(set(self.measures)) != len(self.measures):
             raise InputError(f"a measure is named twice: {', '.join(self.measures)}")
         check_choice(self.precision, PRECISIONS, "precision")

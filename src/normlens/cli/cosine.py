@@ -1,0 +1,106 @@
+"""``normlens cosine``: which tokens made the cosine of two texts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from normlens.cli.arguments import read_text
+from normlens.cli.explained import completeness_words, token_strip
+from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.options import ForceOption, ModelOption, QuietOption
+from normlens.cli.outputs import check_out, file_errors
+from normlens.cli.printing import add_row, console_for, new_table, print_table, status
+from normlens.contribution_rows import rows_of
+from normlens.cosine_options import CosineOptions
+from normlens.cosine_words import PLACES, cosine_words, parts_words
+from normlens.embedded import DEFAULT
+from normlens.explanation_words import signed_number
+from normlens.options import LoadOptions
+
+if TYPE_CHECKING:
+    from normlens.cosine import Cosine
+
+_PAIRS = 10  # in the list of the strongest
+
+
+@with_field_options
+def cosine_command(
+    *,
+    a: Annotated[str, typer.Argument(metavar="A", help="The first text.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The second text.")],
+    model: ModelOption = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
+    ] = None,
+    options: Annotated[CosineOptions, Fields(without=("batch_size",))],
+    words: Annotated[bool, typer.Option("--words", help="Merge subwords into words.")] = False,
+    loading: LoadOptions,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
+        ),
+    ] = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Which tokens made the cosine of two texts' vectors. Without --out it prints what each token
+    has of it, the strongest pairs, and what no pair of tokens owns.
+    """
+    for text in (a, b):
+        read_text([text], None, None)
+    if out is not None:
+        check_out(out, force)
+
+    from normlens.cosine_export import write_cosine
+    from normlens.loading import load
+
+    with status(f"loading {model or DEFAULT}", quiet):
+        lens = load(model, tokenizer, **asdict(loading))
+    with status("comparing", quiet):
+        pair = lens.cosine(a, b, truncate=truncate, **asdict(options))
+    pair = pair.words() if words else pair
+    if out is None:
+        _show(pair)
+        return
+    with file_errors(out):
+        write_cosine(pair, out, overwrite=force)
+    if not quiet:
+        print(f"wrote {out}: {pair!r}")
+
+
+def _show(pair: Cosine) -> None:
+    console = console_for()
+    model = pair.provenance.get("model")
+    console.print(Text(f"{model}: {cosine_words(pair)}", style="bold"))
+    console.print(Text(parts_words(pair)))
+    console.print(completeness_words(pair.completeness, pair.provenance, "the model's own cosine"))
+    if pair.note:
+        console.print(Text(pair.note))
+    margins = pair.margins
+    texts = (("A", pair.tokens_a, margins.a), ("B", pair.tokens_b, margins.b))
+    if console.is_terminal:
+        for name, tokens, own in texts:
+            console.print(Text(f"{name} ").append_text(token_strip(tokens, own)))
+    for name, tokens, own in texts:
+        table = new_table("token", "part")
+        for row in rows_of(tokens, own, pair.value - float(own.sum())):
+            add_row(table, row.label, signed_number(row.value, PLACES))
+        add_row(table, "sum", signed_number(pair.value, PLACES))
+        title = f"What each token of {name} has of the cosine, with all of the other text"
+        print_table(console, title, table)
+    table = new_table("A", "B", "part", left=2)
+    for a, b, value in pair.top(_PAIRS)[["a_token", "b_token", "value"]].itertuples(index=False):
+        add_row(table, str(a), str(b), signed_number(value, PLACES))
+    print_table(console, "Strongest pairs of tokens", table)

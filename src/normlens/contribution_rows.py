@@ -1,0 +1,47 @@
+"""The rows of a list of contributions: tokens, others together, and what no token owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Tokens that have a row each; of a longer text the strongest have, and the others share one.
+LONGEST = 24
+NO_TOKEN_WORDS = "no token (biases)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; `token` is its place, None for the others together and for no token."""
+
+    label: str
+    value: float
+    token: int | None = None
+    of_no_token: bool = False
+
+
+def rows_of(
+    tokens: Sequence[str],
+    contributions: NDArray[np.floating],
+    remainder: float,
+    longest: int = LONGEST,
+) -> list[Row]:
+    """Rows whose sum is the score: tokens in the order of the text, others, no token."""
+    values = [float(value) for value in contributions]
+    places = list(range(len(tokens)))
+    labels = list(tokens)
+    others: list[Row] = []
+    if len(places) > longest:
+        strongest = sorted(places, key=lambda place: -abs(values[place]))[: longest - 4]
+        rest = [values[place] for place in places if place not in set(strongest)]
+        places = sorted(strongest)
+        # Their neighbours are missing, so a place tells which of two equal tokens it is.
+        labels = [f"{place}: {label}" for place, label in enumerate(labels)]
+        others = [Row(f"{len(rest)} other tokens", sum(rest))]
+    chosen = [Row(labels[place], values[place], place) for place in places]
+    return [*chosen, *others, Row(NO_TOKEN_WORDS, remainder, of_no_token=True)]

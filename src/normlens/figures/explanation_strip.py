@@ -1,0 +1,92 @@
+"""An explanation: its tokens on the colours of their contributions, and the same as bars."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from normlens.contribution_rows import rows_of
+from normlens.errors import InputError
+from normlens.explanation_words import place_words, score_words, total_words
+from normlens.figures.canvas import (
+    LARGEST_TICK,
+    MARGIN,
+    NOTE,
+    Head,
+    Notes,
+    Sheet,
+    require_matplotlib,
+)
+from normlens.figures.captions import cut_label, made, model_name, text_lines
+from normlens.figures.contribution_bars import ROW, draw_bars, style_bars
+from normlens.figures.fonts import fonts_for
+from normlens.figures.foreign_axes import figure_of
+from normlens.figures.signed_colours import DIVERGING, SignedColours
+from normlens.figures.token_strip import TokenStrip
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from normlens.explanation import Explanation
+
+_WIDTH = 6.6
+_AXIS_WORDS = 0.42
+
+
+def plot_explanation(
+    why: Explanation, *, cmap: str = DIVERGING, max_label: int = 24, ax: Axes | None = None
+) -> Figure:
+    """Draw what each token contributes to the score: a strip of tokens, and bars below it.
+
+    The bars sum to the score, with what no token owns among them. A long text has bars for its
+    strongest tokens, and one for all others together. `cmap` is a diverging colour map of
+    matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars into axes of
+    yours.
+    """
+    require_matplotlib()
+    if max_label < 1:
+        raise InputError(f"max_label must be at least 1, not {max_label}")
+    colours = SignedColours(why.contributions, cmap)
+    bars = [
+        row if row.token is None else replace(row, label=cut_label(row.label, max_label))
+        for row in rows_of(why.tokens, why.contributions, why.remainder)
+    ]
+    if ax is not None:
+        draw_bars(ax, bars, colours, None, ax.get_window_extent().width / figure_of(ax).dpi)
+        ax.set_title(why.question, parse_math=False)
+        ax.set_xlabel("contribution to the score")
+        return figure_of(ax)
+
+    heading = f"{model_name(why)}: {why.question}"
+    about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
+    notes = [
+        "Colour and bars: what each token contributes to the score, red above 0, blue below."
+        + ("" if why.position is None else " A dark frame marks the token where it is read."),
+        made(why.provenance, why.completeness),
+    ]
+    fonts = fonts_for([*why.tokens, heading, *text_lines(why), *about, *notes, "□…−–"])
+    head = Head(heading, [*text_lines(why), *about], fonts, _WIDTH)
+    strip = TokenStrip(
+        why.tokens,
+        list(map(float, why.contributions)),
+        why.remainder,
+        colours,
+        fonts,
+        _WIDTH,
+        why.position,
+    )
+    foot = Notes(notes, fonts, _WIDTH)
+    left = MARGIN + max(fonts.width(bar.label, LARGEST_TICK) for bar in bars) + 0.08
+    height = ROW * len(bars)
+    top = MARGIN + head.height + strip.height + 0.12
+    sheet = Sheet(_WIDTH, top + height + _AXIS_WORDS + foot.height + MARGIN, fonts)
+    head.draw(sheet)
+    strip.draw(sheet, MARGIN + head.height)
+    width = _WIDTH - left - MARGIN
+    axes = sheet.axes(left, top, width, height)
+    draw_bars(axes, bars, colours, fonts, width)
+    style_bars(axes)
+    axes.set_xlabel("contribution to the score", fontproperties=fonts.properties(NOTE), labelpad=2)
+    foot.draw(sheet, top + height + _AXIS_WORDS)
+    return sheet.figure

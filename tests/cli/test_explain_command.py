@@ -1,0 +1,335 @@
+"""``normlens explain``: what it prints and writes, and that every mistake is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import transformers
+from shell import Shell
+from test_loading import WORDS, save_tiny, tiny_tokenizer
+from transformers.utils import logging
+
+import normlens
+from normlens.models.tiny import scramble, tiny_config
+
+TEXT = "the cats sat on a"
+LABELS = {0: "negative", 1: "positive", 2: "neutral"}
+
+
+def saved(folder: Path, kind: str, model_type: str, **config: Any) -> Path:
+    """A tiny model with a head, and a tokenizer with a mask token."""
+    logging.disable_progress_bar()
+    made = tiny_config(model_type, pad_token_id=0, **config)
+    model = getattr(transformers, kind)(made).eval()
+    scramble(model)
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    if "Masked" in kind:
+        tokenizer.add_special_tokens({"mask_token": "[MASK]"})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("explain")
+    return {
+        "causal": saved(folder / "causal", "LlamaForCausalLM", "llama"),
+        "masked": saved(folder / "masked", "BertForMaskedLM", "bert"),
+        "classifier": saved(
+            folder / "classifier", "BertForSequenceClassification", "bert", id2label=LABELS
+        ),
+        "headless": save_tiny(folder / "headless"),
+    }
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+# What it prints -----------------------------------------------------------------------------------
+
+
+def test_it_prints_what_lens_explain_says(models: dict[str, Path], shell: Shell) -> None:
+    out = shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--contrast", "cat")
+    why: Any = normlens.load(models["causal"]).explain(TEXT, target="mat", contrast="cat")
+    assert "(causal language model): why 'mat' and not 'cat'" in out
+    assert f"completeness: {why.completeness:.1e}" in out
+    assert "probability of 'mat'" in out
+    rows = [line.split() for line in out.splitlines()]
+    largest = float(np.abs(why.contributions).max())
+    for token, value in zip(why.tokens, why.contributions, strict=True):
+        numbers = [row[1].replace("−", "-") for row in rows if row[:1] == [token]]
+        assert any(abs(float(n) - value) < 0.01 * largest for n in numbers), token
+    assert "no token (biases)" in out
+    assert "Strongest components" in out
+    assert "\x1b" not in out  # a pipe has no colours
+
+
+def test_colours_on_a_terminal(
+    models: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = Shell(capsys).run("explain", TEXT, "-m", models["causal"], "-q")[1]
+    assert "\x1b[" in out
+    assert ";48;2;" in out  # backgrounds of tokens
+
+
+def test_each_next_token(models: dict[str, Path], shell: Shell) -> None:
+    out = shell("explain", TEXT, "-m", models["causal"], "--position", "all")
+    several: Any = normlens.load(models["causal"]).explain(TEXT, position="all")
+    assert f"why each next token of {len(several.tokens)}" in out
+    rows = [line.split() for line in out.splitlines()]
+    for place, token in enumerate(several.predicted):
+        assert [str(place), token] in [row[:2] for row in rows]
+
+
+def test_words_are_merged(models: dict[str, Path], shell: Shell) -> None:
+    out = shell("explain", TEXT, "-m", models["causal"], "--words")
+    assert " cats " in out
+    assert "##s" not in out.split("What each token")[1].split("Strongest")[0]
+
+
+def test_a_classifier_and_a_mask(models: dict[str, Path], shell: Shell) -> None:
+    out = shell("explain", TEXT, "-m", models["classifier"], "--target", "Positive")
+    assert "why 'positive'" in out
+    assert "read at position 0 ('[CLS]')" in out
+    out = shell("explain", "the [MASK] sat", "-m", models["masked"], "--target", "cat")
+    assert "why 'cat'" in out
+    assert "read at position 2 ('[MASK]')" in out
+
+
+@pytest.mark.parametrize("ending", ["npy", "json", "txt"])
+def test_a_direction_from_a_file(
+    ending: str, models: dict[str, Path], shell: Shell, tmp_path: Path
+) -> None:
+    vector = np.linspace(-1, 1, tiny_config("bert").hidden_size)
+    file = tmp_path / f"direction.{ending}"
+    if ending == "npy":
+        np.save(file, vector)
+    elif ending == "json":
+        file.write_text(json.dumps(vector.tolist()))
+    else:
+        file.write_text("\n".join(map(repr, vector.tolist())))
+    out = tmp_path / "why.safetensors"
+    words = ("--direction", file, "--layer", "0", "--position", "-1", "--out", out)
+    shell("explain", TEXT, "-m", models["headless"], *words)
+    expected = normlens.load(models["headless"]).explain(
+        TEXT, direction=vector, layer=0, position=-1
+    )
+    assert normlens.open(out) == expected
+
+
+def test_a_file_as_the_text(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    typed = shell("explain", TEXT, "-m", models["causal"])
+    assert shell("explain", "--file", tmp_path / "text.txt", "-m", models["causal"]) == typed
+    assert shell("explain", "--text", TEXT, "-m", models["causal"]) == typed
+
+
+def test_its_help_has_an_example(shell: Shell) -> None:
+    out = " ".join(shell("explain", "--help").replace("│", " ").split())
+    assert "Example: normlens explain" in out
+    for option in ("--target", "--contrast", "--position", "--direction", "--nonlinearity"):
+        assert option in out
+    for option in ("--first-piece", "--no-flow", "--scope", "--words", "--memory-limit"):
+        assert option in out
+
+
+# What it writes -----------------------------------------------------------------------------------
+
+
+def test_files_hold_the_explanation(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+    lens = normlens.load(models["causal"])
+    why: Any = lens.explain(TEXT, target="mat", heads=True, scopes=["ATTN"])
+    asked = ("explain", TEXT, "-m", models["causal"], "--target", "mat", "--heads", "-s", "ATTN")
+    for ending in ("safetensors", "csv", "json"):
+        out = tmp_path / f"why.{ending}"
+        assert shell(*asked, "--out", out).startswith(f"wrote {out}: Explanation(why 'mat'")
+    assert normlens.open(tmp_path / "why.safetensors") == why
+    table = pd.read_csv(tmp_path / "why.csv")
+    assert table.token.tolist() == [*why.tokens, "no token (biases)"]
+    np.testing.assert_allclose(table.contribution[:-1], why.contributions, rtol=1e-5)
+    assert table.contribution.sum() == pytest.approx(why.value, rel=1e-4)
+    assert table.position.isna().tolist() == [False] * len(why.tokens) + [True]
+    document = json.loads((tmp_path / "why.json").read_text("utf-8"))
+    (each,) = document["explanations"]
+    np.testing.assert_allclose(each["contributions"], why.contributions, rtol=1e-6)
+    np.testing.assert_allclose(each["flows"]["whole layer"], why.flow, rtol=1e-6)
+    np.testing.assert_allclose(each["flows"]["ATTN-N"], why.flow_behind("ATTN"), rtol=1e-6)
+    np.testing.assert_allclose(each["head_flow"], why.head_flow, rtol=1e-6)
+    assert each["value"] == why.value
+    assert each["remainder"] == pytest.approx(why.remainder)
+    assert sum(bias["value"] for bias in each["biases"]) == pytest.approx(why.remainder)
+    assert document["axes"]["flows"] == ["layer", "target", "source"]
+
+
+def test_files_of_each_next_token(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    several: Any = normlens.load(models["causal"]).explain(TEXT, position="all")
+    for ending in ("safetensors", "csv", "json", "png"):
+        shell(
+            *("explain", TEXT, "-m", models["causal"], "--position", "all"),
+            *("--out", tmp_path / f"all.{ending}", "-q"),
+        )
+    assert normlens.open(tmp_path / "all.safetensors") == several
+    table = pd.read_csv(tmp_path / "all.csv")
+    sums = table.groupby("predicted").contribution.sum()
+    np.testing.assert_allclose(sums, several.values, rtol=1e-4)
+    assert len(json.loads((tmp_path / "all.json").read_text())["explanations"]) == len(several)
+    assert (tmp_path / "all.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("picture", [(), ("--picture", "flow"), ("--picture", "components")])
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_pictures(
+    picture: tuple[str, ...], ending: str, models: dict[str, Path], shell: Shell, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"why.{ending}"
+    shell("explain", TEXT, "-m", models["causal"], *picture, "--out", out, "-q")
+    content = out.read_bytes()
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert content.startswith(begins)
+    if ending == "pdf":
+        pages = content.count(b"/Type /Page ")
+        assert pages == (1 if picture else 3)
+
+
+def test_an_existing_file_stays(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+    out = tmp_path / "why.json"
+    out.write_text("precious")
+    line = shell.error("explain", TEXT, "-m", models["causal"], "--out", out)
+    assert "exists already" in line
+    assert out.read_text() == "precious"
+    shell("explain", TEXT, "-m", models["causal"], "--out", out, "--force")
+    assert json.loads(out.read_text())
+
+
+def test_the_first_piece_of_a_target(models: dict[str, Path], shell: Shell) -> None:
+    out = shell("explain", TEXT, "-m", models["causal"], "--target", "cats", "--first-piece")
+    assert "why 'cat'" in out
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+LONG = " ".join(["cat"] * 300)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "message"),
+    [
+        ("causal", (TEXT, "--target", "cats"), "2 tokens (cat + ##s)"),
+        ("causal", (TEXT, "--target", "cats"), "--first-piece"),
+        ("causal", (TEXT, "--target", "mat", "--contrast", "cats"), "contrast 'cats' is 2 tokens"),
+        ("causal", (TEXT, "--target", "zebra"), "not in the vocabulary"),
+        ("causal", (TEXT, "--target", " "), "no token"),
+        ("causal", (TEXT, "--target", "mat", "--contrast", "mat"), "the same"),
+        ("causal", (TEXT, "--position", "99"), "position 99 is out of range"),
+        ("causal", (TEXT, "--position", "-99"), "position -99 is out of range"),
+        ("causal", (TEXT, "--position", "last"), "--position is a number or 'all', not 'last'"),
+        ("causal", (TEXT, "--position", "all", "--target", "mat"), "leave target and contrast out"),
+        ("causal", (LONG,), "tokens"),
+        ("causal", ("",), "the text is empty"),
+        ("causal", (), "give one text"),
+        ("causal", (TEXT, "--layer", "0"), "direction"),
+        ("causal", (TEXT, "--nonlinearity", "shapley"), "not linear"),
+        ("causal", (TEXT, "--nonlinearity", "magic"), "unknown rule"),
+        ("causal", (TEXT, "--scope", "MAGIC"), "MAGIC"),
+        ("causal", (TEXT, "--memory-limit", "much"), "not a size"),
+        ("causal", (TEXT, "--picture", "flow", "--no-flow"), "flow=True"),
+        ("causal", (TEXT, "--picture", "magic"), "unknown picture 'magic'"),
+        ("causal", (TEXT, "--picture", "flow", "--position", "all"), "one position"),
+        ("classifier", (TEXT, "--target", "great"), "negative, positive, neutral"),
+        ("classifier", (TEXT, "--target", "7"), "unknown target '7'"),
+        ("classifier", (TEXT, "--position", "2"), "reads the whole text"),
+        ("classifier", (TEXT, "--position", "all"), "next tokens"),
+        ("masked", (TEXT, "--target", "cat"), "the text has no [MASK]"),
+        ("masked", ("the [MASK] sat on a [MASK]",), "has 2 [MASK] (at positions 2, 6)"),
+        ("headless", (TEXT,), "direction"),
+        ("headless", (TEXT,), "cosine"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_file(
+    model: str,
+    words: tuple[str, ...],
+    message: str,
+    models: dict[str, Path],
+    shell: Shell,
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("matplotlib")
+    line = shell.error("explain", *words, "-m", models[model], "--out", tmp_path / "why.png")
+    assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("short.npy", np.ones(3), "vector of 16 numbers, this one has the shape 3"),
+        ("square.npy", np.ones((16, 16)), "has the shape 16×16"),
+        ("nan.npy", np.full(16, np.nan), "not finite"),
+        ("objects.npy", np.array([{}], dtype=object), "holds no vector of numbers"),
+        ("damaged.npy", b"\x93NUMPY nonsense", "holds no vector of numbers"),
+        ("empty.npy", b"", "holds no vector of numbers"),
+        ("words.txt", b"one two", "holds no vector of numbers"),
+        ("binary.txt", b"\xff\xfe", "holds no vector of numbers"),
+        ("object.json", b'{"a": 1}', "holds no vector of numbers"),
+        ("damaged.json", b"[1, 2", "holds no vector of numbers"),
+        ("vector.pt", b"", "--direction takes a .npy, .json, .txt file"),
+        ("missing.npy", None, "cannot read"),
+    ],
+)
+def test_a_direction_that_is_none(
+    name: str, content: Any, message: str, models: dict[str, Path], shell: Shell, tmp_path: Path
+) -> None:
+    file, out = tmp_path / name, tmp_path / "why.csv"
+    if isinstance(content, np.ndarray):
+        np.save(file, content, allow_pickle=True)
+    elif content is not None:
+        file.write_bytes(content)
+    words = ("--direction", file, "--position", "1", "--out", out)
+    assert message in shell.error("explain", TEXT, "-m", models["headless"], *words)
+    assert not out.exists()
+
+
+def test_what_does_not_go_together(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", np.ones(16))
+    asked = ("explain", TEXT, "-m", models["headless"], "--direction", tmp_path / "d.npy")
+    assert "not both" in shell.error(*asked, "--target", "mat")
+    assert "layers 0 to" in shell.error(*asked, "--position", "0", "--layer", "9")
+    assert "position" in shell.error(*asked)
+    assert "one position" in shell.error(*asked, "--position", "all")
+    assert "add --out why.png" in shell.error("explain", TEXT, "--picture", "flow")
+
+
+@pytest.mark.parametrize(
+    ("out", "words", "message"),
+    [
+        ("why.xlsx", (), "the ending chooses the format"),
+        ("why", (), "no ending"),
+        ("why.csv", ("--picture", "flow"), "'picture' is for pictures"),
+        ("nowhere/why.csv", (), "does not exist"),
+    ],
+)
+def test_files_are_judged_before_a_model_is_loaded(
+    out: str, words: tuple[str, ...], message: str, shell: Shell, tmp_path: Path
+) -> None:
+    asked = ("explain", TEXT, "-m", tmp_path / "no-model", "--out", tmp_path / out, *words)
+    assert message in shell.error(*asked)
+
+
+def test_the_vocabulary_is_that_of_the_test() -> None:
+    assert "mat" in WORDS
+    assert "zebra" not in WORDS

@@ -1,0 +1,296 @@
+"""Explanations on disk: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from heads import headed
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import normlens
+from normlens.errors import InputError, MapsFileError
+from normlens.explanation_header import EACH, SHARED
+
+IDS = [5, 17, 31, 8, 44]
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return normlens.load(headed("gpt2", "CausalLM", torch.float32), tokenizer=False)
+
+
+@pytest.fixture(scope="module")
+def why(lens):
+    return lens.explain(input_ids=IDS, target=3, contrast=7, heads=True, scopes=["ATTN", "FF"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "why.safetensors"
+
+
+def assert_identical(one, other):
+    assert one == other
+    assert one.provenance == other.provenance
+    for field in fields(other):
+        kind = type(getattr(other, field.name))
+        assert type(getattr(one, field.name)) is kind, field.name
+    for name in ("nodes", "components", "heads"):
+        assert getattr(one, name).dtype == getattr(other, name).dtype
+
+
+# Round trips --------------------------------------------------------------------------------------
+
+
+def test_round_trip_of_everything(why, path):
+    assert why.head_flow is not None
+    assert len(why.flows) == 3
+    assert why.save(path) == path
+    again = normlens.open(path)
+    assert_identical(again, why)
+    assert list(again.flows) == list(why.flows)
+    assert again.bias.equals(why.bias)
+    assert_identical(normlens.Explanation.load(path), why)
+
+
+def test_round_trip_in_float64_without_flow(path):
+    lens = normlens.load(headed("bert", "SequenceClassification"), tokenizer=False)
+    why = lens.explain(input_ids=IDS, target=1, flow=False)
+    assert not why.flows
+    why.save(path)
+    assert_identical(normlens.open(path), why)
+
+
+def test_round_trip_of_a_direction(lens, path):
+    why = lens.explain(input_ids=IDS, direction=np.arange(16.0), layer=0, position=2)
+    assert why.layer == 0
+    why.save(path)
+    assert_identical(normlens.open(path), why)
+
+
+def test_round_trip_of_texts_and_words(minilm, path):
+    direction = np.ones(384)
+    for text in ("unaffably 他说 café", ("a pair", "of texts")):
+        why = minilm.explain(text, direction=direction, position=1)
+        for each in (why, why.words()):
+            each.save(path, overwrite=True)
+            again = normlens.open(path)
+            assert_identical(again, each)
+            assert again.text == text
+
+
+def test_round_trip_of_each_next_token(lens, path):
+    several = lens.explain(input_ids=IDS, position="all", scopes="ATTN")
+    assert several.save(path) == path
+    again = normlens.open(path)
+    assert isinstance(again, normlens.Explanations)
+    assert len(again) == len(IDS) - 1
+    for one, other in zip(again, several, strict=True):
+        assert_identical(one, other)
+    assert normlens.Explanations.load(path) == several
+
+
+def test_explanations_of_two_texts_do_not_share_a_file(lens, why, path):
+    other = lens.explain(input_ids=IDS[:3], target=3)
+    with pytest.raises(InputError, match="not of one text"):
+        normlens.Explanations([why, other]).save(path)
+    assert not path.exists()
+
+
+def test_the_file_is_plain_safetensors(why, path):
+    why.save(path)
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata()["format"] == "normlens-explanation"
+        np.testing.assert_array_equal(file.get_tensor("nodes"), why.nodes)
+        np.testing.assert_array_equal(file.get_tensor("flow"), why.flow)
+
+
+def test_an_existing_file_stays(why, path):
+    path.write_text("precious")
+    with pytest.raises(normlens.NormLensError, match="exists already"):
+        why.save(path)
+    assert path.read_text() == "precious"
+
+
+# Kinds --------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_another_kind_is_named(lens, why, path, tmp_path):
+    why.save(path)
+    for kind in (normlens.Maps, normlens.Explanations):
+        with pytest.raises(MapsFileError, match=f"holds Explanation and not {kind.__name__}"):
+            kind.load(path)
+    maps = lens.maps(input_ids=IDS).save(tmp_path / "maps.safetensors")
+    with pytest.raises(MapsFileError, match="holds Maps and not Explanation"):
+        normlens.Explanation.load(maps)
+
+
+# Damaged and crafted files ------------------------------------------------------------------------
+
+
+def rewrite(result, path, change) -> None:
+    """Save, let `change` alter tensors and header, and write them back."""
+    result.save(path, overwrite=True)
+    with safe_open(path, framework="numpy") as file:
+        header = dict(file.metadata())
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    meta = json.loads(header["explanation"])
+    change(tensors, header, meta)
+    if header.get("explanation") not in (None, "{"):
+        header["explanation"] = json.dumps(meta)
+    save_file(tensors, path, metadata=header)
+
+
+def refused(path) -> str:
+    with pytest.raises(MapsFileError, match="damaged") as raised:
+        normlens.open(path)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def first(meta):
+    return meta["each"][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, header, meta: tensors.pop("nodes"),
+        lambda tensors, header, meta: tensors.pop("components"),
+        lambda tensors, header, meta: tensors.pop("flow/ATTN-N"),
+        lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"][0]),
+        lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"][:1]),
+        lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"][:, :2]),
+        lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"] * np.nan),
+        lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"].astype(np.int64)),
+        lambda tensors, header, meta: tensors.update(nodes=tensors["nodes"] + 1),
+        lambda tensors, header, meta: tensors.update(heads=tensors["heads"][:, :0]),
+        lambda tensors, header, meta: tensors.update(flow=tensors["flow"][:, :2]),
+        lambda tensors, header, meta: tensors.update(head_flow=tensors["flow"]),
+        lambda tensors, header, meta: tensors.update({"flow/LN-N": tensors["flow"]}),
+        lambda tensors, header, meta: tensors.update({"0/nodes": tensors["nodes"]}),
+        lambda tensors, header, meta: tensors.update(surprise=tensors["nodes"]),
+        lambda tensors, header, meta: header.update(explanation="{"),
+        lambda tensors, header, meta: header.pop("explanation"),
+        lambda tensors, header, meta: header.update(version="one"),
+        lambda tensors, header, meta: header.update(version="0"),
+        lambda tensors, header, meta: header.pop("version"),
+        lambda tensors, header, meta: header.update(format="normlens-explanations"),
+        lambda tensors, header, meta: meta.pop("shared"),
+        lambda tensors, header, meta: meta.update(surprise=1),
+        lambda tensors, header, meta: meta.update(each=[]),
+        lambda tensors, header, meta: meta.update(each={}),
+        lambda tensors, header, meta: meta.update(each=[1]),
+        lambda tensors, header, meta: meta.update(each=meta["each"] * 2),
+        lambda tensors, header, meta: meta["shared"].update(surprise=1),
+        lambda tensors, header, meta: meta["shared"].update(tokens=["one"]),
+        lambda tensors, header, meta: meta["shared"].update(token_ids=[1]),
+        lambda tensors, header, meta: meta["shared"].update(component_names=["ATTN"]),
+        lambda tensors, header, meta: meta["shared"].update(component_names=["ATTN", "ATTN"]),
+        lambda tensors, header, meta: meta["shared"].update(scopes=["nonsense"]),
+        lambda tensors, header, meta: first(meta).update(surprise=1),
+        lambda tensors, header, meta: first(meta).update(value=first(meta)["value"] + 1),
+        lambda tensors, header, meta: first(meta).update(position=99),
+        lambda tensors, header, meta: first(meta).update(layer=99),
+        lambda tensors, header, meta: first(meta).update(probability=1.5),
+        lambda tensors, header, meta: first(meta)["biases"].append([99, "LN", 0.0]),
+        lambda tensors, header, meta: first(meta)["biases"].append([0, "LN"]),
+        lambda tensors, header, meta: first(meta)["biases"].append(["tail", "LN", 0.0]),
+        lambda tensors, header, meta: first(meta)["provenance"].update(note=3),
+    ],
+)
+def test_a_damaged_file(change, why, path):
+    rewrite(why, path, lambda *_: None)
+    assert normlens.open(path) == why  # it is the change that is refused
+    rewrite(why, path, change)
+    refused(path)
+
+
+#: Values of every type that JSON knows.
+VALUES = [
+    None,
+    True,
+    -1,
+    0.5,
+    float("nan"),
+    float("inf"),
+    10**400,
+    "text",
+    "\ud800",
+    [],
+    ["a"],
+    [0, 1],
+    [None],
+    [[0, "a", 0.5]],
+    {},
+    {"model": 3},
+    {"versions": 3},
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize(
+    ("part", "field"), [*(("shared", name) for name in SHARED), *(("each", name) for name in EACH)]
+)
+def test_a_field_of_another_type(value, part, field, why, path):
+    """It is refused in one line, or it can be shown, merged and saved."""
+
+    def change(tensors, header, meta):
+        (meta[part] if part == "shared" else first(meta))[field] = value
+
+    rewrite(why, path, change)
+    try:
+        again = normlens.open(path)
+    except MapsFileError:
+        refused(path)
+        return
+    assert again.question
+    assert repr(again)
+    assert len(again.top()) == len(IDS)
+    assert again.bias.sum() == pytest.approx(again.remainder)
+    again.save(path, overwrite=True)
+    assert normlens.open(path) == again
+
+
+@pytest.mark.parametrize("name", [*SHARED, *EACH])
+def test_a_missing_field(name, why, path):
+    def change(tensors, header, meta):
+        (meta["shared"] if name in SHARED else first(meta)).pop(name)
+
+    rewrite(why, path, change)
+    assert name in refused(path)
+
+
+@pytest.mark.parametrize("key", ["9/nodes", "x/nodes", "nodes", "²/nodes", "-1/nodes"])
+def test_an_array_of_no_explanation(key, lens, path):
+    several = lens.explain(input_ids=IDS, position="all", flow=False)
+    rewrite(several, path, lambda tensors, *_: tensors.update({key: tensors["0/nodes"]}))
+    assert "is no array of" in refused(path)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file(share, why, path):
+    why.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    refused(path)
+
+
+def test_a_newer_version(why, path):
+    rewrite(why, path, lambda tensors, header, meta: header.update(version="99"))
+    with pytest.raises(MapsFileError, match="newer NormLens"):
+        normlens.open(path)
+
+
+def test_numbers_that_lose_their_sum_are_refused_and_rounding_is_not(why, path):
+    rounded = replace(why, nodes=why.nodes.astype(np.float64) * (1 + 1e-7))
+    rounded.save(path)
+    assert normlens.open(path) == rounded
+    wrong = replace(why, nodes=why.nodes * 1.01)
+    wrong.save(path, overwrite=True)
+    assert "sum to" in refused(path)

@@ -1,0 +1,89 @@
+"""The picture of a cosine: its cells and strips sum to it, and nothing in it is cut off."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from explanation_examples import LONG, SCRIPTS, SHORT
+from tidy import assert_tidy, words
+
+from normlens.cosine import Cosine
+from normlens.errors import InputError, MissingDependencyError
+from normlens.export import save_figure
+from normlens.figures.cosine_matrix import with_biases
+from normlens.tokens import TokenAxis
+
+pytest.importorskip("matplotlib")
+
+
+def cosine(a: list[str], b: list[str]) -> Cosine:
+    random = np.random.default_rng(0)
+    matrix = random.normal(size=(len(a), len(b))) / len(a)
+    of_a, of_b = random.normal(size=len(a)) / len(a), random.normal(size=len(b)) / len(b)
+    return Cosine(
+        value=float(matrix.sum() + of_a.sum() + of_b.sum() + 0.2),
+        matrix=matrix,
+        a_with_bias=of_a,
+        b_with_bias=of_b,
+        bias=0.2,
+        a=TokenAxis(a),
+        b=TokenAxis(b),
+        completeness=2e-8,
+        provenance={"model": "tiny", "dtype": "float32", "note": "mean of all tokens"},
+        text_a=" ".join(a),
+        text_b=" ".join(b),
+    )
+
+
+PAIRS = {"short": (SHORT, ["Hi"]), "long": (LONG, SHORT), "scripts": (SCRIPTS, LONG[:40])}
+
+
+@pytest.mark.parametrize("texts", PAIRS.values(), ids=PAIRS)
+def test_it_is_tidy_and_all_cells_sum_to_the_cosine(texts):
+    pair = cosine(*texts)
+    figure = pair.plot()
+    assert_tidy(figure)
+    strips, matrix = figure.axes[:2], figure.axes[2]
+    shown = matrix.images[0].get_array()
+    np.testing.assert_array_equal(shown[:-1, :-1], pair.matrix)
+    assert shown.sum() == pytest.approx(pair.value)
+    assert with_biases(pair)[-1, -1] == pair.bias
+    for strip, tokens in zip(strips, texts, strict=True):
+        assert len(strip.texts) == len(tokens) + 1
+    written = words(figure)
+    assert f"tiny: cosine {pair.value:+.3f}".replace("-", "−") in written
+    assert "completeness 2.0e-08 · float32 · mean of all tokens" in written
+    for name, value in pair.remainder.items():
+        assert f"{name} {value:+.3f}".replace("-", "−") in written.replace("\n", " ")
+
+
+def test_the_strips_colours_are_the_margins():
+    pair = cosine(SHORT, SHORT)
+    chips = pair.plot().axes[0].patches
+    strongest = int(np.argmax(np.abs(pair.margins.a)))
+    red, _, blue, _ = chips[strongest].get_facecolor()
+    assert (red > blue) == (pair.margins.a[strongest] > 0)
+
+
+def test_written_drawn_elsewhere_and_refused(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    pair = cosine(SHORT, SCRIPTS)
+    for ending in ("png", "svg", "pdf"):
+        save_figure(pair.plot(), tmp_path / f"pair.{ending}")
+        assert (tmp_path / f"pair.{ending}").stat().st_size > 2000
+    figure = Figure()
+    assert pair.plot(ax=figure.subplots()) is figure
+    assert figure.axes[0].get_title().startswith("cosine")
+    for wrong, message in (
+        ({"cmap": "none"}, "colour map"),
+        ({"colour": "log"}, "colour scale"),
+        ({"max_label": 0}, "max_label"),
+    ):
+        with pytest.raises(InputError, match=message):
+            pair.plot(**wrong)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match="viz"):
+        pair.plot()
