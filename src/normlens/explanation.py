@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from normlens.tokens import TokenAxis
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from typing_extensions import Unpack
 
     from normlens.text import Text
+    from normlens.viewer.state import ExplanationState
 
 #: The flow of a whole layer, among those behind scopes.
 WHOLE = ""
@@ -203,6 +206,30 @@ class Explanation:
                 "completeness": self.completeness,
             },
         )
+
+    # Looking at it -------------------------------------------------------------------------------
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network.
+
+        Beyond `largest` MB the flow maps are left out, and the page says so.
+        """
+        from normlens.viewer import explanation_html
+
+        return explanation_html(self, path, largest=largest, overwrite=overwrite)
+
+    def show(self, **state: Unpack[ExplanationState]) -> object:
+        """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
+        from normlens.viewer.explained import notebook
+
+        return notebook(self, state).show()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.explained import notebook
+
+        return notebook(self, {}).mimebundle(repr(self), **options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):

@@ -15,7 +15,7 @@ import normlens
 from normlens import loading
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
-from normlens.viewer import page, payload
+from normlens.viewer import container, page, payload
 
 TEXT = "the cats sat on a mat"
 TOKENS = ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
@@ -23,7 +23,7 @@ TOKENS = ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
 
 def header(data: bytes) -> dict[str, Any]:
     """The JSON header of a payload."""
-    assert data[:8] == payload.MAGIC
+    assert data[:8] == container.MAGIC
     length = int.from_bytes(data[8:12], "little")
     return json.loads(data[12 : 12 + length])
 
