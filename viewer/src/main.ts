@@ -1,7 +1,9 @@
 // Where the viewer finds itself: in a page with its maps inside, on a server's page, or in a notebook.
 
-import { App, type Surroundings } from "./app";
-import { Base64Source, BytesSource, open } from "./payload";
+import { App } from "./app";
+import { Chrome, type Surroundings } from "./chrome";
+import { Base64Source, BytesSource } from "./container";
+import { open } from "./payload";
 import { ServePanel } from "./serve";
 
 declare global {
@@ -31,7 +33,8 @@ async function startFile(host: HTMLElement): Promise<void> {
     script: async () => document.getElementById("normlens-script")?.textContent ?? "",
     dark: () => null,
   };
-  const app = new App(host, around);
+  const chrome = new Chrome(host, around);
+  const app = new App(chrome);
   host.viewer = app;
   try {
     const text = document.getElementById("normlens-payload")?.textContent ?? "";
@@ -40,7 +43,7 @@ async function startFile(host: HTMLElement): Promise<void> {
     app.open(items, wordsOf(first));
     window.addEventListener("hashchange", () => app.open(items, wordsOf(location.hash)));
   } catch (error) {
-    app.fail(error);
+    chrome.fail(error);
   }
 }
 
@@ -70,9 +73,10 @@ async function startServe(host: HTMLElement): Promise<void> {
     script: async () => (await fetch("static/viewer.js")).text(),
     dark: () => null,
   };
-  const app = new App(host, around);
+  const chrome = new Chrome(host, around);
+  const app = new App(chrome);
   host.viewer = app;
-  panel = new ServePanel(app, showAddress);
+  panel = new ServePanel(chrome, app, showAddress);
   await panel.open(wordsOf(location.hash));
 }
 
@@ -115,14 +119,15 @@ function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => v
     script: async () => String(model.get("_esm") ?? ""),
     dark: notebookIsDark,
   };
-  const app = new App(host, around);
+  const chrome = new Chrome(host, around);
+  const app = new App(chrome);
   host.viewer = app;
   const load = async () => {
     try {
       const items = await open(new BytesSource(bytesOf(model.get("payload"))));
       app.open(items, model.get("state") as Record<string, string>);
     } catch (error) {
-      app.fail(error);
+      chrome.fail(error);
     }
   };
   const follow = () => {

@@ -1,8 +1,10 @@
 // The form above the maps on the page of the local server; see CONTRACT.md for its requests.
 
 import type { App } from "./app";
+import type { Chrome } from "./chrome";
 import { h, list, replace } from "./dom";
-import { BytesSource, open } from "./payload";
+import { BytesSource } from "./container";
+import { open } from "./payload";
 
 interface Model {
   name: string;
@@ -51,6 +53,7 @@ export class ServePanel {
   private readonly done: Request_[] = [];
 
   constructor(
+    private readonly chrome: Chrome,
     private readonly app: App,
     private readonly changed: () => void,
   ) {
@@ -92,7 +95,7 @@ export class ServePanel {
         this.count,
       ),
     );
-    app.above.append(form);
+    chrome.above.append(form);
   }
 
   /** Asks for the models, then analyses what the address names. */
@@ -228,7 +231,7 @@ export class ServePanel {
   private busy(on: boolean): void {
     this.start.disabled = on;
     this.stop.hidden = this.meter.hidden = !on;
-    this.app.root.dataset.analysing = String(on);
+    this.chrome.root.dataset.analysing = String(on);
   }
 
   private showChoices(): void {
