@@ -2,13 +2,17 @@
 
 import { App } from "./app";
 import { Chrome, type Surroundings } from "./chrome";
-import { Base64Source, BytesSource } from "./container";
+import { Base64Source, BytesSource, contents, type Source } from "./container";
 import { open } from "./payload";
+import { FORMAT as COSINES, openCosines } from "./cosine";
+import { CosinePage } from "./cosinepage";
+import { ExplainPage } from "./explainpage";
+import { FORMAT as EXPLANATIONS, openExplanations } from "./explanation";
 import { ServePanel } from "./serve";
 
 declare global {
   interface HTMLElement {
-    viewer?: App;
+    viewer?: App | ExplainPage | CosinePage;
   }
 }
 
@@ -26,6 +30,35 @@ function setAddress(words: Record<string, string>): void {
   }
 }
 
+/** Opens a payload in the page for what it holds; returns how to open it again in another state. */
+async function openPayload(
+  chrome: Chrome,
+  host: HTMLElement,
+  source: Source,
+  words: Record<string, string>,
+): Promise<(words: Record<string, string>) => void> {
+  const { format } = contents(source);
+  if (format === EXPLANATIONS) {
+    const page = new ExplainPage(chrome);
+    host.viewer = page;
+    const items = openExplanations(source);
+    page.open(items, words);
+    return (again) => page.open(items, again);
+  }
+  if (format === COSINES) {
+    const page = new CosinePage(chrome);
+    host.viewer = page;
+    const items = openCosines(source);
+    page.open(items, words);
+    return (again) => page.open(items, again);
+  }
+  const app = new App(chrome);
+  host.viewer = app;
+  const items = await open(source);
+  app.open(items, words);
+  return (again) => app.open(items, again);
+}
+
 async function startFile(host: HTMLElement): Promise<void> {
   const around: Surroundings = {
     kind: "file",
@@ -34,14 +67,11 @@ async function startFile(host: HTMLElement): Promise<void> {
     dark: () => null,
   };
   const chrome = new Chrome(host, around);
-  const app = new App(chrome);
-  host.viewer = app;
   try {
     const text = document.getElementById("normlens-payload")?.textContent ?? "";
     const first = location.hash.length > 1 ? location.hash : (host.dataset.state ?? "");
-    const items = await open(new Base64Source(text.trim()));
-    app.open(items, wordsOf(first));
-    window.addEventListener("hashchange", () => app.open(items, wordsOf(location.hash)));
+    const reopen = await openPayload(chrome, host, new Base64Source(text.trim()), wordsOf(first));
+    window.addEventListener("hashchange", () => reopen(wordsOf(location.hash)));
   } catch (error) {
     chrome.fail(error);
   }
@@ -120,19 +150,18 @@ function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => v
     dark: notebookIsDark,
   };
   const chrome = new Chrome(host, around);
-  const app = new App(chrome);
-  host.viewer = app;
+  let reopen: ((words: Record<string, string>) => void) | null = null;
   const load = async () => {
     try {
-      const items = await open(new BytesSource(bytesOf(model.get("payload"))));
-      app.open(items, model.get("state") as Record<string, string>);
+      const source = new BytesSource(bytesOf(model.get("payload")));
+      reopen = await openPayload(chrome, host, source, model.get("state") as Record<string, string>);
     } catch (error) {
       chrome.fail(error);
     }
   };
   const follow = () => {
     const words = model.get("state") as Record<string, string>;
-    if (JSON.stringify(words) !== written && app.items.length > 0) app.open(app.items, words);
+    if (JSON.stringify(words) !== written) reopen?.(words);
   };
   model.on("change:payload", load);
   model.on("change:state", follow);

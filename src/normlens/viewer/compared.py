@@ -51,5 +51,5 @@ def fitted(several: Sequence[CosineParts], largest: float | None) -> bytes:
 
 
 def _title(several: Sequence[CosineParts]) -> str:
-    texts = " / ".join(text.text or "" for text in (several[0].a, several[0].b))
+    texts = " / ".join(filter(None, (several[0].text_a, several[0].text_b)))
     return title(texts, [str(pair.provenance.get("model", "")) for pair in several])

@@ -21,21 +21,6 @@ FORMAT = "normlens-viewer-cosines"
 FORMAT_VERSION = 1
 
 
-class TextParts(Protocol):
-    """One of the two texts, token by token."""
-
-    @property
-    def raw_tokens(self) -> list[str]: ...
-    @property
-    def special(self) -> list[bool]: ...
-    @property
-    def token_words(self) -> list[int | None] | None: ...
-    @property
-    def word_labels(self) -> list[str]: ...
-    @property
-    def text(self) -> str | None: ...
-
-
 @runtime_checkable
 class CosineParts(Protocol):
     """The cosine of two texts' vectors, shared out among pairs of their tokens.
@@ -56,9 +41,13 @@ class CosineParts(Protocol):
     @property
     def remainder(self) -> Mapping[str, float]: ...  # what no pair of tokens owns, by its parts
     @property
-    def a(self) -> TextParts: ...
+    def a(self) -> TokenAxis: ...  # the first text's tokens
     @property
-    def b(self) -> TextParts: ...
+    def b(self) -> TokenAxis: ...
+    @property
+    def text_a(self) -> str | None: ...
+    @property
+    def text_b(self) -> str | None: ...
     @property
     def completeness(self) -> float: ...
     @property
@@ -90,16 +79,11 @@ def _item(pair: CosineParts, blobs: Blobs) -> dict[str, Any]:
         "completeness": plain(pair.completeness),
         "remainder": plain(dict(pair.remainder)),
         "provenance": plain(dict(pair.provenance)),
-        "a": _text(pair.a),
-        "b": _text(pair.b),
+        "a": {"text": pair.text_a, **token_fields(pair.a)},
+        "b": {"text": pair.text_b, **token_fields(pair.b)},
         "matrix": blobs.add_floats(pair.matrix),
         "a_with_bias": blobs.add_floats(pair.a_with_bias),
         "b_with_bias": blobs.add_floats(pair.b_with_bias),
         "bias": plain(pair.bias),
         "left_out": [],
     }
-
-
-def _text(text: TextParts) -> dict[str, Any]:
-    axis = TokenAxis(text.raw_tokens, [], text.special, text.token_words, text.word_labels)
-    return {"text": text.text, **token_fields(axis)}
