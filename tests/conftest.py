@@ -85,3 +85,14 @@ def minilm() -> Any:
     if not EMBEDDED["minilm"].installed:
         pytest.skip("the embedded model is not installed (normlens models --install minilm)")
     return normlens.load("minilm", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """A lens on the embedded SmolLM2 with its head."""
+    import normlens
+    from normlens.embedded import EMBEDDED
+
+    if not EMBEDDED["smollm2"].installed:
+        pytest.skip("the embedded model is not installed (normlens models --install smollm2)")
+    return normlens.load("smollm2", device="cpu")

@@ -265,7 +265,13 @@ def integrated_gradients_from_bias(
 
 
 def along_path(f: Function, start: list[Tensor], players: list[Tensor]) -> Tensor:
-    """``Σ_k p_k ∫₀¹ ∂f/∂p_k dα`` for every player p, all of them scaled by α.
+    """``Σ_k p_k ∫₀¹ ∂f/∂p_k dα`` for every player p, all of them scaled by α."""
+    integrals = mean_slopes(f, start, players)
+    return sum(p * integral for p, integral in zip(players, integrals, strict=True))
+
+
+def mean_slopes(f: Function, start: list[Tensor], players: list[Tensor]) -> list[Tensor]:
+    """``∫₀¹ ∂f/∂p_k dα`` for every player of every argument k.
 
     The path is cut where f's first argument changes its sign, so that a kink at 0 never lies inside
     a panel of the quadrature.
@@ -284,7 +290,7 @@ def along_path(f: Function, start: list[Tensor], players: list[Tensor]) -> Tenso
                 slopes, _ = differentiate(f, start, [alpha * p for p in players])
                 for integral, slope in zip(integrals, slopes, strict=True):
                     integral += width * weight / 2 * slope
-    return sum(p * integral for p, integral in zip(players, integrals, strict=True))
+    return integrals
 
 
 def differentiate(

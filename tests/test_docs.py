@@ -111,3 +111,13 @@ def test_the_architecture_names_files_that_exist():
 def test_nothing_names_a_folder_outside_the_repository():
     for path in DOCUMENTS:
         assert os.pardir + os.sep + "shared" not in path.read_text()
+
+
+@needs_minilm
+def test_the_code_about_input_tokens_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"lens": normlens.load("minilm", device="cpu"), "text": "She teaches soap opera."}
+    for code in fences(ROOT / "docs" / "tokens.md", "python"):
+        exec(compile(code.replace(", pair.to_xarray()", ""), "tokens.md", "exec"), names)
+    assert names["maps"].origin == "input"
+    assert normlens.open(tmp_path / "pair.safetensors") == names["pair"]

@@ -33,6 +33,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedModel:
         package="normlens_test_package",
         weights="weights.bin",
         sha256=hashlib.sha256(b"weights").hexdigest(),
+        architecture="BertModel",
     )
     monkeypatch.setitem(EMBEDDED, made.name, made)
     return made

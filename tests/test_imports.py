@@ -18,6 +18,7 @@ FILES = {
 CIRCLES = {
     # A method that makes its own class again, from files or by computing (which needs torch).
     ("normlens.store", "normlens.maps"),
+    ("normlens.store", "normlens.cosine"),
     ("normlens.corpus.runs.results", "normlens.corpus.runs.runs"),
     # The kernels need Triton, which is optional.
     ("normlens.decomposition.engine", "normlens.decomposition.fused.choice"),

@@ -37,6 +37,11 @@ def public_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _functions_of(thing: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    if inspect.ismodule(thing):
+        for member in vars(thing).values():
+            if inspect.isfunction(member) and member.__name__ in thing.__all__:
+                yield from _functions_of(member)
+        return
     if not isinstance(thing, type):
         yield thing.__name__, thing
         return
@@ -88,8 +93,8 @@ def places_of_any(hint: Any, where: str) -> Iterator[str]:
 
 
 FUNCTIONS = public_functions()
-#: Maps are made by a lens or from a file; their provenance holds whatever JSON does.
-del FUNCTIONS["Maps.__init__"]
+#: Maps and cosines are made by a lens or from a file; their provenance holds whatever JSON does.
+del FUNCTIONS["Maps.__init__"], FUNCTIONS["Cosine.__init__"]
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[set[str], str | None]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from normlens import rollouts
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
+    from normlens.cosine import Cosine
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.maps import Maps
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
     "Adapter": "normlens.models.base",
+    "Cosine": "normlens.cosine",
     "Lens": "normlens.lens",
     "Maps": "normlens.maps",
     "load": "normlens.loading",
@@ -40,6 +42,7 @@ _PACKAGES = ("rollouts",)
 
 __all__ = [
     "Adapter",
+    "Cosine",
     "Lens",
     "Maps",
     "NormLensError",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from normlens.analysis import special_dimensions
-from normlens.batches import batches, launched
+from normlens.batches import affordable, batches, launched, vector_batch
 from normlens.checks import Checks
 from normlens.collect import Collected, versions
 from normlens.columns import Columns
@@ -18,11 +18,15 @@ from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
+from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.errors import UnsupportedModelError
+from normlens.explain.whole_maps import collect_whole_way
 from normlens.maps import Maps
 from normlens.model_inputs import model_inputs, without_autocast
 from normlens.options import Request
+from normlens.origins import INPUT
 from normlens.packing import packed
+from normlens.precisions import AUTO
 from normlens.text import Encoded
 from normlens.trace import LayerTrace, trace
 from normlens.verdicts import TOLERANCE, check_completeness, check_kernels
@@ -58,7 +62,7 @@ class Analyser:
         """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
         device = self.lens.device
         waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
-        for indices in batches(self.lens, encoded, batch_size):
+        for indices in batches(self.lens, encoded, self._batch_size(encoded, batch_size)):
             batch = [encoded[i] for i in indices]
             waiting.append((indices, launched(batch, self._launch, self._finish, device)))
             while len(waiting) > (0 if device.type == "cpu" else 1):
@@ -67,8 +71,19 @@ class Analyser:
         for places, finish in waiting:
             yield places, finish()
 
+    def _batch_size(self, encoded: Sequence[Encoded], batch_size: int | str) -> int | str:
+        """The batch size that is asked for, or fewer where whole vectors would not fit."""
+        if self.request.origin != INPUT:
+            return batch_size
+        longest = max(map(len, encoded), default=1)
+        wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
+        limit = self.request.settings.memory_limit or DEFAULT_LIMIT
+        return vector_batch(self.lens, longest, wanted, limit)
+
     def _launch(self, batch: list[Encoded]) -> Collected:
         """Run the model and the algebra; on a GPU the results are not there yet."""
+        if self.request.origin == INPUT:
+            return collect_whole_way(self.lens, self.request, batch, self.progress)
         lens, request = self.lens, self.request
         lengths = [len(sequence) for sequence in batch]
         inputs = model_inputs(lens.adapter, batch, lens.device)
@@ -145,6 +160,7 @@ class Analyser:
             "components": lens.component_sequence,
             "causal": lens.causal,
             "nonlinearity": settings.rule,
+            "origin": self.request.origin,
             "completeness": completeness,
             "tolerance": TOLERANCE[lens.dtype],
             "dtype": str(lens.dtype).removeprefix("torch."),

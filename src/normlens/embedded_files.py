@@ -18,6 +18,13 @@ def is_embedded(name: str) -> bool:
     return name in EMBEDDED and not (Path(name) / "config.json").is_file()
 
 
+def file_beside(name: str, file: str) -> Path | None:
+    """A file that lies beside an embedded model's weights, if there is one."""
+    folder = EMBEDDED[name].folder()
+    path = None if folder is None else (folder / EMBEDDED[name].weights).parent / file
+    return path if path is not None and path.is_file() else None
+
+
 def embedded_reader(name: str) -> Callable[..., Any]:
     """A function that has one of transformers' classes read an embedded model's files."""
     embedded = EMBEDDED[name]

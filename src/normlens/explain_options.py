@@ -26,8 +26,9 @@ class ExplainOptions:
     """The options of `Lens.explain`; wrong ones are refused when it is made.
 
     - `nonlinearity` is the rule for activations: "ig", "ig-bias" or "gradient".
-    - `flow` keeps how much of the score goes where in each layer; `heads` the same by head;
-      `scopes` the same behind each of these scopes.
+    - `flow` keeps how much of the score goes where in each layer, by default unless a text is so
+      long that these maps would take more than 128 MB; `heads` keeps the same by head, `scopes`
+      the same behind each of these scopes.
     - `first_piece` accepts the first token of a target that is several.
     - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.
     - `memory_limit` ("512MB") bounds what an explanation takes beside the model's own memory:
@@ -37,7 +38,9 @@ class ExplainOptions:
     nonlinearity: str = Option(
         f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
     ).field(IG)
-    flow: bool = Option("How much of the score goes where in each layer.").field(True)
+    flow: bool | None = Option(
+        "How much of the score goes where in each layer. Default: unless the text is very long."
+    ).field(None)
     heads: bool = Option("The same by head.").field(False)
     scopes: str | Iterable[str] | None = Option(
         "The same behind a scope such as ATTN or FF; repeat it or separate names by commas.",
@@ -71,7 +74,7 @@ class ExplainKeywords(TypedDict, total=False):
     """The fields of `ExplainOptions` as keywords."""
 
     nonlinearity: str
-    flow: bool
+    flow: bool | None
     heads: bool
     scopes: str | Iterable[str] | None
     first_piece: bool

@@ -118,7 +118,10 @@ class Explanation:
         """The same, of what passes the end of a scope only; None is the whole layer."""
         if scope is None:
             if WHOLE not in self.flows:
-                raise InputError("this explanation was made without flow maps; ask for flow=True")
+                raise InputError(
+                    "this explanation was made without flow maps (its text may be very long); ask "
+                    "for them with flow=True"
+                )
             return self.flows[WHOLE]
         known = [name for name in self.flows if name != WHOLE]
         if not known:

@@ -44,6 +44,20 @@ class Origin:
         return cls(name, local, options)
 
 
+def file_of(origin: Origin, name: str) -> Path | None:
+    """A file that belongs to a model here or on the hub, if there is one."""
+    from transformers.utils import cached_file
+
+    quietly: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+        "_raise_exceptions_for_gated_repo": False,
+    }
+    options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
+    path = cached_file(origin.name, name, **options, **quietly)
+    return None if path is None else Path(path)
+
+
 def is_local(name: str) -> bool:
     """Whether a name means a local folder rather than a model on the hub."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:

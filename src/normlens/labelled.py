@@ -23,6 +23,7 @@ from normlens.axes import (
 from normlens.equality import same
 from normlens.errors import InputError, UnknownScopeError
 from normlens.layers import layers_in_words
+from normlens.origins import IN_WORDS, LAYER
 from normlens.scopes import resolve
 from normlens.tokens import TokenAxis
 
@@ -75,6 +76,18 @@ class LabelledMaps:
                     raise InputError(
                         f"{group} of {name} have shape {array.shape} for {layers} layers, {shown}"
                     )
+
+    # Whose contributions these are --------------------------------------------------------------
+
+    @property
+    def origin(self) -> str:
+        """The sources: "layer", each layer's input vectors, or "input", the model's tokens."""
+        return str(self.provenance.get("origin", LAYER))
+
+    @property
+    def origin_in_words(self) -> str:
+        """What titles say of it; nothing of a layer's own sources."""
+        return IN_WORDS.get(self.origin, "")
 
     # Tokens -------------------------------------------------------------------------------------
 
@@ -207,7 +220,8 @@ class LabelledMaps:
 
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
+        sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
         return (
             f"Maps({model}: {len(self.raw_tokens)} tokens, {len(self.layers)} layers, "
-            f"{len(self.scopes)} scopes, completeness {self.completeness:.1e})"
+            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
         )

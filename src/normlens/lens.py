@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -13,10 +13,13 @@ from torch import nn
 
 from normlens.analyser import Analyser, Progress
 from normlens.components import Layer
+from normlens.cosine import Cosine
+from normlens.cosine_options import CosineKeywords, CosineOptions
 from normlens.decomposition.head_products import ProductStore
-from normlens.decomposition.least import check_limit
+from normlens.decomposition.least import check_limit, check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED
 from normlens.explain.ask import Positions, Targets, ask
+from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain_options import ExplainKeywords, ExplainOptions
 from normlens.explanation import Explanation
 from normlens.explanations import Explanations
@@ -25,8 +28,10 @@ from normlens.maps import Maps
 from normlens.models import adapt
 from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
+from normlens.origins import INPUT
 from normlens.parsing import parse_bytes
 from normlens.products import refresh_products
+from normlens.sentences import Pooling
 from normlens.text import Encoded, Ids, Text, Texts, Tokenizer
 from normlens.unlike_layers import chosen_scopes, components_in_words, scopes_of
 from normlens.verdicts import check_finite
@@ -60,12 +65,14 @@ class Lens:
         *,
         name: str | None = None,
         revision: str | None = None,
+        pooling: Callable[[], Pooling] = Pooling,
     ):
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
         self.tokenizer = None if tokenizer is False else tokenizer
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
+        self._read_pooling = pooling
         self._products: ProductStore | None = None
         check_finite(self.model, self.name)
 
@@ -186,12 +193,16 @@ class Lens:
             options.settings,
             arrays,
             correlations,
+            options.origin,
         )
-        if options.memory_limit is not None:
+        limit, lengths = request.settings.memory_limit or DEFAULT_LIMIT, [*map(len, encoded)]
+        if options.memory_limit is not None and options.origin == INPUT:
+            check_vectors_limit(limit, self.layers, lengths, self.compute_dtype.itemsize)
+        elif options.memory_limit is not None:
             check_limit(
-                request.settings.memory_limit or DEFAULT_LIMIT,
+                limit,
                 [self.layers[index] for index in request.layers],
-                [len(sequence) for sequence in encoded],
+                lengths,
                 self.scopes if options.statistics else request.scopes,
                 request.settings.rule,
                 self.compute_dtype.itemsize,
@@ -234,6 +245,48 @@ class Lens:
             self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
         )
         return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text become one; read where the model lies when it is asked for."""
+        return self._read_pooling()
+
+    @overload
+    def cosine(
+        self, a: str, b: str, *, truncate: bool = ..., **options: Unpack[CosineKeywords]
+    ) -> Cosine: ...
+
+    @overload
+    def cosine(
+        self,
+        a: list[tuple[str, str]],
+        *,
+        truncate: bool = ...,
+        **options: Unpack[CosineKeywords],
+    ) -> list[Cosine]: ...
+
+    @shows_fields_of(CosineOptions)
+    def cosine(
+        self,
+        a: str | list[tuple[str, str]],
+        b: str | None = None,
+        *,
+        truncate: bool = False,
+        **options: Unpack[CosineKeywords],
+    ) -> Cosine | list[Cosine]:
+        """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
+
+        The model's vectors of a text become one as its sentence-transformers files say (mean, cls
+        or last token, Dense maps), or by their mean where there are none. The other options are
+        those of `normlens.cosine_options.CosineOptions`.
+        """
+        chosen = CosineOptions(**options)
+        pairs, many = text_pairs(a, b)
+        check_texts(pairs, self.pooling)
+        encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
+        together = list(zip(encoded[::2], encoded[1::2], strict=True))
+        results = cosines(self, self.pooling, together, chosen)
+        return results if many else results[0]
 
     def encode(
         self,

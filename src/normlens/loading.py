@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,14 @@ from torch import nn
 
 from normlens.devices import pick_device, pick_dtype
 from normlens.embedded import DEFAULT, EMBEDDED
-from normlens.embedded_files import embedded_reader, is_embedded
+from normlens.embedded_files import embedded_reader, file_beside, is_embedded
 from normlens.errors import InputError, ModelLoadError
-from normlens.hub import Origin, explained, is_local, quiet_transformers
+from normlens.headed import complete_part, headed_class
+from normlens.hub import Origin, explained, file_of, is_local, quiet_transformers
 from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
+from normlens.sentences import Finder, read_pooling
 from normlens.text import Tokenizer
 from normlens.tokenizer_loading import named_tokenizer, tokenizer_of
 
@@ -50,14 +53,20 @@ def load(
     precision = pick_dtype(dtype, place)
     if is_embedded(name):
         model, with_model = _embedded(name, precision)
+        find: Finder = partial(file_beside, name)
     else:
         if is_local(name):
             _check_folder(name, weights=True)
         origin = Origin.find(name, revision, trust_remote_code)
         model = _pretrained(origin, precision)
         with_model = tokenizer_of(origin) if named is None else None
+        find = partial(file_of, origin)
     return Lens(
-        model.to(place), with_model if named is None else named, name=name, revision=revision
+        model.to(place),
+        with_model if named is None else named,
+        name=name,
+        revision=revision,
+        pooling=partial(read_pooling, find),
     )
 
 
@@ -119,11 +128,12 @@ def _from_object(
 
 
 def _embedded(name: str, dtype: Any) -> tuple[Any, Any]:
-    """An embedded model and its tokenizer."""
+    """An embedded model, with its head if it has one, and its tokenizer."""
     read = embedded_reader(name)
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    return read(AutoModel, dtype=dtype, attn_implementation="eager"), read(AutoTokenizer)
+    kind = headed_class([EMBEDDED[name].architecture])
+    return read(kind, dtype=dtype, attn_implementation="eager"), read(AutoTokenizer)
 
 
 def _config(origin: Origin) -> Any:
@@ -144,22 +154,21 @@ def _read_config(origin: Origin) -> Any:
 
 
 def _pretrained(origin: Origin, dtype: Any) -> Any:
-    from transformers import AutoModel
-
     # An unsupported architecture is refused before its weights are fetched.
-    adapter_class(_config(origin))
+    config = _config(origin)
+    adapter_class(config)
+    kind = headed_class(getattr(config, "architectures", None) or [])
     with quiet_transformers(), explained(origin):
-        model, report = AutoModel.from_pretrained(
+        model, report = kind.from_pretrained(
             origin.name,
             dtype=dtype,
             attn_implementation="eager",
             weights_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `_check_complete` says which ones do not match
+            ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
             **origin.options,
         )
-    _check_complete(origin.name, report)
-    return model
+    return complete_part(origin.name, model, report)
 
 
 def _check_revision(name: str, revision: str | None) -> None:
@@ -187,17 +196,3 @@ def _check_folder(name: str, *, weights: bool) -> None:
             f"the folder {name!r} holds no weights (model.safetensors or "
             "pytorch_model.bin); save the model there with model.save_pretrained(…)"
         )
-
-
-def _check_complete(name: str, report: Any) -> None:
-    """Weights that the file lacks, or that do not fit, would silently be random numbers."""
-    for what, keys in (
-        ("lack", report.get("missing_keys", ())),
-        ("have the wrong shape for", [key for key, *_ in report.get("mismatched_keys", ())]),
-    ):
-        wrong = sorted(key for key in keys if "pooler" not in key)
-        if wrong:
-            raise ModelLoadError(
-                f"the weights of {name!r} {what} {len(wrong)} of the model's tensors (the first is "
-                f"{wrong[0]!r}); the checkpoint is incomplete or of another model, get it again"
-            )

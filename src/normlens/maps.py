@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlens import conversions, store
 from normlens.axes import LayerTargetSource
+from normlens.errors import MapsFileError
 from normlens.labelled import Correlations
 from normlens.measuring import MeasurableMaps
 from normlens.rolled import scope_rollout
@@ -75,7 +76,10 @@ class Maps(MeasurableMaps):
     @staticmethod
     def load(path: str | Path) -> Maps:
         """Read maps that `save` wrote; the same as `normlens.open`."""
-        return store.open(path)
+        maps = store.open(path)
+        if not isinstance(maps, Maps):
+            raise MapsFileError(f"{str(path)!r} holds no maps but a {type(maps).__name__}")
+        return maps
 
     # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
 

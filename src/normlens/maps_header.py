@@ -69,6 +69,7 @@ _PROVENANCE: dict[str, tuple[type, ...]] = {
     "components": (str,),
     "causal": (bool,),
     "nonlinearity": (str,),
+    "origin": (str,),
     "tolerance": (float, int),
     "dtype": (str,),
     "compute_dtype": (str,),
@@ -162,6 +163,15 @@ def check_fields(meta: Any) -> None:
     for key, layers in meta.get("coverage", {}).items():
         if not set(layers) < set(meta["layers"]):
             raise ValueError(f"'coverage' of {key!r} is not some of the file's layers")
+
+
+def check_axis_fields(axis: Any) -> None:
+    """Raise a ValueError unless the fields are those of an axis of tokens."""
+    if not isinstance(axis, dict) or axis.keys() != AXIS.keys():
+        raise ValueError("its header does not have the fields of tokens")
+    if misfit := _misfit(axis, AXIS):
+        raise ValueError(misfit)
+    _check_axis(axis)
 
 
 def _misfit(values: Mapping[str, Any], fields: Fields) -> str | None:

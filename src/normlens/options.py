@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 from normlens import scopes as scope_names
 from normlens.errors import InputError, OptionError, check_choice, valid_choice
-from normlens.nonlinearities import IG, RULES
+from normlens.nonlinearities import IG, NOT_LINEAR, RULES, SHAPLEY
 from normlens.option_fields import Option
+from normlens.origins import INPUT, LAYER, ORIGINS
 from normlens.parsing import FROM_ZERO, parse_batch_size, parse_bytes, parse_layers, parse_scopes
 from normlens.precisions import AUTO, DTYPES, PRECISIONS
 from normlens.wording import listed
@@ -53,6 +54,9 @@ class AnalysisOptions:
     - `memory_limit` ("512MB") bounds what the feed-forward stage takes beside inputs and outputs.
     - `precision` is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
       "bfloat16"; the maps' provenance says which it was.
+    - `origin` says whose contributions maps show: "layer", those of each layer's input vectors, or
+      "input", those of the model's input tokens, through all layers before. Biases then belong to
+      no token, and weights, `heads`, `statistics` and "shapley" have no such origin.
     """
 
     scopes: str | Iterable[str] | None = Option(
@@ -83,6 +87,10 @@ class AnalysisOptions:
         "Memory for the feed-forward stage, for example 512MB.", metavar="SIZE", typed=str
     ).field(None)
     precision: str = PRECISION.field(AUTO)
+    origin: str = Option(
+        "Sources: each layer's input vectors (layer) or the model's input tokens (input).",
+        metavar="ORIGIN",
+    ).field(LAYER)
 
     def __post_init__(self) -> None:
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
@@ -96,6 +104,25 @@ class AnalysisOptions:
                     "batch_size", f"{{option}} is a number or 'auto', not {self.batch_size!r}"
                 )
             at_least_one(self.batch_size, "batch_size")
+        check_choice(self.origin, ORIGINS, "origin")
+        if self.origin == INPUT:
+            self._check_whole_way()
+
+    def _check_whole_way(self) -> None:
+        """Refuse what only a layer's own sources have."""
+        if self.nonlinearity == SHAPLEY:
+            raise InputError(NOT_LINEAR)
+        for asked, what in ((self.heads, "heads"), (self.statistics, "statistics")):
+            if asked:
+                raise InputError(
+                    f"{what} are of one layer and its own sources, not of the way from the input "
+                    f"tokens; leave `{what}` out, or take origin={LAYER!r}"
+                )
+        if self.precision not in (AUTO, "float32"):
+            raise InputError(
+                f"precision {self.precision!r} is of kernels for one layer's sources; with "
+                f"origin={INPUT!r} leave it out"
+            )
 
     @property
     def settings(self) -> Settings:
@@ -115,7 +142,16 @@ class AnalysisOptions:
 
     def scopes_of(self, available: list[str]) -> list[str]:
         """The chosen ones of a model's scopes, in its order."""
-        return scope_names.resolve_all(self.scopes, available)
+        chosen = scope_names.resolve_all(self.scopes, available)
+        if self.origin == LAYER:
+            return chosen
+        weights = [scope for scope in chosen if scope in scope_names.WEIGHT_SCOPES]
+        if weights and self.scopes not in (None, "all"):
+            raise InputError(
+                f"{weights[0]} shows one layer's attention weights, which do not go back to the "
+                f"input tokens; choose scopes that end in -N, or take origin={LAYER!r}"
+            )
+        return [scope for scope in chosen if scope not in weights]
 
     def layers_of(self, count: int, name: str) -> list[int]:
         """The chosen ones of a model's layers, in order; negative ones count from the end."""
@@ -148,6 +184,7 @@ class AnalysisKeywords(TypedDict, total=False):
     batch_size: int | str
     memory_limit: int | float | str | None
     precision: str
+    origin: str
 
 
 @dataclass(frozen=True)
@@ -159,6 +196,7 @@ class Request:
     settings: Settings
     arrays: bool = True
     correlations: bool = False
+    origin: str = LAYER
 
 
 def whole(value: int, option: str) -> int:

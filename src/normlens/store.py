@@ -1,19 +1,21 @@
-"""Maps on disk: one safetensors file, everything but the arrays as JSON in its header."""
+"""Maps and cosines on disk: a safetensors file, with all but the arrays as JSON in its header."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from normlens import cosine_file
 from normlens.axes import GROUPS
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
@@ -29,6 +31,7 @@ from normlens.maps_header import (
 from normlens.tokens import TokenAxis
 
 if TYPE_CHECKING:
+    from normlens.cosine import Cosine
     from normlens.maps import Maps
 
 FORMAT = "normlens-maps"
@@ -72,6 +75,17 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
         "version": str(_PLAIN_VERSION if plain else FORMAT_VERSION),
         "maps": json.dumps(fields, ensure_ascii=False),
     }
+    return write(tensors, header, path, overwrite=overwrite)
+
+
+def write(
+    tensors: dict[str, NDArray[Any]],
+    header: dict[str, str],
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Write arrays and a header to a safetensors file, whole or not at all."""
     with writing(path, overwrite=overwrite) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
@@ -87,36 +101,45 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
     return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
-def open(path: str | Path) -> Maps:
-    """Read maps that `Maps.save` wrote."""
-    from normlens.maps import Maps
-
+def open(path: str | Path) -> Maps | Cosine:
+    """Read what `Maps.save` or `Cosine.save` wrote."""
     path = Path(path)
     try:
         if not path.is_file():
             raise MapsFileError(f"there is no maps file at {str(path)!r}")
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
+            if header.get("format") not in _KINDS:
                 raise MapsFileError(
                     f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
                     "make one with maps.save(…) or `normlens map --out maps.safetensors`"
                 )
+            newest, read = _KINDS[header["format"]]
             version = int(header["version"])
-            if version > FORMAT_VERSION:
+            if version > newest:
                 raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
             if version < 1:
                 raise ValueError(f"there is no version {version} of these files")
-            meta = parse_json(header["maps"])
-            check_fields(meta)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        check_arrays(meta, tensors)
+            return read(header, file)
     except MapsFileError:
         raise
     except _DAMAGED as error:
         raise MapsFileError(
             f"{str(path)!r} is not a NormLens maps file, or is damaged ({_reason(error)})"
         ) from error
+
+
+def _arrays(file: Any) -> dict[str, NDArray[Any]]:
+    return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def _read_maps(header: dict[str, str], file: Any) -> Maps:
+    from normlens.maps import Maps
+
+    meta = parse_json(header["maps"])
+    check_fields(meta)
+    tensors = _arrays(file)
+    check_arrays(meta, tensors)
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
@@ -128,8 +151,22 @@ def open(path: str | Path) -> Maps:
         meta["text"] = tuple(meta["text"])
     if (sources := meta.pop("sources", None)) is not None:
         meta["source_axis"] = TokenAxis(**_read(sources))
-    masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
+    masks: dict[str, Any] = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
     return Maps(**masks, **groups, **_read(meta))
+
+
+def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
+    from normlens.cosine import Cosine
+
+    fields, axes = cosine_file.parts_of(header, _arrays(file))
+    return Cosine(**fields, a=TokenAxis(**_read(axes["a"])), b=TokenAxis(**_read(axes["b"])))
+
+
+#: The newest version of each kind of file, and what reads it.
+_KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
+    FORMAT: (FORMAT_VERSION, _read_maps),
+    cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),
+}
 
 
 def _reason(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from normlens.embedded_files import embedded_reader, is_embedded
 from normlens.errors import ModelLoadError, reason_of
-from normlens.hub import Origin, is_local, known_cause, quiet_transformers
+from normlens.hub import Origin, file_of, is_local, known_cause, quiet_transformers
 
 #: Files of which every tokenizer has at least one.
 _TOKENIZER_FILES = (
@@ -37,18 +37,7 @@ class _UnusableTokenizerError(ModelLoadError):
 
 
 def _has_tokenizer_files(origin: Origin) -> bool:
-    from transformers.utils import cached_file
-
-    quietly: dict[str, Any] = {
-        "_raise_exceptions_for_missing_entries": False,
-        "_raise_exceptions_for_connection_errors": False,
-        "_raise_exceptions_for_gated_repo": False,
-    }
-    options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
-    return any(
-        cached_file(origin.name, name, **options, **quietly) is not None
-        for name in _TOKENIZER_FILES
-    )
+    return any(file_of(origin, name) is not None for name in _TOKENIZER_FILES)
 
 
 def _read_tokenizer(origin: Origin) -> Any:

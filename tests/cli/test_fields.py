@@ -158,10 +158,14 @@ def flags_of(command: str) -> dict[str, Any]:
     [
         ("map", AnalysisOptions, {"batch_size"}),
         ("map", LoadOptions, set()),
-        ("estimate", AnalysisOptions, {"seed"}),
+        ("estimate", AnalysisOptions, {"seed", "origin"}),
         ("estimate", LoadOptions, set()),
         ("serve", LoadOptions, {"revision"}),
-        ("serve", AnalysisOptions, {"scopes", "layers", "heads", "nonlinearity", "batch_size"}),
+        (
+            "serve",
+            AnalysisOptions,
+            {"scopes", "layers", "heads", "nonlinearity", "batch_size", "origin"},
+        ),
         ("run", RunOptions, set()),
         ("run", Execution, set()),
         ("reproduce", Settings, set()),

@@ -103,3 +103,15 @@ def test_the_watcher_sees_results_written_in_place():
     with Watcher() as watcher:
         torch.empty(60).view(3, 20).mul_(2)
     assert watcher.largest == 60
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_input_tokens_are_pushed_through_in_parts_that_a_limit_holds(family):
+    lens = normlens.load(tiny_model(family, **SIZES[family]))
+    limit = 200 << 10
+    with Watcher() as watcher:
+        maps = lens.maps(input_ids=IDS, origin="input", memory_limit=limit)
+    assert maps["RES1"].shape == (2, N, N)
+    # What does not grow with the sources is there, too: every head's weights.
+    assert watcher.largest <= max(limit // 2 // 4, N * N * H), watcher.where
+    assert watcher.largest < FORBIDDEN

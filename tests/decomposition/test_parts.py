@@ -48,7 +48,7 @@ def test_the_bias_costs_its_rows_and_not_its_vectors(gated, problem):
     given = problem("bare", n=n, d=d, m=m, gated=gated)
     bias = Bias.none(given.x).plus(given.layer.attention.output.bias)
     with FlopCounterMode(display=False) as counted:
-        linearise(given.layer.feed_forward, given.x, bias, "ig")
+        _ = linearise(given.layer.feed_forward, given.x, bias, "ig").bias
     assert counted.get_total_flops() == (1 + gated) * 2 * m * (n * d + d + n)
 
 

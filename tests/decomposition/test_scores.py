@@ -9,7 +9,7 @@ from normlens.decomposition import freeze
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.feedforward import FrozenFeedForward
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.scores import flow, flow_behind, layer_scores
+from normlens.decomposition.scores import flow, flow_behind, flow_by_head, layer_scores
 from normlens.errors import InputError
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
@@ -46,8 +46,10 @@ def test_columns_of_a_flow_are_the_sources_and_rows_the_targets(order, problem):
     given = problem(order, batch=2, groups=2)
     layer, g = frozen(given), gradient(given, 2)
     scores = layer_scores(layer, g)
-    by_head, beside = flow(layer, scores)
-    whole = by_head.sum(-3) + torch.diag_embed(beside)
+    whole = flow(layer, scores)
+    by_head = flow_by_head(layer, scores)
+    beside = torch.diag_embed((scores.beside * given.x).sum(-1))
+    torch.testing.assert_close(whole, by_head.sum(-3) + beside, rtol=0, atol=1e-11)
     columns = (scores.arriving * given.x).sum(-1)
     torch.testing.assert_close(whole.sum(-2), columns, rtol=0, atol=1e-11)
     rows = (g * layer.forward(given.x)).sum(-1)
@@ -68,8 +70,7 @@ def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, prob
         head = freeze(given.layer, given.x, given.alpha, [n], until=step, parts=False)
         parts = head.forward(alone)[:, 0]  # (j, i, d)
         expected = torch.einsum("id,jid->ij", kept[step][0], parts)
-        by_head, beside = flow_behind(layer, kept[step], step)
-        found = by_head.sum(-3) + torch.diag_embed(beside)
+        found = flow_behind(layer, kept[step], step)
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
 
 
@@ -117,3 +118,12 @@ def test_the_output_is_the_same_with_and_without_parts(order, problem):
     a, b = (frozen(given, parts=parts) for parts in (True, False))
     torch.testing.assert_close(a.forward(given.x), b.forward(given.x), rtol=0, atol=1e-12)
     torch.testing.assert_close(a.unowned(), b.unowned(), rtol=0, atol=1e-12)
+
+
+def test_few_heads_at_a_time_give_the_same_flow(problem, monkeypatch):
+    given = problem("pre", batch=2, groups=2)
+    layer = frozen(given)
+    scores = layer_scores(layer, gradient(given, 2))
+    whole = flow(layer, scores)
+    monkeypatch.setattr("normlens.decomposition.attention._FLOW_PAIRS", 1)
+    torch.testing.assert_close(flow(layer, scores), whole, rtol=0, atol=1e-12)

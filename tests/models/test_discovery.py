@@ -21,7 +21,7 @@ GENERIC = [
     "models/test_reach.py::test_gemma_3s_setting_in_every_family",
     "test_trace.py::test_input_and_weights_of_every_layer",
     "test_estimate.py::test_every_family_has_an_estimate",
-    "papers/test_expansion.py::test_every_family_has_a_rate_per_layer",
+    "papers/kobayashi2021/test_expansion_rate.py::test_every_family_has_a_rate_per_layer",
 ]
 
 

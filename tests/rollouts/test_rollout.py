@@ -97,7 +97,7 @@ def test_maps_keep_their_labels_and_say_what_they_are(maps):
     assert rolled.provenance["origin"] == ROLLOUT
     expected = {"method": "ATTNRESLN-N", "residual": 0.0, "normalise": True}
     assert rolled.provenance["rollout"] == expected
-    assert "origin" not in maps.provenance
+    assert maps.provenance["origin"] == "layer"
     single = slow_rollout(maps["LN1"].astype(np.float64), 0.0, True)
     np.testing.assert_allclose(rolled["LN1"], single, rtol=1e-6)
 

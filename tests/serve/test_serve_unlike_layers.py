@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from serving import ON_CPU
 from unlike_examples import _own_registry, unlike  # noqa: F401
 
 import normlens
@@ -14,6 +15,6 @@ from normlens.serve.models import ServedModels
 def test_layers_that_differ_are_refused_before_anybody_asks(monkeypatch):
     monkeypatch.setattr("normlens.loading.load_config", lambda *_, **__: None)
     monkeypatch.setattr("normlens.estimate.skeleton", lambda *_: normlens.load(unlike()))
-    models = ServedModels(["unlike"], Limits(), device="cpu")
+    models = ServedModels(["unlike"], Limits(), loading=ON_CPU)
     with pytest.raises(UnsupportedModelError, match=r"the layers of unlike differ.*maps\.html"):
         models.describe()

@@ -251,6 +251,7 @@ export class App implements Context, Page {
         ? "completeness not measured"
         : `completeness error ${scientific(header.completeness)}${tolerance}`,
     );
+    if (about.origin === "input") words.push("sources: input tokens");
     words.push(about.model_type ? `${header.model} (${String(about.model_type)})` : header.model);
     if (about.dtype) {
       const other = about.compute_dtype && about.compute_dtype !== about.dtype;

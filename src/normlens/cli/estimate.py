@@ -26,7 +26,7 @@ def estimate_command(
     *,
     tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", help="Length of the text.")],
     model: ModelOption = None,
-    asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size"))],
+    asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size", "origin"))],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
     loading: LoadOptions,
     as_json: JsonOption = False,

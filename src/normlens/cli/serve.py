@@ -18,7 +18,7 @@ from normlens.serve.limits import Limits
 from normlens.serve.security import is_loopback
 
 #: What a visitor chooses, or the page shows anyway.
-_VISITORS = ("scopes", "layers", "heads", "nonlinearity", "batch_size")
+_VISITORS = ("scopes", "layers", "heads", "nonlinearity", "batch_size", "origin")
 
 
 @with_field_options

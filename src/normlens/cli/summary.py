@@ -32,6 +32,8 @@ def show_maps(maps: Maps) -> None:
     if maps.source_axis is not None:
         console.print(f"{len(maps.sources)} sources: {' '.join(maps.source_tokens)}")
     console.print(completeness(maps))
+    if maps.origin_in_words:
+        console.print(f"{maps.origin_in_words}, through all layers; what no token owns is left out")
     if "outside_scopes" in about:
         console.print(f"outside every scope: {about['outside_scopes']}")
     if maps.heads:

@@ -39,13 +39,14 @@ def view_command(
     compared: two texts, or two models.
     """
     from normlens import store
+    from normlens.maps import Maps
     from normlens.viewer import to_html
 
     if out is not None:
         if out.suffix.lower() not in (".html", ".htm"):
             raise InputError(f"{str(out)!r} is not the name of an HTML file; end it in .html")
         store.check_output(out, overwrite=force)
-    maps = [store.open(file) for file in files]
+    maps = [Maps.load(file) for file in files]
     browse = out is None and not no_browser
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="normlens-")) / f"{files[0].stem}.html"

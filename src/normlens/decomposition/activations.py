@@ -55,11 +55,15 @@ class Activation:
         quadrature is only needed for ``|z| ≤ T``.
         """
         bound = self.linear_beyond or self.constant_beyond or math.inf
-        inside = z.clamp(-bound, bound)
+        # The rest is for the few that lie beyond; NaN does not lie inside.
+        within = z.numel() == 0 or bool(z.abs().amax() <= bound)
+        inside = z if within else z.clamp(-bound, bound)
         if z.dtype == torch.float32 and not self.kinked and bound < math.inf:
             integral = _interpolated(inside, _table(self, bound, z.device), bound)
         else:
             integral = self._quadrature(inside)
+        if within:
+            return integral
         share = torch.where(z.abs() > bound, bound / z.abs(), torch.ones_like(z))
         beyond = (1 - share) if self.constant_beyond else (1 - share.square()) / 2
         return share.square() * integral + beyond * self.slope(z)

@@ -17,6 +17,10 @@ from torch import Tensor
 from normlens.components import Attention, Reach
 from normlens.decomposition.parts import Bias, Factors, Parts
 from normlens.decomposition.scored import Scored, inner
+from normlens.matmul import times, weighted
+
+#: Pairs of tokens whose flow is computed at a time, of some heads; more of them are not faster.
+_FLOW_PAIRS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,25 @@ class FrozenAttention:
         return cls(attention, alpha, _by_head(attention, attention.value(s)), reach, parts)
 
     def linear(self, v: Tensor) -> Tensor:
-        """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d)."""
-        heads = _by_head(self.attention, v @ self.attention.value.weight).transpose(-2, -3)
-        return self._output(self.alpha @ heads)
+        """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d).
+
+        One product with α for all vectors that stand side by side: (b, g, h/g · i, j) times
+        (b, g, j, … · d_head), where the heads of a group g read the same values.
+        """
+        lead, groups = v.shape[:-3], self.attention.groups
+        values = times(v, self.attention.value.weight).unflatten(-1, (groups, -1))
+        values = values.reshape(-1, *values.shape[-4:]).permute(1, 3, 2, 0, 4)  # (b, g, j, …, e)
+        b, _, n, many, width = values.shape
+        mixed = weighted(self._grouped_alpha, values.reshape(b, groups, n, many * width))
+        mixed = mixed.view(b, groups, -1, self.alpha.shape[2], many, width)
+        heads = mixed.permute(4, 0, 3, 1, 2, 5).reshape(*lead, b, self.alpha.shape[2], -1)
+        return times(heads, self.attention.output.weight)
+
+    def from_token(self, first: int) -> FrozenAttention:
+        """The linear face for the tokens from `first` on; another sequence stays whole."""
+        sources = slice(first if self.attention.source is None else 0, None)
+        alpha, values = self.alpha[:, :, first:, sources], self.values[:, sources]
+        return FrozenAttention(self.attention, alpha, values, self.reach, self.parts)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_i Σ_h α^h_ij W_V^h W_O^h g_i``, (…, b, j, d)."""
@@ -52,13 +72,13 @@ class FrozenAttention:
         if bias is None:
             return self.attention.output.bias
         heads = _by_head(self.attention, bias)  # (h, d_head)
-        mixed = self._output(self.alpha.sum(-1)[..., None] * heads[:, None])
+        mixed = self._output(self._row_sums[..., None] * heads[:, None])
         return mixed if self.attention.output.bias is None else mixed + self.attention.output.bias
 
     @cached_property
     def head_sums(self) -> Tensor:
         """``Σ_j α^h_ij v^h_j``, what each head reads (b, h, i, d_head), value biases included."""
-        return self.alpha @ self.values.transpose(1, 2)
+        return weighted(self.alpha, self.values.transpose(1, 2))
 
     @cached_property
     def output(self) -> Tensor:
@@ -78,7 +98,7 @@ class FrozenAttention:
         unowned = inner(g, self.attention.output.bias)
         if self.attention.value.bias is not None:
             bias = _by_head(self.attention, self.attention.value.bias)[:, None]  # (h, 1, d_head)
-            of_values = (at_heads * bias).sum(-1) * self.alpha.sum(-1)
+            of_values = (at_heads * bias).sum(-1) * self._row_sums
             heads = heads - of_values
             unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
         return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads, at_heads)
@@ -89,13 +109,29 @@ class FrozenAttention:
         Shape (…, b, h, i, j); `at_heads` is g as it arrives there (`score`). No token owns value
         biases, nor `unowned` (d,) of the attention's input.
         """
+        values = self._owned_values(unowned)  # (b, h, d_head, j)
+        return (at_heads @ values).mul_(self.alpha)
+
+    def flow(self, at_heads: Tensor, unowned: Tensor | None = None) -> Tensor:
+        """The same of all heads together, (…, b, i, j), a few heads at a time."""
+        values = self._owned_values(unowned)
+        total: Tensor | None = None
+        count = self.attention.heads
+        step = max(1, _FLOW_PAIRS * count // self.alpha.numel())
+        for first in range(0, count, step):
+            heads = slice(first, first + step)
+            some = (at_heads[..., heads, :, :] @ values[:, heads]).mul_(self.alpha[:, heads])
+            total = some.sum(-3) if total is None else total.add_(some.sum(-3))
+        assert total is not None
+        return total
+
+    def _owned_values(self, unowned: Tensor | None) -> Tensor:
+        """What the heads' values owe to tokens, (b, h, d_head, j)."""
         bias = self.attention.value.bias
         if unowned is not None:
             bias = self.attention.value(unowned[None])[0]
-        values = self.values
-        if bias is not None:
-            values = values - _by_head(self.attention, bias)
-        return (at_heads @ values.permute(0, 2, 3, 1)) * self.alpha
+        values = self.values if bias is None else self.values - _by_head(self.attention, bias)
+        return values.permute(0, 2, 3, 1)
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""
@@ -135,20 +171,32 @@ class FrozenAttention:
         mixed, own = self._output(torch.stack([total - own, own]))
         return mixed, own
 
+    @cached_property
+    def _grouped_alpha(self) -> Tensor:
+        """α as (b, g, h/g · i, j), the rows of a group's heads below each other."""
+        grouped = self.alpha.unflatten(1, (self.attention.groups, -1))
+        return grouped.flatten(2, 3)
+
+    @property
+    def _row_sums(self) -> Tensor:
+        """``Σ_j α^h_ij`` (b, h, i): 1, unless something takes attention that is no token's."""
+        return self.alpha.sum(-1, dtype=self.values.dtype)
+
     def _heads_adjoint(self, g: Tensor) -> Tensor:
         """The transpose of `_output`."""
-        heads = (g @ self.attention.output.weight.T).unflatten(-1, (self.attention.heads, -1))
+        at_output = times(g, self.attention.output.weight.T)
+        heads = at_output.unflatten(-1, (self.attention.heads, -1))
         return heads.transpose(-2, -3)
 
     def _sources_adjoint(self, at_heads: Tensor) -> Tensor:
         """Hand what arrives at the heads (…, b, h, i, d_head) on to the sources (…, b, j, d)."""
-        sources = self.alpha.transpose(-1, -2) @ at_heads  # (…, b, h, j, d_head)
+        sources = weighted(self.alpha.transpose(-1, -2), at_heads)  # (…, b, h, j, d_head)
         grouped = sources.unflatten(-3, (self.attention.groups, -1)).sum(-3)
-        return grouped.transpose(-2, -3).flatten(-2) @ self.attention.value.weight.T
+        return times(grouped.transpose(-2, -3).flatten(-2), self.attention.value.weight.T)
 
     def _output(self, heads: Tensor) -> Tensor:
         """Vectors (…, i, d) of all heads (…, h, i, d_head) together, without b_O."""
-        return heads.transpose(-2, -3).flatten(-2) @ self.attention.output.weight
+        return times(heads.transpose(-2, -3).flatten(-2), self.attention.output.weight)
 
 
 def _by_head(attention: Attention, v: Tensor) -> Tensor:

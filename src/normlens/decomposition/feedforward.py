@@ -21,6 +21,7 @@ from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.rules import Linearised, hidden, linearise, projections
 from normlens.decomposition.scored import Scored
 from normlens.errors import InputError
+from normlens.matmul import times
 from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
 
 
@@ -39,29 +40,45 @@ class FrozenFeedForward:
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_k ((v W_k) ⊙ r^k_i) W_down`` of vectors (…, i, d)."""
-        return self._scaled([v @ w for w in projections(self.ff)]) @ self.ff.down.weight
+        weights, slopes = projections(self.ff), self.neurons.slopes
+        # In place: with many sources side by side the neurons are the largest tensor of all.
+        neurons = times(v, weights[0]).mul_(slopes[0])
+        for w, slope in zip(weights[1:], slopes[1:], strict=True):
+            neurons.addcmul_(times(v, w), slope)
+        return times(neurons, self.ff.down.weight)
+
+    def from_token(self, first: int) -> FrozenFeedForward:
+        """The linear face for the tokens from `first` on."""
+        neurons = self.neurons
+        rest = Linearised(
+            tuple(slope[:, first:] for slope in neurons.slopes),
+            lambda: neurons.bias[:, first:],
+            neurons.hidden[:, first:],
+            neurons.from_zero,
+        )
+        return FrozenFeedForward(self.ff, rest, self.incoming.from_token(first))
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_k W_k ((W_down g) ⊙ r^k_i)``."""
-        return self._inputs_adjoint(g @ self.ff.down.weight.T)
+        return self._inputs_adjoint(times(g, self.ff.down.weight.T))
 
     def score(self, g: Tensor) -> Scored:
         """What the block adds to the score of g (…, b, i, d)."""
-        at_neurons = g @ self.ff.down.weight.T
+        at_neurons = times(g, self.ff.down.weight.T)
         if self._all_owned:
-            passed = (at_neurons * self.neurons.hidden).sum(-1)
+            passed = _inner(at_neurons, self.neurons.hidden)
             return Scored(self._inputs_adjoint(at_neurons), passed)
-        passed = (at_neurons * (self.neurons.hidden - self._unowned_neurons)).sum(-1)
-        unowned = (at_neurons * self._unowned_neurons).sum(-1)
+        unowned = _inner(at_neurons, self._unowned_neurons)
+        passed = _inner(at_neurons, self.neurons.hidden) - unowned
         if self.ff.down.bias is not None:
             unowned = unowned + g @ self.ff.down.bias
         return Scored(self._inputs_adjoint(at_neurons), passed, unowned)
 
     def _inputs_adjoint(self, at_neurons: Tensor) -> Tensor:
         weights, slopes = projections(self.ff), self.neurons.slopes
-        total = (at_neurons * slopes[0]) @ weights[0].T
+        total = times(at_neurons * slopes[0], weights[0].T)
         for w, slope in zip(weights[1:], slopes[1:], strict=True):
-            total = total + (at_neurons * slope) @ w.T
+            total = total + times(at_neurons * slope, w.T)
         return total
 
     @property
@@ -101,6 +118,11 @@ class FrozenFeedForward:
         return total
 
 
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """``a_i · b_i`` of neurons (…, b, i, m), without the products in memory."""
+    return (a[..., None, :] @ b[..., None])[..., 0, 0]
+
+
 @dataclass(frozen=True)
 class SampledFeedForward:
     """A block under the rule of sampled Shapley values, which is not a linear operator."""
@@ -126,6 +148,7 @@ class FrozenParallelFeedForward:
     norm: FrozenNorm | None
     x: Tensor  # (b, i, d), the layer's input
     rule: str
+    linearised: FrozenFeedForward | None = None  # `block`, where it is there already
 
     @classmethod
     def at(cls, step: ParallelFeedForward, x: Tensor, rule: str) -> FrozenParallelFeedForward:
@@ -138,12 +161,20 @@ class FrozenParallelFeedForward:
         """The block linearised at its input, whose unowned part is β."""
         if self.rule == SHAPLEY:
             raise InputError(NOT_LINEAR)
+        if self.linearised is not None:
+            return self.linearised
         bias = Bias.none(self.x).plus(None if self.norm is None else self.norm.unowned)
         return FrozenFeedForward.at(self.ff, self._input, bias, self.rule)
 
     def linear(self, v: Tensor) -> Tensor:
         """The norm and the block, linearised, on the layer's input vectors (…, i, d)."""
         return self.block.linear(v if self.norm is None else self.norm.linear(v))
+
+    def from_token(self, first: int) -> FrozenParallelFeedForward:
+        """The linear face for the tokens from `first` on."""
+        norm = None if self.norm is None else self.norm.from_token(first)
+        block = self.block.from_token(first)
+        return FrozenParallelFeedForward(self.ff, norm, self.x[:, first:], self.rule, block)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """The gradient at the layer's input."""

@@ -44,6 +44,8 @@ FrozenStep = (
     | FrozenParallelFeedForward
     | SampledFeedForward
 )
+#: Is shown the index of a step and the vectors (…, b, i, d) behind it.
+Observer = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -55,26 +57,18 @@ class FrozenLayer:
     steps: tuple[FrozenStep, ...]  # of `layer.steps`, as far as anybody asked for them
     lengths: tuple[int, ...]  # real tokens of each sequence
 
-    def forward(self, v: Tensor, sources: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        v: Tensor,
+        sources: Mapping[str, Tensor] | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
         """The linear face: what the layer makes of vectors (…, b, i, d), without any bias.
 
-        `sources` are vectors of another sequence that an attention reads; none is zero.
+        `sources` are vectors of another sequence that an attention reads; none is zero. `observe`
+        is shown what is made of them behind every step.
         """
-        saved: list[Tensor] = []
-        start = v
-        for step in self.steps:
-            if isinstance(step, FrozenBranch):
-                saved.append(v)
-            elif isinstance(step, FrozenResidual):
-                v = step.linear(v, saved.pop())
-            elif isinstance(step, FrozenParallelFeedForward):
-                v = v + step.linear(start)
-            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
-                other = (sources or {}).get(step.attention.source)
-                v = v.new_zeros(v.shape) if other is None else step.linear(other)
-            else:
-                v = _linear(step).linear(v)
-        return v
+        return self._walk(v, sources or {}, biases=False, observe=observe)
 
     def adjoint(self, g: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The transpose of `forward`: g (…, b, i, d) behind the layer as it arrives at its input.
@@ -100,24 +94,55 @@ class FrozenLayer:
                 g = _linear(step).adjoint(g)
         return (g if at_start is None else g + at_start), others
 
-    def unowned(self) -> Tensor:
-        """What no token owns behind the layer if no token owned anything before it, (b, i, d)."""
-        bias = self.x.new_zeros(self.x.shape)
+    def unowned(self, bias: Tensor | None = None, observe: Observer | None = None) -> Tensor:
+        """What no token owns behind the layer, (b, i, d); before it that was `bias`, or nothing.
+
+        `observe` is shown what no token owns behind every step.
+        """
+        before = self.x.new_zeros(self.x.shape) if bias is None else bias
+        return self._walk(before, {}, biases=True, observe=observe)
+
+    def _walk(
+        self,
+        v: Tensor,
+        sources: Mapping[str, Tensor],
+        biases: bool,
+        observe: Observer | None,
+    ) -> Tensor:
+        """Vectors through every step, with or without what the step adds and no token owns."""
         saved: list[Tensor] = []
-        for step in self.steps:
+        start = v
+        for index, step in enumerate(self.steps):
             if isinstance(step, FrozenBranch):
-                saved.append(bias)
-            elif isinstance(step, FrozenResidual):
-                bias = step.linear(bias, saved.pop())
+                saved.append(v)
+                continue
+            if isinstance(step, FrozenResidual):
+                v = step.linear(v, saved.pop())
             elif isinstance(step, FrozenParallelFeedForward):
-                bias = bias + step.unowned
+                v = v + step.linear(start)
             elif isinstance(step, FrozenAttention) and step.attention.source is not None:
-                bias = bias.new_zeros(bias.shape) + (0 if step.unowned is None else step.unowned)
+                other = sources.get(step.attention.source)
+                v = v.new_zeros(v.shape) if other is None else step.linear(other)
             else:
-                operator = _linear(step)
-                bias = operator.linear(bias)
-                bias = bias if operator.unowned is None else bias + operator.unowned
-        return bias
+                v = _linear(step).linear(v)
+            if biases and not isinstance(step, SampledFeedForward) and step.unowned is not None:
+                v = v + step.unowned
+            if observe is not None:
+                observe(index, v)
+        return v
+
+    def from_token(self, first: int) -> FrozenLayer:
+        """The linear face for the tokens from `first` on, if earlier ones hold nothing."""
+        if first == 0:
+            return self
+        steps = tuple(
+            step
+            if isinstance(step, (FrozenBranch, FrozenResidual))
+            else _linear_or_beside(step).from_token(first)
+            for step in self.steps
+        )
+        lengths = tuple(max(0, length - first) for length in self.lengths)
+        return FrozenLayer(self.layer, self.x[:, first:], steps, lengths)
 
 
 def _linear(step: FrozenStep) -> FrozenNorm | FrozenAttention | FrozenFeedForward:
@@ -125,6 +150,12 @@ def _linear(step: FrozenStep) -> FrozenNorm | FrozenAttention | FrozenFeedForwar
         raise InputError(NOT_LINEAR)
     assert isinstance(step, (FrozenNorm, FrozenAttention, FrozenFeedForward))
     return step
+
+
+def _linear_or_beside(
+    step: FrozenStep,
+) -> FrozenNorm | FrozenAttention | FrozenFeedForward | FrozenParallelFeedForward:
+    return step if isinstance(step, FrozenParallelFeedForward) else _linear(step)
 
 
 def freeze(
@@ -136,15 +167,18 @@ def freeze(
     sources: Mapping[str, Tensor] | None = None,
     until: int | None = None,
     parts: bool = True,
-    observe: Callable[[int, Tensor], None] | None = None,
+    real: Mapping[int, Tensor] | None = None,
+    observe: Observer | None = None,
 ) -> FrozenLayer:
     """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
 
     A layer with several attentions has one α for each, in order; `sources` are the vectors
     (b, j, d) of other sequences that it attends to, by name. Steps behind `until` are left out.
-    Without `parts` only the linear faces will be asked for. `observe` is shown the vector (b, i, d)
-    behind every step.
+    Without `parts` only the linear faces will be asked for; then `real`, the vectors (b, i, d) that
+    the model computed behind some steps, save the last products of blocks. `observe` is shown the
+    vector (b, i, d) behind every step that was computed here.
     """
+    taken = {} if parts or real is None else real
     weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
     steps: list[FrozenStep] = []
     saved: list[tuple[Tensor, Bias]] = []
@@ -168,7 +202,7 @@ def freeze(
             if step.source is not None:
                 read, reach = (sources or {})[step.source], Reach()
             frozen = FrozenAttention.at(step, read, next(weights), reach, parts)
-            y, bias, mixed = frozen.output, Bias.none(x).plus(step.output.bias), True
+            bias, mixed = Bias.none(x).plus(step.output.bias), True
         elif isinstance(step, FeedForward):
             if rule == SHAPLEY:
                 frozen = SampledFeedForward.at(step, y)
@@ -176,11 +210,16 @@ def freeze(
                 frozen = FrozenFeedForward.at(step, y, bias, rule)
                 if parts:  # nothing behind the block's norm reads the bias otherwise
                     bias = frozen.outgoing
-            y = frozen.output
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)
             y = y + frozen.output
         steps.append(frozen)
+        if isinstance(frozen, (FrozenAttention, FrozenFeedForward, SampledFeedForward)):
+            if index in taken:
+                y = taken[index].to(x.dtype)
+                continue
+            y = frozen.output
         if observe is not None:
             observe(index, y)
+        y = taken[index].to(x.dtype) if index in taken else y
     return FrozenLayer(layer, x, tuple(steps), tuple(lengths))

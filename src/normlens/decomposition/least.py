@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from normlens.components import Layer
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import least_memory
+from normlens.decomposition.costs.vectors import VectorSizes
 from normlens.errors import MemoryLimitError
 from normlens.scopes import components_of
 
@@ -46,6 +47,20 @@ def check_limit(
             f"the memory limit of {_size(limit)} is too low for {n} tokens: the feed-forward block "
             f"needs {_size(least)}; give that much (or leave the limit out), a shorter text, "
             "or only scopes before the block"
+        )
+
+
+def check_vectors_limit(
+    limit: int, layers: Sequence[Layer], lengths: Sequence[int], itemsize: int
+) -> None:
+    """Raise unless a memory limit suffices for whole vectors in sequences of these lengths."""
+    n = max(lengths, default=1)
+    least = VectorSizes.of(layers, 1, n, itemsize).least
+    if limit < least:
+        raise MemoryLimitError(
+            f"the memory limit of {_size(limit)} is too low for {n} tokens: the vectors of one "
+            f"input token need {_size(least)}; give that much (or leave the limit out), or a "
+            "shorter text"
         )
 
 

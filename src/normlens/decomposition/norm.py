@@ -44,6 +44,10 @@ class FrozenNorm:
         """β."""
         return self.norm.beta
 
+    def from_token(self, first: int) -> FrozenNorm:
+        """The same for the tokens from `first` on."""
+        return FrozenNorm(self.norm, self.inverse_deviation[:, first:])
+
     def apply(self, y: Tensor) -> Tensor:
         """The complete norm of the real vectors, β included."""
         y = self.linear(y)

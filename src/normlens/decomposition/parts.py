@@ -20,6 +20,7 @@ from torch import Tensor
 
 from normlens.components import Linear, Reach
 from normlens.decomposition.costs.gram import exact_itemsize, gram_sources
+from normlens.matmul import times
 
 #: A linear map of vectors (…, d).
 Stretch = Callable[[Tensor], Tensor]
@@ -46,6 +47,11 @@ class Bias:
         """A bias given as vectors (b, i, d)."""
         return replace(cls.none(vectors), rest=vectors)
 
+    def from_token(self, first: int) -> Bias:
+        """The same for the targets from `first` on."""
+        rest = None if self.rest is None else self.rest[:, first:]
+        return Bias(self.coefficients[:, first:], self.rows, rest)
+
     @cached_property
     def vectors(self) -> Tensor:
         """b (b, i, d)."""
@@ -54,8 +60,8 @@ class Bias:
 
     def through(self, linear: Linear) -> Tensor:
         """``b W`` plus the bias of `linear`, (b, i, m), at the cost of a few rows."""
-        mixed = Linear(self.rows @ linear.weight, linear.bias)(self.coefficients)
-        return mixed if self.rest is None else mixed + self.rest @ linear.weight
+        mixed = Linear(times(self.rows, linear.weight), linear.bias)(self.coefficients)
+        return mixed if self.rest is None else mixed + times(self.rest, linear.weight)
 
     def plus(self, row: Tensor | None) -> Bias:
         """Add one row, the same for every target."""

@@ -53,7 +53,7 @@ class FrozenElementwise:
     @classmethod
     def at(cls, step: Elementwise, z: Tensor, bias: Tensor, rule: str) -> FrozenElementwise:
         """The activation at z (…, d), of which no token owns `bias`."""
-        neurons = PLAIN_RULES[rule](activation(step.activation), z, bias)
+        neurons = PLAIN_RULES[rule](activation(step.activation), z, lambda: bias)
         (slope,) = neurons.slopes
         return cls(slope, neurons.hidden - z * slope)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from torch import Tensor
 from normlens.components import FeedForward
 from normlens.decomposition.activations import Activation, activation, gauss_legendre
 from normlens.decomposition.parts import Bias
+
+#: The bias's share of the neurons' arguments, computed where a rule needs it.
+Share = Callable[[], Tensor]
 
 SHORT_PATH = 1.0
 SHORT_PATH_NODES = 16
@@ -31,9 +35,14 @@ class Linearised:
     """The slopes of one feed-forward block at its real input."""
 
     slopes: tuple[Tensor, ...]  # one (b, i, m) per input projection of `projections`
-    bias: Tensor  # (b, i, m), the share of h that no token owns
+    unowned: Callable[[], Tensor]  # computes `bias`, which not everybody asks for
     hidden: Tensor  # (b, i, m), the real h
     from_zero: bool = False  # the path starts at 0, so all of h but g(0) and biases is owned
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """The share of h that no token owns, (b, i, m)."""
+        return self.unowned()
 
 
 def projections(ff: FeedForward) -> tuple[Tensor, ...]:
@@ -51,70 +60,75 @@ def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearis
     """Slopes and bias share of block `ff` at the real input `total`, of which `bias` is unowned."""
     g = activation(ff.activation)
     if ff.gate is None:
-        return PLAIN_RULES[rule](g, ff.up(total), bias.through(ff.up))
-    arguments = ff.gate(total), ff.up(total), bias.through(ff.gate), bias.through(ff.up)
-    return GATED_RULES[rule](g, *arguments)
+        return PLAIN_RULES[rule](g, ff.up(total), partial(bias.through, ff.up))
+    shares = partial(bias.through, ff.gate), partial(bias.through, ff.up)
+    return GATED_RULES[rule](g, ff.gate(total), ff.up(total), *shares)
 
 
 # Plain blocks: h = g(z), of which z_b is the bias's share of z ----------------------------------
 
 
-def _ig(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
+def _ig(g: Activation, z: Tensor, z_b: Share) -> Linearised:
     """Path 0 → z: ``r = (g(z) − g(0)) / z``."""
     r = g.slope(z)
-    return Linearised((r,), z_b * r + g.at_zero, g.value(z), True)
+    return Linearised((r,), lambda: z_b() * r + g.at_zero, g.value(z), True)
 
 
-def _ig_bias(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
+def _ig_bias(g: Activation, z: Tensor, z_b: Share) -> Linearised:
     """Path z_b → z: ``r = (g(z) − g(z_b)) / (z − z_b)``, and FF(0) stays with the bias."""
-    delta, short = _path(g, z_b, z)
-    quotient = (g.value(z) - g.value(z_b)) / torch.where(short, torch.ones_like(z), delta)
-    r = torch.where(short, _along(lambda t, _: g.derivative(t), z_b, delta), quotient)
-    return Linearised((r,), g.value(z_b), g.value(z))
+    start = z_b()
+    delta, short = _path(g, start, z)
+    quotient = (g.value(z) - g.value(start)) / torch.where(short, torch.ones_like(z), delta)
+    r = torch.where(short, _along(lambda t, _: g.derivative(t), start, delta), quotient)
+    return Linearised((r,), lambda: g.value(start), g.value(z))
 
 
-def _gradient(g: Activation, z: Tensor, z_b: Tensor) -> Linearised:
+def _gradient(g: Activation, z: Tensor, z_b: Share) -> Linearised:
     """``r = g′(z)``; the remainder goes to the bias."""
     r, h = g.derivative(z), g.value(z)
-    return Linearised((r,), h - (z - z_b) * r, h)
+    return Linearised((r,), lambda: h - (z - z_b()) * r, h)
 
 
 # Gated blocks: h = g(a) ⊙ u, of which a_b and u_b are the bias's shares --------------------------
 
 
-def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
+def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
     """Path (0, 0) → (a, u).
 
     ``r^a = u ∫ α g′(αa) dα`` and ``r^u = ∫ g(αa) dα``. With ``g(t) = g(0) + t r(t)`` both follow
     from ``J = ∫ α r(αa) dα``: ``r^u = g(0) + a J`` and, by parts, ``r^a = u (r(a) − J)``.
     """
-    mean = g.mean_slope(a)
-    r_a = u * (g.slope(a) - mean)
-    r_u = g.at_zero + a * mean
-    return Linearised((r_a, r_u), a_b * r_a + u_b * r_u, g.value(a) * u, True)
+    mean, slope = g.mean_slope(a), g.slope(a)
+    r_a = u * (slope - mean)
+    r_u = mean.mul_(a)
+    h = slope.mul_(a)  # g(a) − g(0)
+    if g.at_zero:
+        r_u, h = r_u.add_(g.at_zero), h.add_(g.at_zero)
+    return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h.mul_(u), True)
 
 
-def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
+def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
     """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
-    d_a, short = _path(g, a_b, a)
-    d_u = u - u_b
+    a_0, u_0 = a_b(), u_b()
+    d_a, short = _path(g, a_0, a)
+    d_u = u - u_0
     safe = torch.where(short, torch.ones_like(a), d_a)
 
     def antiderivative(t: Tensor) -> Tensor:
         return g.at_zero * t + t * t * g.mean_slope(t)
 
-    long_u = (antiderivative(a) - antiderivative(a_b)) / safe
-    long_a = (g.value(a) * u - g.value(a_b) * u_b - d_u * long_u) / safe
-    short_u = _along(lambda t, _: g.value(t), a_b, d_a)
-    short_a = _along(lambda t, alpha: g.derivative(t) * (u_b + alpha * d_u), a_b, d_a)
+    long_u = (antiderivative(a) - antiderivative(a_0)) / safe
+    long_a = (g.value(a) * u - g.value(a_0) * u_0 - d_u * long_u) / safe
+    short_u = _along(lambda t, _: g.value(t), a_0, d_a)
+    short_a = _along(lambda t, alpha: g.derivative(t) * (u_0 + alpha * d_u), a_0, d_a)
     r_a, r_u = torch.where(short, short_a, long_a), torch.where(short, short_u, long_u)
-    return Linearised((r_a, r_u), g.value(a_b) * u_b, g.value(a) * u)
+    return Linearised((r_a, r_u), lambda: g.value(a_0) * u_0, g.value(a) * u)
 
 
-def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Tensor, u_b: Tensor) -> Linearised:
+def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
     """The gradient of ``g(a) u``; the remainder goes to the bias."""
     r_a, r_u, h = g.derivative(a) * u, g.value(a), g.value(a) * u
-    return Linearised((r_a, r_u), h - (a - a_b) * r_a - (u - u_b) * r_u, h)
+    return Linearised((r_a, r_u), lambda: h - (a - a_b()) * r_a - (u - u_b()) * r_u, h)
 
 
 def _path(g: Activation, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,18 +52,22 @@ def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> 
     return _carry(frozen, g, len(frozen.steps) - 1, keep)
 
 
-def flow(frozen: FrozenLayer, scores: LayerScores) -> tuple[Tensor, Tensor]:
-    """The flow map by head (…, b, h, i, j), and what passes beside the attention (…, b, i).
-
-    What passes beside is the diagonal's.
-    """
+def flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
+    """The flow map (…, b, i, j) of all heads, and on its diagonal what passes beside them."""
     place, attention = _attention(frozen)
-    by_head = attention.head_flow(scores.at_heads, _unowned_before(frozen, place))
-    return by_head, (scores.beside * frozen.x).sum(-1)
+    whole = attention.flow(scores.at_heads, _unowned_before(frozen, place))
+    whole.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
+    return whole
 
 
-def flow_behind(frozen: FrozenLayer, g: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The same of what passes the end of `step` only, g (…, b, i, d) being the gradient there."""
+def flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
+    """What flows through each head, (…, b, h, i, j)."""
+    place, attention = _attention(frozen)
+    return attention.head_flow(scores.at_heads, _unowned_before(frozen, place))
+
+
+def flow_behind(frozen: FrozenLayer, g: Tensor, step: int) -> Tensor:
+    """The flow map of what passes the end of `step` only, g (…, b, i, d) the gradient there."""
     return flow(frozen, _carry(frozen, g, step, ()))
 
 

@@ -35,6 +35,9 @@ from normlens.verdicts import SCORE_TOLERANCE, check_scores
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
+#: Flow maps of one score are kept without being asked for up to this size.
+FLOW_BYTES = 1 << 27
+
 #: Answers, each with the place of its question.
 Answers = list[tuple[int, Explanation]]
 
@@ -112,7 +115,7 @@ class Explainer:
             lengths,
             options.nonlinearity,
             lens.compute_dtype,
-            self._limit // KEPT_SHARE,
+            self._kept_bytes,
         )
         scores = self._forward(network, batch, [questions[i] for row in asked for i in row])
         rows = [
@@ -120,12 +123,13 @@ class Explainer:
             for b, row in enumerate(asked)
         ]
         answers: Answers = []
-        at_once = self._at_once(lengths)
+        wanted = self._wanted(max(lengths))
+        at_once = self._at_once(lengths, wanted)
         for first in range(0, max(map(len, rows)), at_once):
             chunk = [row[first : first + at_once] for row in rows]
             # Several texts have one question each, so the rows of a chunk are equally long.
             starts = [[row[t][1] for row in chunk] for t in range(len(chunk[0]))]
-            carried = carry(network, starts, self._wanted)
+            carried = carry(network, starts, wanted)
             network.check(lens.dtype)
             for b, row in enumerate(chunk):
                 for t, (index, began, said) in enumerate(row):
@@ -187,23 +191,35 @@ class Explainer:
         """The memory, in bytes, that an explanation may take beside the model's own."""
         return parse_bytes(self.options.memory_limit) or DEFAULT_LIMIT
 
+    @property
+    def _kept_bytes(self) -> int:
+        """How much attention the forward pass may keep; what it does not keep is computed again.
+
+        A GPU whose memory holds the model has room for as much as half of that.
+        """
+        if self.options.memory_limit is None and self.lens.device.type == "cuda":
+            return sum(parameter.nbytes for parameter in self.lens.model.parameters()) // 2
+        return self._limit // KEPT_SHARE
+
     @cached_property
     def _head(self) -> Head:
         return self.head.to(self.lens.compute_dtype)
 
-    @cached_property
-    def _wanted(self) -> Wanted:
-        scopes = self.options.scopes
+    def _wanted(self, n: int) -> Wanted:
+        """What to keep on the way back of texts of n tokens."""
+        scopes, flow = self.options.scopes, self.options.flow
         chosen = [] if scopes is None else resolve_all(scopes, self.lens.scopes)
-        return Wanted(self.options.flow, self.options.heads, frozenset(chosen))
+        if flow is None:
+            flow = self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
+        return Wanted(flow, self.options.heads, frozenset(chosen))
 
-    def _at_once(self, lengths: list[int]) -> int:
+    def _at_once(self, lengths: list[int], wanted: Wanted) -> int:
         """How many scores of each text are carried back together."""
         n, b, layers = max(lengths), len(lengths), self.lens.layers
         widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
         heads, d = layers[0].attention.heads, layers[0].attention.output.weight.shape[1]
         each = n * (4 * widest + 8 * d)
-        if self.options.flow or self.options.heads:
+        if wanted.flow or wanted.heads:
             each += 3 * heads * n * n
         return max(1, self._limit // (2 * b * each * self.lens.compute_dtype.itemsize))
 

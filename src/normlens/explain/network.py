@@ -6,17 +6,19 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Layer
+from normlens.components import Layer, Reach
 from normlens.decomposition import FrozenLayer, freeze
 from normlens.decomposition.completeness import relative_error
+from normlens.decomposition.scores import LayerScores
 from normlens.errors import UnsupportedModelError
+from normlens.matmul import splits
 from normlens.models.base import Adapter
 from normlens.trace import Call, LayerTrace, run_again, run_traced
 from normlens.verdicts import check_completeness
@@ -46,7 +48,10 @@ class FrozenNetwork:
     kept_bytes: int  # that attention weights may take
     visited: list[_Visited] = field(default_factory=list)
     last: Tensor | None = None  # (b, i, d), behind the last layer
+    real: dict[int, Tensor] = field(default_factory=dict)  # of the layer that was frozen last
     errors: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by layer and scope
+    reaches: list[Reach] = field(default_factory=list)  # of every layer
+    watch: Callable[[LayerTrace], None] | None = None  # is shown every layer as the model ran it
 
     def run(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Run `model`, the adapter's or the one that holds it, and return its output."""
@@ -56,6 +61,9 @@ class FrozenNetwork:
     def _visit(self, trace: LayerTrace) -> None:
         if self.last is not None and not _same(trace.x, self.last):
             raise_between(self.adapter, trace.index)
+        if self.watch is not None:
+            self.watch(trace)
+        self.reaches.append(trace.layer.reach)
         self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
@@ -68,30 +76,63 @@ class FrozenNetwork:
         """The input (b, i, d) of one layer, in the algebra's precision."""
         return self.visited[index].x.detach().to(self.dtype)
 
+    @property
+    def causal(self) -> bool:
+        """Whether no layer lets a token see a later one."""
+        return all(reach.ahead == 0 for reach in self.reaches)
+
     def layer(self, index: int) -> FrozenLayer:
         """One layer, frozen, and compared with what the model computed."""
         visited = self.visited[index]
         trace = visited.trace
         if trace is None:
             trace = run_again(self.adapter, index, visited.block, visited.call)
-        layer = trace.layer.to(self.dtype)
-        frozen = freeze(
+        layer = trace.layer.to(self.dtype, split=True)
+        self.real = trace.real
+        split = splits(trace.alphas[0])
+        return freeze(
             layer,
             trace.x.to(self.dtype),
-            [alpha.to(self.dtype) for alpha in trace.alphas],
+            [alpha if split else alpha.to(self.dtype) for alpha in trace.alphas],
             self.lengths,
             self.rule,
             parts=False,
+            real=trace.real,
             observe=lambda step, y: self._compare(index, layer, step, y, trace.real),
         )
-        return frozen
 
     def _compare(
         self, index: int, layer: Layer, step: int, y: Tensor, real: dict[int, Tensor]
     ) -> None:
+        """Note how far a vector that was computed here misses the model's."""
         if step in real:
             error = relative_error(y, real[step], self.lengths)
-            self.errors[index, layer.scope_of_step[step]] = error
+            self._note(index, layer.scope_of_step[step], error)
+
+    def compare_scores(self, index: int, frozen: FrozenLayer, scores: LayerScores) -> None:
+        """Note how far blocks, whose output was taken from the model, miss it where scores read it.
+
+        An error e of the output y_i, in no special direction, moves a score by ``g_i · e``, about
+        ``‖g_i‖ ‖e‖ / √d``: so the root mean square of ``√d (g_i · e) / (‖g_i‖ ‖y_i‖)`` is about
+        ``‖e‖ / ‖y_i‖``.
+        """
+        for step, passed in scores.passed.items():
+            real = self.real.get(step)
+            if real is None:
+                continue
+            g, y = scores.gradients[step], real.to(self.dtype)
+            total = passed if step not in scores.unowned else passed + scores.unowned[step]
+            sizes = torch.linalg.vector_norm(g, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
+            missed = (g * y).sum(-1) - total
+            read = sizes > 0
+            relative = torch.where(read, missed / sizes.where(read, torch.ones_like(sizes)), 0)
+            mean = relative.square().sum() / read.sum().clamp_min(1)
+            error = (y.shape[-1] * mean).sqrt().nan_to_num(nan=float("inf"))
+            self._note(index, frozen.layer.scope_of_step[step], error)
+
+    def _note(self, index: int, scope: str, error: Tensor) -> None:
+        worst = self.errors.get((index, scope))
+        self.errors[index, scope] = error if worst is None else torch.maximum(worst, error)
 
     def check(self, dtype: torch.dtype) -> None:
         """Raise where a frozen layer misses the model's own vectors."""

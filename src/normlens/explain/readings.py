@@ -104,7 +104,7 @@ def _columns(
     if cap is not None:
         # c · tanh(z/c): the rule's slope of tanh at z/c.
         of_bias = steps.bias @ weights + biases
-        tanh = PLAIN_RULES[rule](activation("tanh"), scores / cap, of_bias / cap)
+        tanh = PLAIN_RULES[rule](activation("tanh"), scores / cap, lambda: of_bias / cap)
         (slopes,), capped = tanh.slopes, tanh.hidden * cap
     remainder = capped - slopes * (scores - biases)
     weight = weights @ (slopes * signs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlens.decomposition.scores import flow, flow_behind, layer_scores
+from normlens.decomposition.scores import flow, flow_behind, flow_by_head, layer_scores
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
 
@@ -71,7 +71,8 @@ def _through(
     frozen = network.layer(index)
     names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
     steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
-    scores = layer_scores(frozen, g, keep=steps)
+    scores = layer_scores(frozen, g, keep={*steps, *network.real})
+    network.compare_scores(index, frozen, scores)
     arriving = scores.arriving
     for step, share in scores.passed.items():
         carried.passed[index, names[step]] = share
@@ -80,20 +81,11 @@ def _through(
     for share in scores.heads.values():
         carried.heads[index] = share
     carried.nodes[index] = (arriving * frozen.x).sum(-1)
-    if wanted.flow or wanted.heads:
-        by_head, beside = flow(frozen, scores)
-        carried.flows[index] = _whole(by_head, beside)
-        if wanted.heads:
-            carried.head_flows[index] = by_head
+    if wanted.flow:
+        carried.flows[index] = flow(frozen, scores)
+    if wanted.heads:
+        carried.head_flows[index] = flow_by_head(frozen, scores)
     for step, scope in steps.items():
-        carried.scope_flows[index, scope] = _whole(
-            *flow_behind(frozen, scores.gradients[step], step)
-        )
+        behind = flow_behind(frozen, scores.gradients[step], step)
+        carried.scope_flows[index, scope] = behind
     return arriving
-
-
-def _whole(by_head: Tensor, beside: Tensor) -> Tensor:
-    """A flow map (…, i, j) of all heads together, with what passes beside them."""
-    whole = by_head.sum(-3)
-    whole.diagonal(dim1=-2, dim2=-1).add_(beside)
-    return whole

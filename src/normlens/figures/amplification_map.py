@@ -10,8 +10,8 @@ from normlens.analysis import strongest_pairs
 from normlens.analysis.amplification import AXES
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
-from normlens.figures.captions import model_name
-from normlens.figures.foreign_axes import draw_into
+from normlens.figures.captions import model_and
+from normlens.figures.foreign_axes import draw_into, titled
 from normlens.figures.heat_map_grid import heat_maps
 from normlens.figures.heat_map_panel import Panel, largest
 from normlens.scopes import resolve
@@ -61,13 +61,13 @@ def plot_amplification(
     limit = largest(np.ma.abs(values))
     if ax is not None:
         norm, title = Normalize(-limit, limit), f"{last} − {first}"
-        return draw_into(ax, values, maps, norm, cmap, title, max_label)
+        return draw_into(ax, values, maps, norm, cmap, titled(maps, title), max_label)
     panel = Panel(values, f"{last} − {first}", "", Normalize(-limit, limit), cmap, grey=left_out)
     return heat_maps(
         maps,
         [[panel]],
         side=min(max(0.12 * max(left_out.shape), 3.2), 5.2),
-        heading=f"{model_name(maps)}, layer {chosen.layers[0]}",
+        heading=model_and(maps, f"layer {chosen.layers[0]}"),
         notes=[
             f"Colour: {last} minus {first}, {_NORMALISED[axis]}."
             + ("" if diagonal else " Grey: i = j, left out.")

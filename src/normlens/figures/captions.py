@@ -49,6 +49,11 @@ def model_name(maps: Maps) -> str:
     return str(maps.provenance.get("model", "model"))
 
 
+def model_and(maps: Maps, what: str) -> str:
+    """A heading: the model, what is shown of it, and whose contributions, if not the layer's."""
+    return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
+
+
 def text_lines(maps: Maps) -> list[str]:
     """Quote the text in one line; no line without a text."""
     return [" ".join(quoted(maps.text))] if maps.text is not None else []

@@ -36,6 +36,11 @@ def draw_into(
     return figure_of(ax)
 
 
+def titled(maps: Maps, title: str) -> str:
+    """A title that also says whose contributions are shown, if not the layer's own sources'."""
+    return f"{title}\n{maps.origin_in_words}" if maps.origin_in_words else title
+
+
 def figure_of(ax: Axes) -> Figure:
     """Find the figure that the axes belong to."""
     figure = ax.get_figure(root=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
-from normlens.figures.captions import additions, measured, model_name, unit
-from normlens.figures.foreign_axes import draw_into, only_scope
+from normlens.figures.captions import additions, measured, model_and, unit
+from normlens.figures.foreign_axes import draw_into, only_scope, titled
 from normlens.figures.heat_map_grid import heat_maps
 from normlens.figures.heat_map_panel import (
     COLOUR_SCALES,
@@ -60,7 +60,7 @@ def plot_layer(
     if ax is not None:
         scope = only_scope(names)
         norm = colour_norm(colour, tops[scope])
-        return draw_into(ax, values[scope], maps, norm, cmap, scope, max_label)
+        return draw_into(ax, values[scope], maps, norm, cmap, titled(maps, scope), max_label)
     rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
     columns = math.ceil(len(names) / rows)
     added = additions(names)
@@ -76,7 +76,7 @@ def plot_layer(
         maps,
         [panels[start : start + columns] for start in range(0, len(panels), columns)],
         side=min(max(0.1 * n, smallest), max(smallest, 3.8)),
-        heading=f"{model_name(maps)}, layer {chosen.layers[0]}",
+        heading=model_and(maps, f"layer {chosen.layers[0]}"),
         notes=[f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
         max_label=max_label,
     )

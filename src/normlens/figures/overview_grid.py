@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
-from normlens.figures.captions import additions, measured, model_name, number
+from normlens.figures.captions import additions, measured, model_and, number
 from normlens.figures.heat_map_grid import heat_maps
 from normlens.figures.heat_map_panel import (
     COLOUR_SCALES,
@@ -70,7 +70,7 @@ def plot_overview(
         maps,
         rows,
         side=min(max(0.1 * n, 1.15), 1.9, max(1.15, 40 / len(rows))),  # at most about a metre
-        heading=f"{model_name(maps)}, {layers_in_words(chosen.layers)}",
+        heading=model_and(maps, layers_in_words(chosen.layers)),
         notes=[
             f"Colour: {what}, as a share of {whose} largest value on a {COLOUR_SCALES[colour]} "
             "scale; the largest value stands above each map.",

@@ -85,14 +85,15 @@ def title_of(listed: Sequence[Maps]) -> str:
     """Write the browser tab's title: the first text and the models."""
     text = listed[0].text
     first = text if isinstance(text, str) else " / ".join(text or ())
-    return title(first, [str(maps.provenance.get("model", "")) for maps in listed])
+    models = [str(maps.provenance.get("model", "")) for maps in listed]
+    return title(first, models, [maps.origin_in_words or "" for maps in listed])
 
 
-def title(first: str, models: Sequence[str]) -> str:
-    """Write a browser tab's title: what is shown, shortened, and the models."""
+def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
+    """Write a browser tab's title: what is shown, shortened, the models, and more to know."""
     line = " ".join(first.split())
     words = [line[:60] + "…" * (len(line) > 60), ", ".join(filter(None, dict.fromkeys(models)))]
-    return " · ".join(filter(None, [*words, "NormLens"]))
+    return " · ".join(filter(None, [*words, *dict.fromkeys(more), "NormLens"]))
 
 
 def _float_bytes(listed: Sequence[Maps]) -> int:

@@ -16,7 +16,8 @@ import torch
 import typer
 
 import normlens
-from normlens.cli import corpus as cli
+from normlens import cli
+from normlens.cli.run_folder import NOT_SOUND
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import folder, stamps, verified
 from normlens.errors import NormLensError
@@ -202,11 +203,11 @@ def test_check_names_every_problem(
     do, message = HARM[harm]
     do(copy)
     before = contents(copy)
-    assert command("check", copy) == cli.NOT_SOUND
+    assert command("check", copy) == NOT_SOUND
     problem, summary = capsys.readouterr().out.splitlines()
     assert problem.startswith(message)
     assert "1 problem" in summary
-    assert command("check", copy, "--json") == cli.NOT_SOUND
+    assert command("check", copy, "--json") == NOT_SOUND
     found = json.loads(capsys.readouterr().out)
     assert not found["sound"]
     assert f"{found['problems'][0]['file']}: {found['problems'][0]['what']}" == problem

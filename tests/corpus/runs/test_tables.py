@@ -15,7 +15,8 @@ import run_examples as examples
 import torch
 import typer
 
-from normlens.cli import corpus as cli
+from normlens import cli
+from normlens.cli.run import SOME_FAILED
 from normlens.corpus import Run
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.status import _covered
@@ -190,11 +191,11 @@ def test_failures_are_counted_in_status_and_last_line(
 ) -> None:
     out = tmp_path / "run"
     options = ("--max-length", 12, "--no-truncate", "--measures", "mixing")
-    assert start(folder, out, *options, "--quiet") == cli.SOME_FAILED
+    assert start(folder, out, *options, "--quiet") == SOME_FAILED
     last = capsys.readouterr().err.splitlines()[-1]
     failures = len(Run.open(out).table("failures"))
     assert last.startswith(f"{failures} of {N} sequences failed; see: normlens query {out} ")
-    assert command("run", "--resume", out) == cli.SOME_FAILED
+    assert command("run", "--resume", out) == SOME_FAILED
 
 
 def test_query_prints_and_writes(

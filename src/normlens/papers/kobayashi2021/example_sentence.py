@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normlens import store
 from normlens.analysis import normalise
 from normlens.figures.canvas import FRAME, MARGIN, Sheet, require_matplotlib
 from normlens.figures.captions import cut_label
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.layers import layers_in_words, thinned
+from normlens.maps import Maps
 from normlens.papers import words
 from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
 from normlens.papers.drawing import INK, SMALL, TEXT
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
     from normlens.lens import Lens
-    from normlens.maps import Maps
     from normlens.text import Text
 
 FILE = "sentence.safetensors"
@@ -73,7 +72,7 @@ def sentence(evidence: Evidence) -> Result | None:
     """Show the maps, and where their mass lies."""
     if not (evidence.folder / FILE).is_file():
         return None
-    maps = store.open(evidence.folder / FILE)
+    maps = Maps.load(evidence.folder / FILE)
     shown = thinned(maps.layers, _LAYERS)
     table = shares(maps)
     some = len(shown) < len(maps.layers)

@@ -1,0 +1,81 @@
+"""Whole vectors of a frozen network: every source is pushed through its layers.
+
+A group of sources passes layer after layer together (`costs.vectors` says how many fit), and each
+layer is frozen once for a group. What no token owns passes with the last group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from normlens.components import Layer
+from normlens.decomposition.costs.vectors import VectorSizes, group_sources
+from normlens.decomposition.vectors import Sources
+from normlens.errors import UnsupportedModelError
+from normlens.explain.network import FrozenNetwork
+
+#: Called with the part of the work that is done, from 0 to 1.
+Advance = Callable[[float], None]
+
+
+def check_one_sequence(layers: Sequence[Layer]) -> None:
+    """Refuse layers that read another sequence, whose tokens would be sources, too."""
+    if any(attention.source is not None for layer in layers for attention in layer.attentions):
+        raise UnsupportedModelError(
+            "vectors are not pushed through layers that read another sequence yet; take "
+            "origin='layer'"
+        )
+
+
+class Visitor(Protocol):
+    """Takes what it needs of the whole vectors as they pass."""
+
+    def sources(self, layer: int, step: int, sources: Sources) -> None:
+        """Some sources' vectors behind a step."""
+
+    def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:
+        """What no token owns (b, i, d) behind a step that all sources have passed.
+
+        `real` is the model's own vector there, where it was traced.
+        """
+
+
+def push(
+    network: FrozenNetwork,
+    until: int,
+    limit: int,
+    visitor: Visitor,
+    advance: Advance | None = None,
+) -> None:
+    """Push every source of the batch through the layers up to `until`."""
+    x = network.x(0)
+    causal = network.causal
+    layers = [network.adapter.layer(visited.block) for visited in network.visited]
+    groups = group_sources(VectorSizes.of(layers, len(x), x.shape[1], x.itemsize), limit, causal)
+    done, all_passes = 0, len(groups) * (until + 1)
+    for number, group in enumerate(groups):
+        chunks = [Sources.at_input(x, first, count, causal) for first, count in group]
+        bias: Tensor | None = None
+        for index in range(until + 1):
+            frozen = network.layer(index)
+            real = network.real
+
+            def seen(step: int, sources: Sources, index: int = index) -> None:
+                visitor.sources(index, step, sources)
+
+            for place, chunk in enumerate(chunks):
+                chunks[place] = chunk.through(frozen, seen)
+            if number == len(groups) - 1:
+
+                def alone(
+                    step: int, bias: Tensor, index: int = index, real: dict[int, Tensor] = real
+                ) -> None:
+                    visitor.bias(index, step, bias, real.get(step))
+
+                bias = frozen.unowned(bias, alone)
+            done += 1
+            if advance is not None:
+                advance(done / all_passes)

@@ -1,0 +1,125 @@
+"""Maps whose sources are the model's input tokens: ‖V^ℓ_ik‖ behind every component of every layer.
+
+They are held as one layer's own maps are (`LayerMaps`), and completeness is that of the whole way:
+Σ_k V_ik and what no token owns are the model's own vector behind each component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from normlens.checks import Checks
+from normlens.collect import Collected
+from normlens.columns import Columns
+from normlens.components import Layer, Reach
+from normlens.decomposition.memory import DEFAULT_LIMIT
+from normlens.decomposition.results import LayerMaps
+from normlens.decomposition.vectors import Sources, WholeNorms
+from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.explain.vectors import Advance, check_one_sequence, push
+from normlens.model_inputs import model_inputs, without_autocast
+from normlens.options import Request
+from normlens.text import Encoded
+from normlens.trace import reading
+from normlens.turns import alone_with_model
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+#: Called with the layers that are done and the layers asked for.
+Progress = Callable[[int, int], None]
+
+
+def collect_whole_way(
+    lens: Lens, request: Request, batch: Sequence[Encoded], progress: Progress | None
+) -> Collected:
+    """Run the model on a batch and collect the maps that `request` asks for."""
+    check_one_sequence(lens.layers)
+    dtype, device = lens.compute_dtype, lens.device
+    limit = request.settings.memory_limit or DEFAULT_LIMIT
+    lengths = [len(sequence) for sequence in batch]
+    checks = Checks(lens.adapter, lens.dtype, lengths)
+    collected = Collected(
+        Columns(lengths), request.scopes, checks, request.arrays, request.correlations
+    )
+    network = FrozenNetwork(
+        lens.adapter,
+        lengths,
+        request.settings.rule,
+        dtype,
+        limit // KEPT_SHARE,
+        watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
+    )
+
+    def advance(part: float) -> None:
+        if progress is not None:
+            progress(int(part * len(request.layers)), len(request.layers))
+
+    def run() -> None:
+        with without_autocast(device), reading(lens.model):
+            network.run(lens.model, model_inputs(lens.adapter, batch, device))
+            for index, layer, maps in whole_maps(
+                network, request.layers, request.scopes, limit, advance
+            ):
+                collected.add(maps, index, layer)
+
+    alone_with_model(lens.model, run)
+    return collected
+
+
+def whole_maps(
+    network: FrozenNetwork,
+    layers: Sequence[int],
+    scopes: Sequence[str],
+    limit: int,
+    advance: Advance | None = None,
+) -> Iterator[tuple[int, Layer, LayerMaps]]:
+    """The maps of the chosen layers and scopes, with each layer as far as its sources reach."""
+    described = {index: network.adapter.layer(network.visited[index].block) for index in layers}
+    taken = _Taken(
+        network,
+        {
+            (index, step): scope
+            for index, layer in described.items()
+            for step, scope in layer.scope_of_step.items()
+            if scope in scopes
+        },
+    )
+    push(network, max(layers), limit, taken, advance)
+    for index, layer in described.items():
+        reach = reduce(Reach.then, network.reaches[: index + 1])
+        yield index, Layer(layer.steps, reach), taken.maps.get(index, LayerMaps())
+
+
+@dataclass
+class _Taken:
+    """What is kept of the vectors that pass: norms, and their sums until they are compared."""
+
+    network: FrozenNetwork
+    scopes: Mapping[tuple[int, int], str]  # by layer and step
+    maps: dict[int, LayerMaps] = field(default_factory=dict)
+    passing: dict[tuple[int, int], WholeNorms] = field(default_factory=dict)
+
+    def sources(self, layer: int, step: int, sources: Sources) -> None:
+        place = layer, step
+        if place not in self.scopes:
+            return
+        if place not in self.passing:
+            self.passing[place] = WholeNorms.empty(self.network.x(layer))
+        self.passing[place].add(sources)
+
+    def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:
+        place = layer, step
+        if place not in self.scopes:
+            return
+        scope, whole = self.scopes[place], self.passing.pop(place)
+        maps = self.maps.setdefault(layer, LayerMaps())
+        maps.norms[scope] = whole.norms
+        maps.own[scope], maps.others[scope] = whole.mixing()
+        if real is not None:
+            maps.completeness[scope] = whole.error(bias, real, self.network.lengths)

@@ -1,0 +1,108 @@
+"""A frozen copy of a model, written out with autograd: α, σ and slopes are constants.
+
+Nothing of `normlens.decomposition` takes part; norms, products and integrals are the reference's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from reference import differentiate, hidden, mean_slopes, observe
+from torch import Tensor
+
+from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.models import adapt
+
+
+def frozen_outputs(
+    model: Any, ids: list[int], rule: str, real: list[dict[int, Tensor]]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """The tokens e (n, d), with gradients, and by layer what is made of them behind each step.
+
+    `real` are the model's own vectors (b, i, d) behind some steps of each layer: what is frozen
+    behind them is frozen there, because RMSNorm computes in float32 whatever the model is in.
+    """
+    adapter = adapt(model)
+    blocks = list(adapter.blocks())
+    seen = observe(adapter.model, blocks, ids)
+    tokens = seen.x[0].double().clone().requires_grad_()
+    y, outputs = tokens, []
+    for block, x, alpha, own in zip(blocks, seen.x, seen.alpha, real, strict=True):
+        layer = adapter.layer(block).to(torch.float64)
+        behind = _through(layer, y, x.double(), alpha.double(), rule, own)
+        outputs.append(behind)
+        y = behind[-1]
+    return tokens, outputs
+
+
+def _through(
+    layer: Layer, y: Tensor, x: Tensor, alpha: Tensor, rule: str, real: dict[int, Tensor]
+) -> list[Tensor]:
+    """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen."""
+    pair = torch.stack([y, x])  # the first is followed, the second is what the model computed
+    bias = torch.zeros_like(x)  # inside the layer, where a token owns what precedes the mixing
+    start, saved, outputs, mixed = pair, [], [], False
+    for index, step in enumerate(layer.steps):
+        if isinstance(step, Branch):
+            saved.append((pair, bias))
+        elif isinstance(step, Residual):
+            before, bias_before = saved.pop()
+            pair, bias = pair + before, bias + bias_before
+        elif isinstance(step, Norm):
+            bias = _norm(step, torch.stack([bias, pair[1]]))[0] if mixed else bias
+            pair = _norm(step, pair)
+        elif isinstance(step, Attention):
+            pair, mixed = _attention(step, pair, alpha), True
+            bias = (
+                torch.zeros_like(x) if step.output.bias is None else step.output.bias.expand_as(x)
+            )
+        elif isinstance(step, FeedForward):
+            pair = _feed_forward(step, pair, bias, rule)
+        else:
+            entering = start if step.norm is None else _norm(step.norm, start)
+            beta = None if step.norm is None else step.norm.beta
+            unowned = torch.zeros_like(x) if beta is None else beta.expand_as(x)
+            pair = pair + _feed_forward(step.feed_forward, entering, unowned, rule)
+        if index in real:
+            pair = torch.stack([pair[0], real[index][0].double()])
+        outputs.append(pair[0])
+    return outputs
+
+
+def _norm(step: Norm, pair: Tensor) -> Tensor:
+    real = pair[1].detach()
+    if step.centred:
+        pair = pair - pair.mean(-1, keepdim=True)
+        real = real - real.mean(-1, keepdim=True)
+    pair = pair / (real.square().mean(-1, keepdim=True) + step.eps).sqrt()
+    pair = pair if step.gamma is None else pair * step.gamma
+    return pair if step.beta is None else pair + step.beta
+
+
+def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
+    values = step.value(pair).unflatten(-1, (step.groups, -1))
+    width, each = values.shape[-1], step.heads // step.groups
+    total = torch.zeros_like(pair)
+    for head in range(step.heads):
+        rows = slice(head * width, (head + 1) * width)
+        total = total + alpha[head] @ values[..., head // each, :] @ step.output.weight[rows]
+    return total if step.output.bias is None else total + step.output.bias
+
+
+def _feed_forward(ff: FeedForward, pair: Tensor, bias: Tensor, rule: str) -> Tensor:
+    maps = [ff.up] if ff.gate is None else [ff.gate, ff.up]
+    arguments = [linear(pair) for linear in maps]
+    real = [argument[1].detach() for argument in arguments]
+    begin = [linear(bias) if rule == "ig-bias" else torch.zeros_like(z)
+             for linear, z in zip(maps, real, strict=True)]  # fmt: skip
+    way = [(z - b)[None] for z, b in zip(real, begin, strict=True)]
+    f = hidden(ff)
+    slopes = differentiate(f, begin, way)[0] if rule == "gradient" else mean_slopes(f, begin, way)
+    rest = f(*real)
+    for z, slope in zip(real, slopes, strict=True):
+        rest = rest - z * slope[0]
+    total = rest.expand_as(arguments[0])
+    for argument, slope in zip(arguments, slopes, strict=True):
+        total = total + argument * slope[0]
+    return ff.down(total)

@@ -1,0 +1,204 @@
+"""Which tokens made a cosine: on every family, against the adjoint, and on real texts."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from whole_examples import frozen_network
+
+import normlens
+from normlens.components import Linear
+from normlens.cosine_options import CosineOptions
+from normlens.errors import CompletenessError, InputError, MemoryLimitError
+from normlens.explain.cosines import cosines
+from normlens.explain.readings import Reading, start
+from normlens.explain.sentences import sentence_parts
+from normlens.explain.walk import Wanted, carry
+from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise
+from normlens.models.tiny import tiny_families
+from normlens.sentences import Pooling
+
+A, B = [3, 9, 27, 14, 5, 33, 8], [40, 41, 3, 6, 17]
+TEXTS = ("A man is playing a flute.", "Someone plays an instrument.")
+
+every_family = pytest.mark.parametrize("family", tiny_families())
+
+
+def dense_pooling(reads: str, width: int) -> Pooling:
+    """Pooling with a Dense map and its activation behind it."""
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(width, 10, generator=generator, dtype=torch.float64)
+    bias = torch.randn(10, generator=generator, dtype=torch.float64)
+    return Pooling(reads, (Dense(Linear(0.3 * weight, bias)), Elementwise("tanh")))
+
+
+def cosine_of(lens, pooling, pairs=((A, B),), **options):
+    encoded = [tuple(lens.encode(input_ids=ids)[0] for ids in pair) for pair in pairs]
+    return cosines(lens, pooling, encoded, CosineOptions(**options))
+
+
+@every_family
+@pytest.mark.parametrize(("reads", "rule"), [(MEAN, "ig"), (FIRST, "ig-bias"), (LAST, "gradient")])
+def test_one_texts_tokens_are_what_the_adjoint_says(family, reads, rule, tiny):
+    lens = normlens.load(tiny(family))
+    pooling = dense_pooling(reads, lens.layers[0].attention.output.weight.shape[1])
+    (pair,) = cosine_of(lens, pooling, nonlinearity=rule)
+    assert pair.matrix.shape == (len(A), len(B))
+    u, v = (own_vector(lens, pooling, ids) for ids in (A, B))
+    assert pair.value == pytest.approx(float(u @ v / (u.norm() * v.norm())), abs=1e-6)
+    head = pooling.head(lens.adapter.end(), lens.device).to(torch.float64)
+    # RMSNorm computes in float32 whatever the model is in; the frozen ways agree beyond that.
+    own = [*lens.encode(input_ids=A), *lens.encode(input_ids=B)]
+    parts = [sentence_parts(lens, head, [one], rule, 1 << 20)[0] for one in own]
+    size = np.prod([np.linalg.norm(part.vector) for part in parts])
+    u, v = (torch.from_numpy(part.tokens.sum(0) + part.bias) for part in parts)
+    margins = pair.margins
+    for ids, other, found, bias in (
+        (A, v, margins.a, pair.b_with_bias.sum() + pair.bias),
+        (B, u, margins.b, pair.a_with_bias.sum() + pair.bias),
+    ):
+        with frozen_network(lens.model, [ids], rule) as network:
+            position = {MEAN: None, FIRST: 0, LAST: len(ids) - 1}[reads]
+            asked = Reading(position, direction=other / size)
+            begun = start(asked, head, network.last[0].double(), rule, len(network))
+            back = carry(network, [[begun]], Wanted(flow=False))
+        expected = back.nodes[0][0, 0].numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+        unowned = sum(float(share.sum()) for share in back.unowned.values())
+        assert bias == pytest.approx(unowned + sum(begun.unowned.values()), abs=1e-9)
+
+
+def own_vector(lens, pooling, ids) -> torch.Tensor:
+    """The text's vector by plain torch from what the model returns."""
+    with torch.no_grad():
+        y = lens.model(input_ids=torch.tensor([ids])).last_hidden_state[0].double()
+    y = {MEAN: y.mean(0), FIRST: y[0], LAST: y[-1]}[pooling.reads]
+    dense = pooling.steps[0].linear
+    return torch.tanh(y @ dense.weight + dense.bias)
+
+
+@every_family
+def test_parts_add_up_to_the_models_own_cosine(family, tiny):
+    lens = normlens.load(tiny(family))
+    (pair,) = cosine_of(lens, Pooling())
+    total = pair.matrix.sum() + sum(pair.remainder.values())
+    assert pair.completeness == pytest.approx(abs(total - pair.value))
+    assert pair.completeness <= 1e-6  # of RMSNorm and rotary models, which compute in float32
+    if family in ("bert", "distilbert", "electra", "roberta"):
+        assert pair.completeness <= 1e-10
+    assert pair.provenance["pooling"] == "mean"
+    assert "no modules.json" in pair.note
+    assert "no modules.json" in repr(pair)
+
+
+@every_family
+def test_pairs_of_a_list_are_what_they_are_alone(family, tiny):
+    lens = normlens.load(tiny(family))
+    pairs = [(A, B), (B, [9, 5, 60, 22, 51, 30]), (A, A)]
+    together = cosine_of(lens, Pooling(), pairs)
+    for pair, found in zip(pairs, together, strict=True):
+        (alone,) = cosine_of(lens, Pooling(), [pair], batch_size=1)
+        assert found.value == pytest.approx(alone.value, abs=1e-6)
+        np.testing.assert_allclose(found.matrix, alone.matrix, atol=1e-6)
+        np.testing.assert_allclose(found.a_with_bias, alone.a_with_bias, atol=1e-6)
+    np.testing.assert_allclose(together[2].matrix, together[2].matrix.T, atol=1e-12)
+    assert together[2].value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_its_tolerance(dtype, tiny):
+    (pair,) = cosine_of(normlens.load(tiny("bert", dtype)), Pooling())
+    assert pair.provenance["dtype"] == str(dtype).removeprefix("torch.")
+    assert pair.completeness <= pair.provenance["tolerance"]
+
+
+def test_parts_that_miss_the_cosine_are_an_error(tiny, monkeypatch):
+    from normlens.explain import sentences
+
+    def wrong(self, output):
+        return output[self.place, 0]
+
+    monkeypatch.setattr(sentences._Pooled, "own_vector", wrong)
+    with pytest.raises(CompletenessError, match="miss the model's own by"):
+        cosine_of(normlens.load(tiny("bert")), Pooling())
+
+
+def test_limits_of_memory_change_nothing(tiny):
+    lens = normlens.load(tiny("gpt2"))
+    (whole,), (cut,) = (cosine_of(lens, Pooling(), memory_limit=m) for m in (None, "30KB"))
+    np.testing.assert_allclose(cut.matrix, whole.matrix, rtol=0, atol=1e-12)
+    with pytest.raises(MemoryLimitError, match="too low"):
+        cosine_of(lens, Pooling(), memory_limit="1KB")
+
+
+# Real texts ---------------------------------------------------------------------------------------
+
+
+def test_the_embedded_sentence_encoder_says_how_it_pools(minilm):
+    pair = minilm.cosine(*TEXTS)
+    assert minilm.pooling == Pooling(MEAN, (), 256, False, None)
+    assert pair.note is None
+    assert pair.tokens_a[:3] == ["[CLS]", "a", "man"]
+    assert pair.top(1)[["a_token", "b_token"]].values.tolist() == [["flute", "instrument"]]
+    assert pair.completeness <= 1e-6
+
+
+def test_bias_shares_on_sentence_pairs(minilm):
+    """Published for one text's biases with all of the other text: −1 % ± 10 % of the cosine."""
+    root = Path(__file__).resolve().parents[2]
+    folder = Path(os.environ.get("NORMLENS_TEST_DATA", root.parent / "shared" / "data"))
+    path = folder / "stsb" / "sts-dev.csv"
+    if not path.is_file():
+        pytest.skip(f"needs stsb in NORMLENS_TEST_DATA (looked in {folder})")
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[::60]
+    pairs = [(row[5], row[6]) for row in rows if len(row) > 6]
+    assert len(pairs) >= 20
+    found = minilm.cosine(pairs)
+    assert all(pair.completeness <= 1e-5 for pair in found)
+    shares = [
+        (pair.b_with_bias.sum() + pair.bias) / pair.value for pair in found if pair.value > 0.1
+    ]
+    assert abs(np.mean(shares)) <= 0.06
+    assert np.std(shares) <= 0.2
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "line"),
+    [
+        (("one text",), {}, "cosine takes two texts"),
+        ((("a", "b"),), {}, "cosine takes two texts"),
+        (("a text", 5), {}, "not \\('a text', 5\\)"),
+        (([("a", "b", "c")],), {}, "list of pairs of texts"),
+        ((["a", "b"],), {}, "list of pairs of texts"),
+        (("a text", " "), {}, "the text is empty"),
+        (("a text", "word " * 600), {}, "at most 512"),
+        (("a", "b"), {"nonlinearity": "shapley"}, "not linear"),
+        (("a", "b"), {"nonlinearity": "none"}, "unknown rule"),
+        (("a", "b"), {"memory_limit": "much"}, "is not a size"),
+        (("a", "b"), {"batch_size": 0}, "at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(texts, options, line, minilm):
+    with pytest.raises(InputError, match=line) as caught:
+        minilm.cosine(*texts, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_pairs_gives_a_list(minilm):
+    found = minilm.cosine([TEXTS, ("A cat.", "A cat.")])
+    assert [type(pair) for pair in found] == [normlens.Cosine, normlens.Cosine]
+    assert minilm.cosine([]) == []
+
+
+def test_a_lens_without_a_tokenizer_says_so(tiny):
+    with pytest.raises(InputError, match="no tokenizer"):
+        normlens.load(tiny("bert")).cosine(*TEXTS)

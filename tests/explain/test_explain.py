@@ -1,0 +1,312 @@
+"""What `Lens.explain` answers: real models, batches, chunks, several questions, wrong ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from heads import headed
+
+import normlens
+from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.explain.network import FrozenNetwork
+
+TEXT = "The keys to the cabinet"
+IDS = [[5, 17, 31, 8, 44, 23, 12], [9, 3, 3], [41, 2, 60, 7, 7]]
+
+
+@pytest.fixture(scope="module")
+def why(smollm2):
+    return smollm2.explain(TEXT, target=" are", contrast=" is", heads=True, scopes=["ATTN", "FF"])
+
+
+def test_a_real_decoder_says_why(smollm2, why):
+    inputs = smollm2.tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        logits = smollm2.adapter.whole(**inputs).logits[0, -1].double()
+    are, is_ = (smollm2.tokenizer(word)["input_ids"][0] for word in (" are", " is"))
+    assert (why.target, why.contrast) == ("␣are", "␣is")
+    assert (why.target_id, why.contrast_id) == (are, is_)
+    assert why.value == pytest.approx(float(logits[are] - logits[is_]), rel=1e-5)
+    assert why.target_value == pytest.approx(float(logits[are]), rel=1e-6)
+    assert why.contrast_value == pytest.approx(float(logits[is_]), rel=1e-6)
+    assert why.probability == pytest.approx(float(logits.softmax(0)[are]), rel=1e-4)
+    assert why.completeness < 1e-5
+    assert float(why.contributions.sum()) + why.remainder == pytest.approx(why.value, rel=1e-5)
+    # The plural noun speaks for the plural verb, the singular one against it.
+    by_token = dict(zip(why.tokens, why.contributions, strict=True))
+    assert by_token["␣keys"] > 0 > by_token["␣cabinet"]
+
+
+def test_flows_meet_their_neighbours(why):
+    """Columns are what enters a layer; rows and biases what leaves it."""
+    layers = len(why.nodes)
+    bias = why.bias
+    scale = float(np.abs(why.nodes).max())
+    for layer in range(layers):
+        np.testing.assert_allclose(why.flow[layer].sum(0), why.nodes[layer], atol=2e-5 * scale)
+    for layer in range(layers - 1):
+        leaving = why.flow[layer].sum() + (bias[layer].sum() if layer in bias.index else 0)
+        assert leaving == pytest.approx(float(why.nodes[layer + 1].sum()), abs=2e-5 * scale)
+    np.testing.assert_allclose(why.heads.sum(1), why.components[:, 0], atol=2e-5 * scale)
+    np.testing.assert_allclose(
+        why.head_flow.sum(-1), why.heads, atol=2e-5 * scale
+    )  # no norm in front of the attention has a β
+    np.testing.assert_allclose(why.head_flow.sum(1), why.flow_behind("ATTN"), atol=2e-5 * scale)
+
+
+def test_what_a_layer_lacks_is_named(why, smollm2):
+    with pytest.raises(InputError, match="unknown scope 'RES1'"):
+        why.flow_behind("RES1")
+    plain = smollm2.explain(TEXT, flow=False)
+    with pytest.raises(InputError, match="flow=True"):
+        _ = plain.flow
+    with pytest.raises(InputError, match="scopes="):
+        plain.flow_behind("FF")
+
+
+def test_the_default_is_what_the_model_says(smollm2):
+    why = smollm2.explain(TEXT)
+    inputs = smollm2.tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        assert why.target_id == int(smollm2.adapter.whole(**inputs).logits[0, -1].argmax())
+
+
+def test_every_next_token(smollm2):
+    every = smollm2.explain(TEXT, position="all", flow=False)
+    tokens = smollm2.explain(TEXT).tokens
+    assert every.predicted == tokens[1:]
+    assert every.contributions.shape == (len(tokens) - 1, len(tokens))
+    assert not np.triu(every.contributions, 1).any()
+    third = smollm2.explain(TEXT, position=2, target=smollm2.encode(TEXT)[0].ids[3])
+    np.testing.assert_allclose(every.contributions[2], third.contributions, atol=1e-4)
+    assert every.values[2] == pytest.approx(third.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("task", ["CausalLM", "SequenceClassification"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "bert", "gpt_neox", "modernbert"])
+def test_padded_together_is_alone(family, task):
+    model = headed(family, task)
+    if model is None:
+        pytest.skip(f"{family} has no such head")
+    lens = normlens.load(model, tokenizer=False)
+    together = lens.explain(input_ids=IDS, target=1, batch_size=3, heads=True)
+    for ids, both in zip(IDS, together, strict=True):
+        alone = lens.explain(input_ids=ids, target=1, heads=True)
+        assert alone.value == pytest.approx(both.value, rel=1e-6)
+        np.testing.assert_allclose(both.contributions, alone.contributions, atol=1e-6)
+        np.testing.assert_allclose(both.flow, alone.flow, atol=1e-6)
+        np.testing.assert_allclose(both.head_flow, alone.head_flow, atol=1e-6)
+        np.testing.assert_allclose(both.components, alone.components, atol=1e-6)
+        np.testing.assert_allclose(both.bias, alone.bias, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "albert", "deberta-v2", "gpt_neox", "opt"])
+def test_a_layer_that_runs_again_is_the_same(family, monkeypatch):
+    """Under a small limit only layer inputs are kept, and few scores are carried at a time."""
+    model = headed(family, "CausalLM") or headed(family, "MaskedLM")
+    lens = normlens.load(model, tokenizer=False)
+    position = [1, 4, 6, 2, 0]
+    kept = lens.explain(input_ids=IDS[0], target=3, position=position)
+    again: list[int] = []
+    layer = FrozenNetwork.layer
+
+    def count(self, index):
+        again.append(index)
+        assert self.visited[index].trace is None
+        return layer(self, index)
+
+    monkeypatch.setattr(FrozenNetwork, "layer", count)
+    small = lens.explain(input_ids=IDS[0], target=3, position=position, memory_limit=1000)
+    assert len(again) == len(position) * lens.n_layers  # one score at a time
+    for a, b in zip(kept, small, strict=True):
+        np.testing.assert_allclose(a.contributions, b.contributions, atol=1e-12)
+        np.testing.assert_allclose(a.flow, b.flow, atol=1e-12)
+        assert a.value == b.value
+
+
+def test_lists_give_lists(smollm2):
+    one = smollm2.explain([TEXT])
+    assert isinstance(one, list)
+    assert len(one) == 1
+    two = smollm2.explain(TEXT, target=[" are", " is"])
+    assert [each.target for each in two] == ["␣are", "␣is"]
+    pairs = smollm2.explain([TEXT, "A dog"], target=[" are", " is"], contrast=" was")
+    assert [each.target for each in pairs] == ["␣are", "␣is"]
+    assert {each.contrast for each in pairs} == {"␣was"}
+    with pytest.raises(InputError, match="equally long, not 2, 3"):
+        smollm2.explain([TEXT, TEXT], target=[" are", " is", " was"])
+
+
+def test_a_direction_of_any_vector(smollm2):
+    vector = np.linspace(-1, 1, 576)
+    why = smollm2.explain(TEXT, direction=vector, position=3, layer=7)
+    inputs = smollm2.tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        states = smollm2.model(**inputs, output_hidden_states=True).hidden_states
+    assert why.value == pytest.approx(float(states[8][0, 3].double().numpy() @ vector), rel=1e-5)
+    assert len(why.nodes) == 8
+    end = smollm2.explain(TEXT, direction=vector, position=3)
+    assert end.value == pytest.approx(float(states[-1][0, 3].double().numpy() @ vector), rel=1e-4)
+    assert end.completeness < 1e-5
+    last = smollm2.explain(TEXT, direction=vector, position=3, layer=-1)
+    assert last.layer == 29
+
+
+def test_a_body_explains_directions(minilm):
+    why = minilm.explain("A man plays.", direction=torch.ones(384), position=0)
+    assert why.completeness < 1e-5
+    assert abs(why.remainder) > 0
+
+
+def test_words(smollm2):
+    why = smollm2.explain("unbelievable transformations happen", target=" to")
+    words = why.words()
+    assert words.tokens == ["unbelievable", "transformations", "happen"]
+    assert words.contributions.sum() == pytest.approx(why.contributions.sum(), rel=1e-5)
+    assert words.flow.sum() == pytest.approx(why.flow.sum(), rel=1e-5)
+    assert words.position == 2
+
+
+def test_tables(why):
+    frame = why.to_pandas()
+    assert list(frame.columns) == ["position", "token", "contribution"]
+    assert why.top(2).contribution.abs().is_monotonic_decreasing
+    assert why.to_xarray()["flow"].dims == ("layer", "target", "source")
+    assert "why '␣are' and not '␣is'" in repr(why)
+    assert why == why
+    assert why != why.words()
+
+
+def test_another_network_raises(smollm2, monkeypatch):
+    """A model that is not what its adapter says is not explained."""
+    block = smollm2.model.layers[4]
+    handle = block.mlp.register_forward_hook(lambda module, args, output: output * 1.01)
+    try:
+        with pytest.raises(CompletenessError, match="layer 4"):
+            smollm2.explain(TEXT)
+    finally:
+        handle.remove()
+
+
+def test_what_happens_between_layers_is_refused(smollm2):
+    handle = smollm2.model.layers[5].register_forward_pre_hook(
+        lambda module, args, kwargs: ((args[0] * 1.1, *args[1:]), kwargs), with_kwargs=True
+    )
+    try:
+        with pytest.raises(UnsupportedModelError, match="between layers 4 and 5"):
+            smollm2.explain(TEXT)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"target": " areologically"}, r"2 tokens \(␣are \+ ologically\).*first_piece=True"),
+        ({"target": 10**6}, "0 to 49151"),
+        ({"target": -1}, "out of range"),
+        ({"target": True}, "a word, a label or a number"),
+        ({"target": ""}, "no token"),
+        ({"target": " is", "contrast": " is"}, "the same"),
+        ({"position": 9}, "tokens 0 to 4"),
+        ({"position": -6}, "tokens 0 to 4"),
+        ({"position": 1.5}, "whole number"),
+        ({"position": "every"}, "a number or 'all'"),
+        ({"position": "all", "target": " is"}, "leave target and contrast out"),
+        ({"nonlinearity": "shapley"}, "not linear"),
+        ({"nonlinearity": "magic"}, "ig, ig-bias, gradient"),
+        ({"layer": 3}, "goes with direction"),
+        ({"direction": [1.0, 2.0]}, "a vector of 576 numbers"),
+        ({"direction": [math.nan] * 576}, "not finite"),
+        ({"direction": "north"}, "a vector of 576 numbers"),
+        ({"direction": [0.0] * 576, "target": " is"}, "not both"),
+        ({"direction": [0.0] * 576, "layer": 30}, "layers 0 to 29"),
+        ({"direction": [0.0] * 576, "position": "all"}, "one position"),
+        ({"scopes": "LN7"}, "unknown scope"),
+        ({"memory_limit": "much"}, "not a size"),
+    ],
+)
+def test_wrong_questions_are_one_line(asked, words, smollm2):
+    with pytest.raises(InputError, match=words) as error:
+        smollm2.explain(TEXT, **asked)
+    assert "\n" not in str(error.value)
+
+
+def test_the_first_piece_of_a_word(smollm2):
+    assert smollm2.explain(TEXT, target=" areologically", first_piece=True).target == "␣are"
+
+
+def test_a_model_without_a_head_says_what_it_can_do(minilm):
+    with pytest.raises(UnsupportedModelError, match=r"direction=….*cosine"):
+        minilm.explain("A man plays.")
+
+
+def test_masks(minilm):
+    """A tiny masked model with MiniLM's tokenizer."""
+    lens = normlens.load(
+        headed("bert", "MaskedLM", torch.float32, vocab_size=30522), minilm.tokenizer
+    )
+    why = lens.explain("Paris is the [MASK] of France.", target="capital")
+    assert why.target == "capital"
+    assert why.position == lens.encode("Paris is the [MASK] of France.")[0].ids.index(103)
+    assert lens.explain("Paris is big.", position=2, target="is").position == 2
+    with pytest.raises(InputError, match=r"no \[MASK\]"):
+        lens.explain("Paris is the capital.")
+    with pytest.raises(InputError, match=r"2 \[MASK\] \(at positions 4, 6\)"):
+        lens.explain("Paris is the [MASK] of [MASK].")
+    with pytest.raises(InputError, match="not in the vocabulary"):
+        lens.explain("Paris is the [MASK].", target="🜁")
+
+
+def test_labels(minilm):
+    model = headed("bert", "SequenceClassification", torch.float32, vocab_size=30522)
+    model.config.id2label = {0: "negative", 1: "neutral", 2: "positive"}
+    lens = normlens.load(model, minilm.tokenizer)
+    text = "a charming and often affecting journey"
+    why = lens.explain(text, target="Positive", contrast="negative")
+    assert (why.target, why.target_id, why.contrast) == ("positive", 2, "negative")
+    assert lens.explain(text, target=2).value == pytest.approx(why.target_value)
+    with pytest.raises(InputError, match="negative, neutral, positive"):
+        lens.explain(text, target="splendid")
+    with pytest.raises(InputError, match="has no position"):
+        lens.explain(text, position=3)
+    model.config.problem_type = "multi_label_classification"
+    assert lens.explain(text, target=2).probability is None
+
+
+def test_a_classifier_reads_the_last_token_that_is_not_padding():
+    """As transformers has it, by the token's id: a text may end in the padding token."""
+    model = headed("llama", "SequenceClassification")
+    lens = normlens.load(model, tokenizer=False)
+    pad = model.config.pad_token_id
+    why = lens.explain(input_ids=[5, 9, 4, pad], target=0)
+    assert why.position == 2
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([[5, 9, 4, pad]])).logits[0, 0]
+    assert why.value == pytest.approx(float(expected))
+
+
+def test_a_classifier_without_a_padding_token_takes_texts_alone():
+    model = headed("llama", "SequenceClassification")
+    model.config.pad_token_id = None
+    lens = normlens.load(model, tokenizer=False)
+    together = lens.explain(input_ids=IDS, target=0)
+    assert together[1].value == pytest.approx(lens.explain(input_ids=IDS[1], target=0).value)
+
+
+def test_a_token_classifier_wants_a_position():
+    lens = normlens.load(headed("bert", "TokenClassification"), tokenizer=False)
+    with pytest.raises(InputError, match="position=0 to 2"):
+        lens.explain(input_ids=[5, 9, 4])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_checked_and_shown(dtype):
+    model = headed("llama", "CausalLM", dtype)
+    lens = normlens.load(model, tokenizer=False)
+    why = lens.explain(input_ids=IDS[0], target=1)
+    assert 0 < why.completeness < why.provenance["tolerance"]
+    assert why.provenance["dtype"] == str(dtype).removeprefix("torch.")

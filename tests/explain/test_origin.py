@@ -1,0 +1,198 @@
+"""Maps whose sources are the model's input tokens: `lens.maps(text, origin="input")`."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import largest_error
+from whole_examples import everything, frozen_network
+
+import normlens
+from normlens import cli
+from normlens.components import Norm
+from normlens.decomposition import freeze
+from normlens.errors import CompletenessError, InputError, MemoryLimitError
+from normlens.models.tiny import tiny_families
+from normlens.viewer.html import title_of
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
+SENTENCE = "She teaches soap opera history."
+
+every_family = pytest.mark.parametrize("family", tiny_families())
+
+
+@every_family
+@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+def test_maps_are_the_norms_of_the_whole_vectors(family, rule, tiny):
+    model = tiny(family)
+    lens = normlens.load(model)
+    maps = lens.maps(input_ids=IDS, origin="input", nonlinearity=rule)
+    assert maps.scopes == [scope for scope in lens.scopes if scope.endswith("-N")]
+    with frozen_network(model, [IDS], rule) as network:
+        vectors = everything(network).vectors
+        scopes = [network.layer(index).layer.scope_of_step for index in range(len(network))]
+    for layer, steps in enumerate(scopes):
+        for step, scope in steps.items():
+            v = vectors[layer, step][:, 0].transpose(0, 1)  # (i, k, d)
+            assert largest_error(maps[scope][layer], v.norm(dim=-1)) <= 1e-9
+            is_other = ~torch.eye(len(IDS), dtype=torch.bool)
+            others = (v * is_other[..., None]).sum(1).norm(dim=-1)
+            own = v[range(len(IDS)), range(len(IDS))].norm(dim=-1)
+            ratio = others / (others + own)
+            assert largest_error(maps.mixing_ratio(scope)[layer], ratio) <= 1e-9
+
+
+@every_family
+def test_the_first_layer_differs_from_its_own_map_by_biases_alone(family, tiny):
+    """There input tokens are the layer's input; what a token owns inside a layer includes biases.
+
+    Without a value bias and without β in front of the attention both maps are the same.
+    """
+    model = copy.deepcopy(tiny(family))
+    adapter = normlens.load(model).adapter
+    with torch.no_grad():
+        for step in adapter.layer(adapter.blocks()[0]).steps:
+            for bias in _own_biases(step):
+                bias.zero_()
+    lens = normlens.load(model)
+    own, whole = lens.maps(input_ids=IDS), lens.maps(input_ids=IDS, origin="input")
+    parallel = "∥" in lens.component_sequence
+    for scope in whole.scopes:
+        # A block beside the attention is all the token's own inside a layer, its biases included.
+        if not (parallel and "FF" in scope):
+            # RMSNorm computes in float32: one is frozen at that, the other at float64.
+            assert largest_error(whole[scope][0], own[scope][0]) <= 1e-6
+    assert any(largest_error(whole[scope][1], own[scope][1]) > 1e-2 for scope in whole.scopes)
+
+
+def _own_biases(step):
+    """Biases that belong to a token inside a layer: they act before tokens are mixed."""
+    if isinstance(step, Norm) and step.beta is not None:
+        yield step.beta
+    value = getattr(step, "value", None)
+    if value is not None and value.bias is not None:
+        # Of keys and queries too, where one module makes all three: α is as good as any other.
+        yield value.module.bias
+
+
+@every_family
+def test_batched_and_padded_is_alone(family, tiny):
+    lens = normlens.load(tiny(family))
+    together = lens.maps(input_ids=BATCH, origin="input")
+    for ids, found in zip(BATCH, together, strict=True):
+        alone = lens.maps(input_ids=ids, origin="input")
+        np.testing.assert_array_equal(found.allowed, alone.allowed)
+        for scope in alone.scopes:
+            assert largest_error(found[scope], alone[scope]) <= 1e-6
+            np.testing.assert_allclose(found.mixing[scope], alone.mixing[scope], atol=1e-6)
+        assert not any(array[~found.allowed].any() for array in found.arrays.values())
+
+
+def test_a_limit_of_memory_changes_nothing_but_the_chunks(tiny):
+    lens = normlens.load(tiny("gpt2"))
+    whole = lens.maps(input_ids=IDS, origin="input")
+    cut = lens.maps(input_ids=IDS, origin="input", memory_limit="40KB", layers=[1], scopes="FF")
+    assert cut.layers == [1]
+    assert cut.scopes == ["ATTNRESLNFF-N"]
+    assert largest_error(cut["FF"][0], whole["FF"][1]) <= 1e-12
+    with pytest.raises(MemoryLimitError, match="one input token need"):
+        lens.maps(input_ids=IDS, origin="input", memory_limit="1KB")
+
+
+def test_windows_reach_further_with_every_layer(tiny):
+    model = tiny("mistral", sliding_window=2, num_hidden_layers=3)
+    maps = normlens.load(model).maps(input_ids=IDS, origin="input")
+    offsets = np.subtract.outer(np.arange(len(IDS)), np.arange(len(IDS)))
+    for layer in range(3):
+        expected = (offsets >= 0) & (offsets <= layer + 1)
+        np.testing.assert_array_equal(maps.allowed[layer], expected)
+        np.testing.assert_array_equal(maps["RES2"][layer] > 0, expected)
+
+
+def test_a_layer_that_does_not_add_up_is_an_error(tiny, monkeypatch):
+    from normlens.explain import network as module
+
+    def wrong(layer, x, alpha, *args, **kwargs):
+        return freeze(layer, x, [1.01 * one for one in alpha], *args, **kwargs)
+
+    monkeypatch.setattr(module, "freeze", wrong)
+    with pytest.raises(CompletenessError, match=r"layer 0 at its ATTN \(scope ATTN-N\)"):
+        normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"scopes": "ATTN-W"}, "ATTN-W shows one layer's attention weights"),
+        ({"scopes": ["FF", "ATTNRES-W"]}, "ATTNRES-W shows one layer's attention weights"),
+        ({"heads": True}, "heads are of one layer"),
+        ({"statistics": True}, "statistics are of one layer"),
+        ({"nonlinearity": "shapley"}, "not linear"),
+        ({"precision": "tf32"}, "precision 'tf32'"),
+    ],
+)
+def test_what_has_no_such_origin_is_refused_in_a_line(options, line, tiny):
+    with pytest.raises(InputError, match=line) as caught:
+        normlens.load(tiny("bert")).maps(input_ids=IDS, origin="input", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_origin_lists_those_there_are(tiny):
+    with pytest.raises(InputError, match="unknown origin 'tokens'; choose one of: layer, input"):
+        normlens.load(tiny("bert")).maps(input_ids=IDS, origin="tokens")
+
+
+def test_progress_ends_at_the_layers_asked_for(tiny):
+    seen = []
+    lens = normlens.load(tiny("bert"))
+    lens.maps(input_ids=IDS, origin="input", progress=lambda done, all_: seen.append((done, all_)))
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_maps_say_whose_contributions_they_show(minilm, tmp_path):
+    maps = minilm.maps(SENTENCE, origin="input", layers=[0, 5])
+    assert maps.origin == "input"
+    assert "sources: input tokens" in repr(maps)
+    assert maps.completeness <= 1e-5
+    again = normlens.open(maps.save(tmp_path / "maps.safetensors"))
+    assert again == maps
+    assert again.origin == "input"
+    assert "sources: input tokens" in title_of([maps])
+    own = minilm.maps(SENTENCE, layers=[0])
+    assert own.origin == "layer"
+    assert "sources" not in repr(own)
+    assert "sources" not in title_of([own])
+
+
+def test_figures_say_whose_contributions_they_show(minilm):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    maps = minilm.maps(SENTENCE, origin="input", layers=[0, 5])
+
+    def words(figure) -> str:
+        texts = figure.findobj(lambda artist: hasattr(artist, "get_text"))
+        return " ".join(text.get_text() for text in texts)
+
+    _, ax = plt.subplots()
+    drawn = [
+        maps.plot(5),
+        maps.plot_overview(),
+        maps.plot_similarity(),
+        maps.plot_amplification(layer=5),
+        maps.plot(5, "FF", ax=ax),
+    ]
+    for figure in drawn:
+        assert "sources: input tokens" in words(figure)
+    assert "sources: input" not in words(minilm.maps(SENTENCE, layers=[0]).plot(0))
+    plt.close("all")
+
+
+def test_the_command_line_takes_an_origin(minilm, capsys):
+    assert cli.main(["map", SENTENCE, "--origin", "input", "--quiet"]) == 0
+    assert "sources: input tokens" in capsys.readouterr().out
+    assert cli.main(["map", SENTENCE, "--origin", "tokens"]) == 2
+    assert "choose one of: layer, input" in capsys.readouterr().err
+    assert cli.main(["map", SENTENCE, "--origin", "input", "--scope", "ATTN-W"]) == 2

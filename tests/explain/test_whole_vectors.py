@@ -1,0 +1,121 @@
+"""Whole vectors: the adjoint and autograd through a frozen copy agree with them everywhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from frozen_copies import frozen_outputs
+from whole_examples import everything, frozen_network
+
+from normlens.components import Reach
+from normlens.explain.readings import Start
+from normlens.explain.walk import Wanted, carry
+from normlens.models.tiny import tiny_families
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+# Not shorter: padding that sees no token through its window makes some models compute NaN there,
+# and such sequences are run alone (`padding_spoils`).
+BATCH = [IDS, [40, 41, 3, 6, 17, 20], [7, 12, 60, 22, 51]]
+
+every_family = pytest.mark.parametrize("family", tiny_families())
+every_rule = pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+
+
+def direction(shape: torch.Size, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
+    error = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)
+    assert float(error) <= tolerance
+
+
+@every_family
+@every_rule
+def test_the_way_forward_and_the_way_back_agree(family, rule, tiny):
+    with frozen_network(tiny(family), [IDS], rule) as network:
+        found = everything(network)
+        for layer in range(len(network)):
+            w = direction(network.x(0)[0].shape, layer)
+            last = max(step for place, step in found.vectors if place == layer)
+            forward = torch.einsum("id,kid->k", w, found.vectors[layer, last][:, 0])
+            back = carry(network, [[Start(layer, w, {}, 0.0, ())]], Wanted(flow=False))
+            assert_close(forward, back.nodes[0][0, 0])
+            bias = sum(float(share.sum()) for share in back.unowned.values())
+            assert float((w * found.biases[layer, last][0]).sum()) == pytest.approx(bias, abs=1e-9)
+
+
+@every_family
+@every_rule
+def test_autograd_through_a_frozen_copy_agrees_behind_every_step(family, rule, tiny):
+    with frozen_network(tiny(family), [IDS], rule) as network:
+        found = everything(network)
+        real = [visited.trace.real for visited in network.visited]
+    tokens, outputs = frozen_outputs(tiny(family), IDS, rule, real)
+    assert {layer for layer, _ in found.vectors} == set(range(len(outputs)))
+    for (layer, step), vectors in found.vectors.items():
+        w = direction(tokens.shape, step)
+        score = (w * outputs[layer][step]).sum()
+        (slope,) = torch.autograd.grad(score, tokens, retain_graph=True)
+        expected = (slope * tokens).sum(-1).detach()
+        assert_close(torch.einsum("id,kid->k", w, vectors[:, 0]), expected)
+
+
+@every_family
+def test_tokens_and_bias_are_the_models_own_vectors(family, tiny):
+    with frozen_network(tiny(family), BATCH) as network:
+        found = everything(network)
+        lengths = network.lengths
+        assert {layer for layer, _ in found.real} == set(range(len(network)))
+    # RMSNorm and some softmaxes compute in float32 whatever the model is in.
+    tolerance = 1e-9 if family in ("bert", "distilbert", "gpt2", "opt", "roberta") else 1e-5
+    for place, real in found.real.items():
+        total = found.vectors[place].sum(0) + found.biases[place]
+        for b, n in enumerate(lengths):
+            assert_close(total[b, :n], real[b, :n].double(), tolerance)
+
+
+@every_family
+def test_padded_sequences_are_what_they_are_alone(family, tiny):
+    with frozen_network(tiny(family), BATCH) as network:
+        together = everything(network)
+    for b, ids in enumerate(BATCH):
+        with frozen_network(tiny(family), [ids]) as network:
+            alone = everything(network)
+        n = len(ids)
+        for place, vectors in alone.vectors.items():
+            assert_close(together.vectors[place][:n, b, :n], vectors[:, 0], 1e-6)
+            assert_close(together.biases[place][b, :n], alone.biases[place][0], 1e-6)
+            assert not together.vectors[place][n:, b, :n].any()
+
+
+@every_family
+def test_chunks_groups_and_layers_that_run_again_change_nothing(family, tiny):
+    with frozen_network(tiny(family), BATCH) as network:
+        whole = everything(network)
+    with frozen_network(tiny(family), BATCH, kept=0) as network:
+        cut = everything(network, limit=1)
+        assert all(visited.trace is None for visited in network.visited)
+    for place, vectors in whole.vectors.items():
+        torch.testing.assert_close(cut.vectors[place], vectors, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(cut.biases[place], whole.biases[place], rtol=1e-10, atol=1e-12)
+
+
+@every_family
+def test_causal_models_compute_the_lower_triangle_alone(family, tiny):
+    with frozen_network(tiny(family), [IDS]) as network:
+        found = everything(network, limit=1)
+        causal = network.adapter.causal
+    assert found.widest == len(IDS) - causal
+    for vectors in found.vectors.values():
+        later = vectors[:, 0].norm(dim=-1).tril(-1)  # sources behind their targets
+        assert bool(later.any()) != causal
+
+
+def test_reaches_behind_each_other_add_up():
+    assert Reach(2, 0).then(Reach(3, 0)) == Reach(5, 0)
+    assert Reach(None, 1).then(Reach(3, 1)) == Reach(None, 2)
+    n, a, b = 12, Reach(2, 1), Reach(3, 0)
+    product = (a.mask(n).double() @ b.mask(n).double()) > 0
+    assert torch.equal(product, a.then(b).mask(n))
