@@ -20,6 +20,9 @@ from normlens.tokens import TokenAxis
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from typing_extensions import Unpack
+
+    from normlens.viewer.state import CosineState
 
 #: The parts of a cosine that no pair of tokens owns.
 REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
@@ -147,6 +150,27 @@ class Cosine:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
         return store.write(*saved(self), path, overwrite=overwrite)
+
+    # Looking at it -------------------------------------------------------------------------------
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network."""
+        from normlens.viewer import cosine_html
+
+        return cosine_html(self, path, largest=largest, overwrite=overwrite)
+
+    def show(self, **state: Unpack[CosineState]) -> object:
+        """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
+        from normlens.viewer.compared import notebook
+
+        return notebook(self, state).show()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.compared import notebook
+
+        return notebook(self, {}).mimebundle(repr(self), **options)
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same numbers and labels; provenance does not count."""

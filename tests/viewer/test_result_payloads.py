@@ -146,6 +146,8 @@ def test_a_notebook_shows_them() -> None:
     bundle = why._repr_mimebundle_()
     data = bundle[0] if isinstance(bundle, tuple) else bundle
     assert data["text/plain"] == repr(why)
+    pair: Any = hostile_cosine()
+    assert pair.show(view="matrix").payload == encode_cosines(pair)
     assert Explanations([why]).show().payload == shown.payload  # type: ignore[attr-defined]
 
 
@@ -167,7 +169,7 @@ def test_the_front_ends_fixture_is_what_python_writes() -> None:
     made = runpy.run_path(str(folder / "make_fixture.py"))
     why = made["explanation"]()
     written = {name: encode_explanations(why, precision=int(name)) for name in ("32", "16")} | {
-        "cosine": encode_cosines(made["Pair"]())
+        "cosine": encode_cosines(made["cosine"]())
     }
     fixture = json.loads((folder / "fixture.json").read_text())
     stored = {**fixture["explanation"]["payloads"], "cosine": fixture["cosine"]["payload"]}

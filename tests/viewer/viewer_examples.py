@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from normlens.cosine import Cosine
 from normlens.explanation import Explanation
 from normlens.maps import Maps
 from normlens.tokens import TokenAxis
@@ -85,35 +84,7 @@ def hostile_explanation(layers: int = 3, causal: bool = True, **more: Any) -> Ex
     return Explanation(**fields | more)
 
 
-@dataclass(frozen=True)
-class CosineExample:
-    """The parts of a cosine as `normlens.viewer.cosine_payload` names them."""
-
-    matrix: NDArray[np.float64]
-    a_with_bias: NDArray[np.float64]
-    b_with_bias: NDArray[np.float64]
-    bias: float
-    a: TokenAxis
-    b: TokenAxis
-    text_a: str | None = None
-    text_b: str | None = None
-    completeness: float = 2e-8
-    provenance: dict[str, Any] = field(default_factory=lambda: {"model": "<i>model</i>"})
-
-    @property
-    def remainder(self) -> dict[str, float]:
-        return {
-            "tokens of A × bias of B": float(self.a_with_bias.sum()),
-            "bias of A × tokens of B": float(self.b_with_bias.sum()),
-            "bias of A × bias of B": self.bias,
-        }
-
-    @property
-    def value(self) -> float:
-        return float(self.matrix.sum()) + sum(self.remainder.values())
-
-
-def hostile_cosine() -> CosineExample:
+def hostile_cosine() -> Cosine:
     """A cosine of tokens that would do harm as markup."""
     rng = np.random.default_rng(3)
     a = TokenAxis(
@@ -128,13 +99,17 @@ def hostile_cosine() -> CosineExample:
         token_words=[None, 0, 1, None],
         word_labels=["drama", "<b>"],
     )
-    return CosineExample(
-        rng.normal(0, 0.1, (5, 4)),
-        rng.normal(0, 0.05, 5),
-        rng.normal(0, 0.05, 4),
-        -0.125,
-        a,
-        b,
-        "<script>alert(1)</script> soapy",
-        "drama <b>",
+    matrix, with_a, with_b = (rng.normal(0, 0.1, shape) for shape in ((5, 4), 5, 4))
+    return Cosine(
+        value=float(matrix.sum() + with_a.sum() + with_b.sum() - 0.125),
+        matrix=matrix,
+        a_with_bias=with_a,
+        b_with_bias=with_b,
+        bias=-0.125,
+        a=a,
+        b=b,
+        completeness=2e-8,
+        provenance={"model": "<i>model</i>"},
+        text_a="<script>alert(1)</script> soapy",
+        text_b="drama <b>",
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from normlens.analysis import sum_words
+from normlens.cosine import Cosine
 from normlens.explanation import Explanation
 from normlens.maps import Maps
 from normlens.viewer.cosine_payload import encode_cosines
@@ -117,37 +117,32 @@ def explained(why: Explanation) -> dict:
     }
 
 
-class Pair:
-    """A cosine as `normlens.viewer.cosine_payload` reads it."""
+def cosine() -> Cosine:
+    rng = np.random.default_rng(9)
+    a = example(causal=False).targets
+    b = a.take(range(4))
+    matrix, with_a, with_b = (rng.normal(size=size) for size in ((len(a), len(b)), len(a), len(b)))
+    return Cosine(
+        value=float(matrix.sum() + with_a.sum() + with_b.sum() + 0.5),
+        matrix=matrix,
+        a_with_bias=with_a,
+        b_with_bias=with_b,
+        bias=0.5,
+        a=a,
+        b=b,
+        completeness=1e-8,
+        provenance={"model": "example"},
+        text_a="soapy </script> <b> 日本",
+        text_b="soapy </script>",
+    )
 
-    def __init__(self) -> None:
-        rng = np.random.default_rng(9)
-        labels = example(causal=False)
-        self.a, self.b = labels.targets, labels.targets.take(range(4))
-        self.text_a, self.text_b = "soapy </script> <b> 日本", "soapy </script>"
-        self.matrix = rng.normal(size=(len(self.a), len(self.b)))
-        self.a_with_bias, self.b_with_bias = rng.normal(size=len(self.a)), rng.normal(size=4)
-        self.bias, self.completeness = 0.5, 1e-8
-        self.remainder = {
-            "tokens of A × bias of B": float(self.a_with_bias.sum()),
-            "bias of A × tokens of B": float(self.b_with_bias.sum()),
-            "bias of A × bias of B": self.bias,
-        }
-        self.value = float(self.matrix.sum()) + sum(self.remainder.values())
-        self.provenance = {"model": "example"}
 
-    def expected(self, words: bool) -> dict:
-        groups = [axis.word_groups() if words else None for axis in (self.a, self.b)]
-        a, b, matrix = self.a_with_bias, self.b_with_bias, self.matrix
-        if groups[0] is not None and groups[1] is not None:
-            a, b = sum_words(a, groups[0], 1), sum_words(b, groups[1], 1)
-            matrix = sum_words(sum_words(matrix, groups[1], 1).T, groups[0], 1).T
-        names = [(axis.words() if words else axis).tokens for axis in (self.a, self.b)]
-        return {
-            "tokens": names,
-            "matrix": matrix.tolist(),
-            "margins": [(matrix.sum(1) + a).tolist(), (matrix.sum(0) + b).tolist()],
-        }
+def compared(pair: Cosine) -> dict:
+    return {
+        "tokens": [pair.tokens_a, pair.tokens_b],
+        "matrix": pair.matrix.tolist(),
+        "margins": [pair.margins.a.tolist(), pair.margins.b.tolist()],
+    }
 
 
 def text_of(data: bytes) -> str:
@@ -167,7 +162,7 @@ def main() -> None:
                 "words_without_special": values(maps.words().without_special_tokens()),
             },
         }
-    why, pair = explanation(), Pair()
+    why, pair = explanation(), cosine()
     found["explanation"] = {
         "payloads": {
             str(bits): text_of(encode_explanations(why, precision=bits)) for bits in (32, 16)
@@ -176,7 +171,7 @@ def main() -> None:
     }
     found["cosine"] = {
         "payload": text_of(encode_cosines(pair)),
-        "expected": {"subwords": pair.expected(False), "words": pair.expected(True)},
+        "expected": {"subwords": compared(pair), "words": compared(pair.words())},
     }
     path = Path(__file__).with_name("fixture.json")
     path.write_text(json.dumps(brief(found), separators=(",", ":")) + "\n")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlens import store
 from normlens.errors import InputError
 from normlens.viewer import page
-from normlens.viewer.cosine_payload import CosineParts, encode_cosines, listed
+from normlens.viewer.cosine_payload import encode_cosines, listed
 from normlens.viewer.html import LARGEST, room_of, title, write_page
 from normlens.viewer.notebook import Notebook
 
+if TYPE_CHECKING:
+    from normlens.cosine import Cosine
+
 
 def cosine_html(
-    compared: CosineParts | Sequence[CosineParts],
+    compared: Cosine | Sequence[Cosine],
     path: str | Path,
     *,
     largest: float | None = LARGEST,
@@ -31,7 +34,7 @@ def cosine_html(
     return write_page(document, path, overwrite=overwrite)
 
 
-def notebook(compared: CosineParts | Sequence[CosineParts], state: Mapping[str, Any]) -> Notebook:
+def notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> Notebook:
     """What a notebook shows for cosines; `state` in the words of the page's address."""
     several = listed(compared)
     return Notebook(
@@ -42,7 +45,7 @@ def notebook(compared: CosineParts | Sequence[CosineParts], state: Mapping[str, 
     )
 
 
-def fitted(several: Sequence[CosineParts], largest: float | None) -> bytes:
+def fitted(several: Sequence[Cosine], largest: float | None) -> bytes:
     """Encode cosines, or raise an error where a page would be too large."""
     data = encode_cosines(several)
     if largest is not None and len(data) > room_of(largest):
@@ -50,6 +53,6 @@ def fitted(several: Sequence[CosineParts], largest: float | None) -> bytes:
     return data
 
 
-def _title(several: Sequence[CosineParts]) -> str:
+def _title(several: Sequence[Cosine]) -> str:
     texts = " / ".join(filter(None, (several[0].text_a, several[0].text_b)))
     return title(texts, [str(pair.provenance.get("model", "")) for pair in several])
