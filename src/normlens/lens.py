@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from normlens.analyser import Analyser, Progress
+from normlens.advancing import Progress
+from normlens.analyser import Analyser
 from normlens.components import Layer
 from normlens.cosine import Cosine
 from normlens.cosine_options import CosineKeywords, CosineOptions
@@ -226,6 +227,7 @@ class Lens:
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
         truncate: bool = False,
+        progress: Progress | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
         """Trace a score back to every input token, exactly, at the price of one backward pass.
@@ -235,7 +237,8 @@ class Lens:
         model says. `contrast` asks why the target and not that. `position` is where the score is
         read, "all" explains each next token of a text in turn. `direction` is a vector that is read
         at `position` behind layer `layer`, or behind the model's last step. A list of texts,
-        targets, contrasts or positions gives a list.
+        targets, contrasts or positions gives a list. `progress` is called with the layers done and
+        the layers on the way, after each layer of each batch; what it raises ends the work.
 
         The other options are those of `normlens.explain_options.ExplainOptions`, which explains
         them: the rule for activations, flow maps by layer, head and scope, memory.
@@ -244,7 +247,9 @@ class Lens:
         encoded, many = encode_input(
             self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
         )
-        return ask(self, encoded, many, target, contrast, position, direction, layer, chosen)
+        return ask(
+            self, encoded, many, target, contrast, position, direction, layer, chosen, progress
+        )
 
     @cached_property
     def pooling(self) -> Pooling:
@@ -253,7 +258,13 @@ class Lens:
 
     @overload
     def cosine(
-        self, a: str, b: str, *, truncate: bool = ..., **options: Unpack[CosineKeywords]
+        self,
+        a: str,
+        b: str,
+        *,
+        truncate: bool = ...,
+        progress: Progress | None = ...,
+        **options: Unpack[CosineKeywords],
     ) -> Cosine: ...
 
     @overload
@@ -262,6 +273,7 @@ class Lens:
         a: list[tuple[str, str]],
         *,
         truncate: bool = ...,
+        progress: Progress | None = ...,
         **options: Unpack[CosineKeywords],
     ) -> list[Cosine]: ...
 
@@ -272,20 +284,22 @@ class Lens:
         b: str | None = None,
         *,
         truncate: bool = False,
+        progress: Progress | None = None,
         **options: Unpack[CosineKeywords],
     ) -> Cosine | list[Cosine]:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
         The model's vectors of a text become one as its sentence-transformers files say (mean, cls
-        or last token, Dense maps), or by their mean where there are none. The other options are
-        those of `normlens.cosine_options.CosineOptions`.
+        or last token, Dense maps), or by their mean where there are none. `progress` is called with
+        the layers done and all layers as the tokens pass them; what it raises ends the work. The
+        other options are those of `normlens.cosine_options.CosineOptions`.
         """
         chosen = CosineOptions(**options)
         pairs, many = text_pairs(a, b)
         check_texts(pairs, self.pooling)
         encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        results = cosines(self, self.pooling, together, chosen)
+        results = cosines(self, self.pooling, together, chosen, progress)
         return results if many else results[0]
 
     def encode(

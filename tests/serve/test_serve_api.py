@@ -378,19 +378,30 @@ def test_the_schema_says_what_is_served(site: Site) -> None:
         "/api/analyses",
         "/api/analyses/{id}",
         "/api/analyses/{id}/maps",
+        "/api/analyses/{id}/result",
+        "/api/cosines",
+        "/api/explanations",
         "/api/models",
     ]
-    request = schema["components"]["schemas"]["AnalysisRequest"]["properties"]
-    assert request["model"]["enum"] == list(site.models.names)
-    assert request["rule"]["enum"] == ["ig", "ig-bias", "gradient", "shapley"]
-    assert request["text"]["maxLength"] == 10_000
+    for kind, rules in (
+        ("Analysis", ["ig", "ig-bias", "gradient", "shapley"]),
+        ("Explanation", ["ig", "ig-bias", "gradient"]),
+        ("Cosine", ["ig", "ig-bias", "gradient"]),
+    ):
+        request = schema["components"]["schemas"][f"{kind}Request"]["properties"]
+        assert request["model"]["enum"] == list(site.models.names)
+        assert request["rule"]["enum"] == rules
+        assert request["text"]["maxLength"] == 10_000
     everywhere = {"400", "403", "413", "421"}
     for path, method, own in (
         ("/api/models", "get", {"200"}),
         ("/api/analyses", "post", {"202", "422", "429"}),
+        ("/api/explanations", "post", {"202", "422", "429"}),
+        ("/api/cosines", "post", {"202", "422", "429"}),
         ("/api/analyses/{id}", "get", {"200", "404"}),
         ("/api/analyses/{id}", "delete", {"200", "404"}),
         ("/api/analyses/{id}/maps", "get", {"200", "404", "409", "410"}),
+        ("/api/analyses/{id}/result", "get", {"200", "404", "409", "410"}),
     ):
         answers = schema["paths"][path][method]["responses"]
         assert set(answers) == everywhere | own
