@@ -62,6 +62,7 @@ def test_the_models(site: Site, folder: str, decoder: str) -> None:
         "scopes": lens.scopes,
         "causal": False,
         "max_tokens": 48,
+        "head": None,
     }
     assert (second["name"], second["family"], second["causal"]) == (decoder, "gpt2", True)
 

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
-from serving import ON_CPU, Site, StepwiseModels
-from test_loading import save_tiny
+from serving import Site, StepwiseModels
 from test_serve_api import detail, header
 
 import normlens
-from normlens.models.tiny import scramble, tiny_config
-from normlens.serve.limits import Limits
-from normlens.serve.models import ServedModels
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explanation_payload import encode_explanations
 
 KINDS = ("explanations", "cosines")
-
-
-@pytest.fixture(scope="module")
-def speaker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny GPT-2 of two layers that says something."""
-    folder = save_tiny(tmp_path_factory.mktemp("serve") / "speaker", "gpt2")
-    model = transformers.GPT2LMHeadModel(tiny_config("gpt2")).eval()
-    scramble(model)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def talking(speaker: str, folder: str) -> Iterator[Site]:
-    with Site(ServedModels([speaker, folder], Limits(), loading=ON_CPU)) as running:
-        yield running
-
-
-@pytest.fixture
-def slow(speaker: str) -> Iterator[Site]:
-    """A page whose analyses wait behind every layer."""
-    models = StepwiseModels([speaker], Limits(), loading=ON_CPU)
-    with Site(models) as running:
-        yield running
-        models.let_go()
 
 
 def asked(site: Site, kind: str, **request: Any) -> Any:
@@ -94,6 +63,11 @@ def test_a_cosine_is_that_of_the_library(talking: Site, folder: str) -> None:
     assert status["state"] == "done"
     pair = normlens.load(folder, device="cpu").cosine("the cat sat", "a mat")
     assert result(talking, status["id"]).content == encode_cosines(pair)
+
+
+def test_the_list_of_models_says_which_have_a_head(talking: Site) -> None:
+    first, second = talking.http.get("api/models").json()["models"]
+    assert (first["head"], second["head"]) == ("GPT2LMHeadModel", None)
 
 
 def test_a_model_without_a_head_says_what_it_can_do(talking: Site, folder: str) -> None:

@@ -26,13 +26,15 @@ from normlens.viewer.explanation_payload import encode_explanations
 
 
 def numbers(blob: dict[str, Any], blobs: bytes) -> NDArray[Any]:
-    """The contract, read once more: multiples of a step, the lowest code for none."""
-    if blob["coding"] != "linear16":
+    """The contract, read once more: a sign and a logarithm, the sign alone for none."""
+    if blob["coding"] != "signed16":
         return decode(blob, blobs)
     planes = zlib.decompress(blobs[blob["at"] : blob["at"] + blob["length"]], -15)
     pairs = np.frombuffer(planes, np.uint8).reshape(2, -1).T.tobytes()
-    codes = np.frombuffer(pairs, dtype="<i2").astype(float)
-    return np.where(codes == -32768, np.nan, codes * blob["step"])
+    codes = np.frombuffer(pairs, dtype="<u2")
+    size = codes & 0x7FFF
+    values = np.where(size == 0, 0, np.exp(blob["low"] + (size - 1.0) * blob["step"]))
+    return np.where(codes == 0x8000, np.nan, np.where(codes > 0x8000, -values, values))
 
 
 @pytest.mark.parametrize("precision", [32, 16])
@@ -45,8 +47,8 @@ def test_an_explanation_comes_back(precision: int) -> None:
         wanted = getattr(why, name).astype(np.float32).ravel()
         np.testing.assert_array_equal(numbers(item[name], blobs), wanted)
     for layer, blob in zip(why.flow, item["flow"], strict=True):
-        error = 0 if precision == 32 else np.abs(layer).max() / 65534 * 1.0001
-        np.testing.assert_allclose(numbers(blob, blobs), layer.ravel(), rtol=0, atol=error)
+        error = 0 if precision == 32 else 3.2e-4
+        np.testing.assert_allclose(numbers(blob, blobs), layer.ravel(), rtol=error)
     for name in ("value", "remainder", "question", "target", "probability", "contrast_value"):
         assert item[name] == getattr(why, name)
     assert item["biases"] == [list(bias) for bias in why.biases]
@@ -64,10 +66,15 @@ def test_numbers_that_are_none_keep_their_place() -> None:
     flow = why.flow.copy()
     flow[1] = np.nan  # a layer without a flow map
     flow[2] = 0
+    flow[0] = 1e-12  # nothing beside 1
+    flow[0, 1, 0], flow[0, 2, 0] = 1, -1e-6
     head, blobs = header_of(encode_explanations(replace(why, flows={"": flow}), precision=16))
     found = [numbers(blob, blobs) for blob in head["items"][0]["flow"]]
     assert np.isnan(found[1]).all()
     assert (found[2] == 0).all()
+    layer = found[0].reshape(6, 6)
+    assert (layer[1, 0], layer[0, 0]) == (pytest.approx(1, rel=4e-4), 0)
+    assert layer[2, 0] == pytest.approx(-1e-6, rel=4e-4)
 
 
 def test_what_the_page_does_not_show_is_named() -> None:

@@ -88,6 +88,16 @@ export class Chrome {
     this.clear();
   }
 
+  /** Takes the page off the stage; another one is to come. */
+  blank(): void {
+    this.page = null;
+    this.stage.hidden = true;
+    replace(this.stage);
+    replace(this.extras, this.themeButton);
+    replace(this.trusted);
+    this.clear();
+  }
+
   get ink(): Ink {
     return this.root.dataset.theme === "dark" ? DARK : LIGHT;
   }

@@ -3,9 +3,9 @@
 export interface Blob_ {
   at: number;
   length: number;
-  coding: "f32" | "log16" | "log8" | "linear16" | "bits";
+  coding: "f32" | "log16" | "log8" | "signed16" | "bits";
   low?: number;
-  step?: number; // of the logarithm, or of the number itself
+  step?: number;
   full?: boolean;
 }
 
@@ -138,7 +138,7 @@ export function floats(planes: Uint8Array, blob: Blob_): Float32Array {
     }
     return values;
   }
-  if (blob.coding === "linear16") return multiples(planes, blob.step ?? 0);
+  if (blob.coding === "signed16") return signedFloats(wideCodes(planes), blob);
   const wide = blob.coding === "log16";
   const size = wide ? planes.length / 2 : planes.length;
   const table = decodingTable(wide ? 65536 : 256, blob.low ?? 0, blob.step ?? 0);
@@ -149,10 +149,15 @@ export function floats(planes: Uint8Array, blob: Blob_): Float32Array {
   return values;
 }
 
-/** Whole multiples of a step; the lowest code is NaN. */
-function multiples(planes: Uint8Array, step: number): Float32Array {
-  const codes = wideCodes(planes);
-  return Float32Array.from(new Int16Array(codes.buffer), (code) => (code === -32768 ? NaN : code * step));
+/** A sign and a logarithm; the sign alone is NaN. */
+function signedFloats(codes: Uint16Array, blob: Blob_): Float32Array {
+  const sizes = decodingTable(32769, blob.low ?? 0, blob.step ?? 0);
+  const values = new Float32Array(codes.length);
+  for (let k = 0; k < codes.length; k++) {
+    const size = sizes[codes[k] & 32767];
+    values[k] = codes[k] === 32768 ? NaN : codes[k] & 32768 ? -size : size;
+  }
+  return values;
 }
 
 export function wideCodes(planes: Uint8Array): Uint16Array {

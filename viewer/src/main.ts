@@ -78,35 +78,38 @@ async function startFile(host: HTMLElement): Promise<void> {
 }
 
 async function startServe(host: HTMLElement): Promise<void> {
-  let state: Record<string, string> = {};
   let panel: ServePanel | null = null;
   const showAddress = () => {
-    if (panel === null || app.items.length === 0) return;
+    if (panel === null) return;
+    if (!panel.page.filled) return setAddress(panel.mode === "maps" ? {} : { mode: panel.mode });
+    const words = panel.page.words();
+    if (panel.mode !== "maps") {
+      const { item = "0", ...state } = words;
+      return setAddress({ ...panel.words([Number(item)]), ...state });
+    }
     const { item, view, a, b } = app.state;
     const used = view === "compare" ? [...new Set([item, a.item, b.item])] : [item];
     // Items are numbered anew in the address, which names only those that are looked at.
-    const renumbered = { ...state };
+    const renumbered = { ...words };
     delete renumbered.item;
     for (const side of ["a", "b"] as const) {
-      if (state[side] === undefined) continue;
-      const [at, ...rest] = state[side].split(":");
+      if (words[side] === undefined) continue;
+      const [at, ...rest] = words[side].split(":");
       renumbered[side] = [used.indexOf(Number(at)), ...rest].join(":");
     }
     setAddress({ ...panel.words(used), ...renumbered });
   };
   const around: Surroundings = {
     kind: "serve",
-    changed: (words) => {
-      state = words;
-      showAddress();
-    },
+    changed: showAddress,
     script: async () => (await fetch("static/viewer.js")).text(),
     dark: () => null,
   };
   const chrome = new Chrome(host, around);
   const app = new App(chrome);
   host.viewer = app;
-  panel = new ServePanel(chrome, app, showAddress);
+  const pages = { maps: app, explain: new ExplainPage(chrome), cosine: new CosinePage(chrome) };
+  panel = new ServePanel(chrome, pages, showAddress);
   await panel.open(wordsOf(location.hash));
 }
 

@@ -33,7 +33,7 @@ for (const level of levels) {
       near(found.components, expected.components.flat(2), 1e-5, "components");
       near(found.heads, expected.heads.flat(2), 1e-5, "heads");
       // A word of two tokens sums four edges.
-      const tolerance = bits === "32" ? 1e-5 : 4 * 4 / 65534;
+      const tolerance = bits === "32" ? 1e-5 : 4 * 4 * 3.2e-4;
       expected.flow.forEach((map, layer) => near(found.flow?.[layer] ?? [], map.flat(), tolerance, `flow ${layer}`));
     });
   }

@@ -101,6 +101,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
                 scopes=list(model.scopes),
                 causal=model.causal,
                 max_tokens=model.max_tokens,
+                head=model.head,
                 loaded=models.is_loaded(model.name),
             )
             for model in models.descriptions.values()

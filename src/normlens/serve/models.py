@@ -34,6 +34,7 @@ class Description:
     scopes: tuple[str, ...]
     causal: bool
     max_tokens: int | None
+    head: str | None  # the class with the head that its checkpoint names, if explanations know it
 
 
 class ServedModels:
@@ -61,7 +62,8 @@ class ServedModels:
         trust = self._loading.trust_remote_code
         pick_dtype(self._loading.dtype, pick_device(self._loading.device))
         for name in self.names:
-            lens = skeleton(load_config(name, trust_remote_code=trust), name)
+            config = load_config(name, trust_remote_code=trust)
+            lens = skeleton(config, name)
             if len({layer.scopes for layer in lens.layers}) > 1:
                 raise UnsupportedModelError(
                     f"the layers of {name} differ, and the page of a server shows layers that are "
@@ -74,6 +76,7 @@ class ServedModels:
                 scopes=tuple(lens.scopes),
                 causal=lens.causal,
                 max_tokens=lens.max_tokens,
+                head=_head(name, config),
             )
 
     def is_loaded(self, name: str) -> bool:
@@ -157,6 +160,17 @@ class ServedModels:
                 "here; shorten it"
             )
         return encoded
+
+
+def _head(name: str, config: Any) -> str | None:
+    """The class with the head that a model's checkpoint names, if it is one of a known task."""
+    from normlens.embedded_files import is_embedded
+    from normlens.models.heads import has_known_head
+
+    classes = getattr(config, "architectures", None) or []
+    if is_embedded(name):
+        classes = [EMBEDDED[name].architecture]
+    return classes[0] if len(classes) == 1 and has_known_head(classes[0]) else None
 
 
 def installed_models() -> list[str]:

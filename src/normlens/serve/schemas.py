@@ -35,6 +35,9 @@ class ModelInfo(BaseModel):
     scopes: list[str]
     causal: bool
     max_tokens: int | None = Field(description="The longest text its positions allow, if any.")
+    head: str | None = Field(
+        description="The class with the head that it has, without which nothing can be explained."
+    )
     loaded: bool = Field(description="Whether it is in memory; the first analysis loads it.")
 
 
