@@ -24,6 +24,7 @@ CIRCLES = {
     ("normlens.decomposition.engine", "normlens.decomposition.fused.choice"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.factored"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.stage"),
+    ("normlens.decomposition.rules", "normlens.decomposition.fused.gated_slopes"),
 }
 
 

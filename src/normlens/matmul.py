@@ -7,11 +7,14 @@ speed of bfloat16 have 16 digits of the vectors' 24, where one in TF32, which ta
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
 #: Products of bfloat16 with a float32 result came with this version.
 _AVAILABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def splits(weights: Tensor) -> bool:
@@ -19,11 +22,14 @@ def splits(weights: Tensor) -> bool:
     return _AVAILABLE and weights.device.type == "cuda" and weights.dtype == torch.bfloat16
 
 
-def times(v: Tensor, weight: Tensor) -> Tensor:
-    """``v W`` of vectors (…, d) and a weight (d, e) of the same precision, or bfloat16."""
+def times(v: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """``v W``, or ``(v ⊙ scale) W``, of vectors (…, d) and a weight (d, e).
+
+    The weight has the same precision, or is bfloat16; `scale` has the last axes of v.
+    """
     if v.dtype == weight.dtype:
-        return v @ weight
-    high, low = _halves(v.reshape(-1, v.shape[-1]), weight.dtype)
+        return (v if scale is None else v * scale) @ weight
+    high, low = (half.flatten(0, -2) for half in _halves(v, scale))
     product = torch.mm(high, weight, out_dtype=v.dtype)
     product += torch.mm(low, weight, out_dtype=v.dtype)
     return product.unflatten(0, v.shape[:-1])
@@ -35,14 +41,19 @@ def weighted(alpha: Tensor, v: Tensor) -> Tensor:
         return alpha @ v
     if v.dim() > 4:
         return torch.stack([weighted(alpha, each) for each in v])
-    high, low = _halves(v.flatten(0, 1), alpha.dtype)
+    high, low = _halves(v.flatten(0, 1))
     flat = alpha.flatten(0, 1)
     product = torch.bmm(flat, high, out_dtype=v.dtype)
     product += torch.bmm(flat, low, out_dtype=v.dtype)
     return product.unflatten(0, v.shape[:2])
 
 
-def _halves(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A number of the lower precision, and what it misses."""
-    high = v.to(dtype)
-    return high, (v - high).to(dtype)
+def _halves(v: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """v, or v ⊙ scale, as a bfloat16 number and what it misses."""
+    if _HAS_TRITON:
+        from normlens.halving import halves  # Triton is slow to import, and optional
+
+        return halves(v, scale)
+    v = v if scale is None else v * scale
+    high = v.bfloat16()
+    return high, (v - high).bfloat16()

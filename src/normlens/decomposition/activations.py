@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -40,6 +40,8 @@ class Activation:
     kinked: bool = False
     #: its slope is exactly 0 below 0
     silent: bool = False
+    #: what a kernel may compute its slope as: a logistic function of z, or of tanh GELU's argument
+    logistic: str | None = None
 
     def derivative(self, z: Tensor) -> Tensor:
         """``g′(z)``, elementwise."""
@@ -59,7 +61,7 @@ class Activation:
         within = z.numel() == 0 or bool(z.abs().amax() <= bound)
         inside = z if within else z.clamp(-bound, bound)
         if z.dtype == torch.float32 and not self.kinked and bound < math.inf:
-            integral = _interpolated(inside, _table(self, bound, z.device), bound)
+            integral = _interpolated(inside, mean_slope_table(self, bound, z.device), bound)
         else:
             integral = self._quadrature(inside)
         if within:
@@ -78,17 +80,17 @@ class Activation:
 
 
 #: Cells of the table of J on one unit of z: the cubics between its points are exact to 1e-9.
-_CELLS = 16
+CELLS = 16
 
 
 @lru_cache
-def _table(g: Activation, bound: float, device: torch.device) -> Tensor:
+def mean_slope_table(g: Activation, bound: float, device: torch.device) -> Tensor:
     """The cubic on each cell of [−bound, bound] that meets J and its slope at both ends, (4, k)."""
-    points = torch.linspace(-bound, bound, int(2 * bound) * _CELLS + 1, dtype=torch.float64)
+    points = torch.linspace(-bound, bound, int(2 * bound) * CELLS + 1, dtype=torch.float64)
     with torch.enable_grad():
         leaf = points.requires_grad_()
         value = g._quadrature(leaf) + 0 * leaf  # whose slope may be constant
-        slope = torch.autograd.grad(value.sum(), leaf)[0] / _CELLS
+        slope = torch.autograd.grad(value.sum(), leaf)[0] / CELLS
     value = value.detach()
     rise, first, last = value.diff(), slope[:-1], slope[1:]
     cubics = torch.stack([value[:-1], first, 3 * rise - 2 * first - last, first + last - 2 * rise])
@@ -97,8 +99,8 @@ def _table(g: Activation, bound: float, device: torch.device) -> Tensor:
 
 def _interpolated(z: Tensor, table: Tensor, bound: float) -> Tensor:
     """J by its table, for z inside the bound."""
-    place = z * _CELLS  # exactly, because there are a power of two
-    first = int(bound) * _CELLS
+    place = z * CELLS  # exactly, because there are a power of two
+    first = int(bound) * CELLS
     # NaN stays NaN by its part of the cell, but no index may be NaN.
     cell = place.floor().clamp_(-first, first - 1).nan_to_num_(0.0)
     part = place.sub_(cell)
@@ -153,11 +155,11 @@ def _step(z: Tensor) -> Tensor:
 
 
 _GELU = Activation(F.gelu, _normal_cdf)
-_TANH_GELU = _gated_linear(_tanh_cdf(math.sqrt(2 / math.pi)))
+_TANH_GELU = replace(_gated_linear(_tanh_cdf(math.sqrt(2 / math.pi))), logistic="tanh")
 # Bloom and gelu_fast write √(2/π) to eight digits, and in float64 that is visible.
 _SHORT_TANH_GELU = _gated_linear(_tanh_cdf(0.79788456))
 _FAST_GELU = _gated_linear(_tanh_cdf(0.7978845608))
-_SILU = _gated_linear(torch.sigmoid)
+_SILU = replace(_gated_linear(torch.sigmoid), logistic="plain")
 _RELU = Activation(torch.relu, _step, kinked=True, silent=True)
 _SQUARED_RELU = Activation(
     lambda z: torch.relu(z).square(), torch.relu, linear_beyond=None, kinked=True, silent=True

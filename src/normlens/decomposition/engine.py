@@ -6,14 +6,11 @@ The kernels run on CUDA, where Triton is installed and they support the layer. I
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from collections.abc import Sequence
-from functools import cache
 
-import torch
 from torch import Tensor
 
+from normlens.decomposition.devices import kernels_run_on
 from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
 from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIONS
 from normlens.decomposition.fused.precision import Precision
@@ -25,7 +22,6 @@ from normlens.precisions import AUTO
 #: The fastest precision whose error cannot change a Spearman's ρ at three decimals
 #: (docs/performance.md).
 DEFAULT_PRECISION = "float32"
-OLDEST_CAPABILITY = (8, 0)  # of GPUs that multiply bfloat16
 
 
 def run_feed_forward(
@@ -63,29 +59,3 @@ def is_fused(job: FeedForwardJob) -> bool:
 def has_kernels(weight: Tensor) -> bool:
     """Whether kernels can work with this weight's device and dtype."""
     return kernels_run_on(weight.device, weight.dtype)
-
-
-def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels can work on numbers of this type on `device`.
-
-    Without a GPU in this machine, one that is recent enough, with Triton, is assumed.
-    """
-    if device.type != "cuda" or dtype != torch.float32:
-        return False
-    if not torch.cuda.is_available():
-        return True
-    return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and has_triton()
-
-
-@cache
-def has_triton() -> bool:
-    """Whether Triton is installed; warns once where it is missing."""
-    if importlib.util.find_spec("triton") is not None:
-        return True
-    warnings.warn(
-        "Triton is not installed, so the feed-forward stage runs as PyTorch tiles on this GPU, "
-        "several times slower and in float32; `pip install triton` brings the fused kernel",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return False

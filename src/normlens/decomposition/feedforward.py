@@ -76,9 +76,9 @@ class FrozenFeedForward:
 
     def _inputs_adjoint(self, at_neurons: Tensor) -> Tensor:
         weights, slopes = projections(self.ff), self.neurons.slopes
-        total = times(at_neurons * slopes[0], weights[0].T)
+        total = times(at_neurons, weights[0].T, slopes[0])
         for w, slope in zip(weights[1:], slopes[1:], strict=True):
-            total = total + times(at_neurons * slope, w.T)
+            total = total + times(at_neurons, w.T, slope)
         return total
 
     @property

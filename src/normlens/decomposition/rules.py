@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from normlens.components import FeedForward
-from normlens.decomposition.activations import Activation, activation, gauss_legendre
+from normlens.decomposition.activations import (
+    CELLS,
+    Activation,
+    activation,
+    gauss_legendre,
+    mean_slope_table,
+)
+from normlens.decomposition.devices import kernels_run_on
 from normlens.decomposition.parts import Bias
 
 #: The bias's share of the neurons' arguments, computed where a rule needs it.
@@ -98,6 +105,14 @@ def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Li
     ``r^a = u ∫ α g′(αa) dα`` and ``r^u = ∫ g(αa) dα``. With ``g(t) = g(0) + t r(t)`` both follow
     from ``J = ∫ α r(αa) dα``: ``r^u = g(0) + a J`` and, by parts, ``r^a = u (r(a) − J)``.
     """
+    if g.logistic is not None and kernels_run_on(a.device, a.dtype) and a.is_cuda:
+        from normlens.decomposition.fused.gated_slopes import gated_slopes
+
+        assert g.linear_beyond is not None
+        table = mean_slope_table(g, g.linear_beyond, a.device)
+        tanh = g.logistic == "tanh"
+        r_a, r_u, h = gated_slopes(a, u, table, CELLS, g.linear_beyond, tanh=tanh)
+        return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h, True)
     mean, slope = g.mean_slope(a), g.slope(a)
     r_a = u * (slope - mean)
     r_u = mean.mul_(a)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from normlens.decomposition.engine import kernel_precision, kernels_run_on
+from normlens.decomposition.devices import kernels_run_on
+from normlens.decomposition.engine import kernel_precision
 from normlens.decomposition.fused.precision import Precision
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.precisions import AUTO

@@ -12,7 +12,8 @@ from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_met
 from reference import reference, references
 
 import normlens
-from normlens.decomposition import decompose_layer
+from normlens.decomposition import decompose_layer, freeze
+from normlens.decomposition.feedforward import FrozenFeedForward
 from normlens.decomposition.fused import stage
 from normlens.decomposition.norm_maps import Settings
 from normlens.models.tiny import tiny_families, tiny_model
@@ -134,6 +135,17 @@ def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
             assert error <= TOLERANCE[precision], f"{method}, {scope}: {error:.1e}"
 
 
+def on_the_kink(given) -> torch.Tensor:
+    """Targets with a neuron so near 0 that float32 and float64 disagree on its sign, (i,)."""
+    slopes = []
+    for dtype in (torch.float32, torch.float64):
+        layer, x, alpha = given.layer.to(dtype), given.x.to(dtype), given.alpha.to(dtype)
+        steps = freeze(layer, x, alpha, [x.shape[1]]).steps
+        (block,) = [step for step in steps if isinstance(step, FrozenFeedForward)]
+        slopes.append(block.neurons.slopes[0].double())
+    return ((slopes[0] - slopes[1]).abs() > 1e-3).any(-1)[0]
+
+
 def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
     """A ReLU layer of which few neurons are active, and one with a smooth activation."""
     from normlens.decomposition.fused import choice, gather
@@ -153,8 +165,11 @@ def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
         given = on(given, "cuda")
         found, exact = given.solve(precision="float32"), exactly(given)
         assert len(gathered) == expected, name
+        clear = ~on_the_kink(given)
         for scope, norms in exact.norms.items():
-            assert entry_error(found.norms[scope], norms) <= TOLERANCE["float32"], scope
+            error = entry_error(found.norms[scope][:, clear], norms[:, clear])
+            assert error <= TOLERANCE["float32"], scope
+        assert clear.float().mean() > 0.98
     assert 0.001 < gathered[0].activity.share < 0.3
 
 
