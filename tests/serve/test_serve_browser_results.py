@@ -125,8 +125,9 @@ def test_it_is_cancelled_from_the_page(mode: str, slow: Site, visit: Any) -> Non
     words = {"mode": mode, "model": models.names[0], "text": "the cat", "pair": "a mat"}
     visit.goto(f"{slow.url}#{urlencode(words)}")
     models.reached()
-    visit.click('[data-control="mode"] [data-value="maps"]')
-    visit.get_by_text("Wait for this analysis, or cancel it.").wait_for()
+    other = visit.locator('[data-control="mode"] [data-value="maps"]')
+    assert other.is_disabled()
     visit.locator("[data-action=cancel]").click()
     models.let_go()
     visit.get_by_text("Cancelled.").wait_for()
+    assert other.is_enabled()

@@ -252,7 +252,18 @@ export function signedColours(values: ArrayLike<number>, others: ArrayLike<numbe
   const top = largest(values) || largest(others) || 1;
   const beyond = largest(others) > top ? " (dashed: beyond the scale)" : "";
   const map = Float32Array.from([...Array.from(values), ...Array.from(others)]);
-  return diverging(map, null, { scale: "sqrt", top, what: `${what}${beyond}`, dark });
+  const colours = diverging(map, null, { scale: "sqrt", top, what: `${what}${beyond}`, dark });
+  return { ...colours, ticks: spaced(colours.ticks) };
+}
+
+/** Ticks without those whose labels would touch: from the ends inwards, on both sides alike. */
+function spaced(ticks: Colouring["ticks"]): Colouring["ticks"] {
+  const places = [...new Set(ticks.map(({ t }) => Math.abs(t - 0.5)))].sort((a, b) => b - a);
+  const kept: number[] = [];
+  for (const place of places) {
+    if (place === 0 || (place > 0.13 && (kept.at(-1) ?? 1) - place > 0.13)) kept.push(place);
+  }
+  return ticks.filter(({ t }) => kept.includes(Math.abs(t - 0.5)));
 }
 
 /** The same for a narrow place. */

@@ -209,7 +209,6 @@ export class ServePanel {
 
   /** Turns to maps, explanations or cosines; what was asked before is still there. */
   private choose(mode: Mode): void {
-    if (this.running !== null) return this.say("Wait for this analysis, or cancel it.");
     this.set({ mode, rule: RULES[mode].includes(this.chosen.rule) ? this.chosen.rule : "ig" });
     if (this.page.filled) {
       this.chrome.show(this.page);
@@ -324,6 +323,8 @@ export class ServePanel {
   private busy(on: boolean): void {
     this.start.disabled = on;
     this.stop.hidden = this.meter.hidden = !on;
+    // What comes back belongs to the kind that was asked for.
+    this.mode_.set(this.mode, !on);
     this.chrome.root.dataset.analysing = String(on);
   }
 
