@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from normlens.advancing import Progress
 from normlens.analysis import special_dimensions
 from normlens.batches import affordable, batches, launched, vector_batch
 from normlens.checks import Checks
@@ -33,9 +34,6 @@ from normlens.verdicts import TOLERANCE, check_completeness, check_kernels
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
-
-#: Called with the layers that are done and the layers asked for.
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes as PlotAxes
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
+
+    from normlens.viewer.state import CosineState
 
 #: The parts of a cosine that no pair of tokens owns.
 REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
@@ -167,6 +170,27 @@ class Cosine:
         from normlens.figures import plot_cosine
 
         return plot_cosine(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
+
+    # Looking at it -------------------------------------------------------------------------------
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network."""
+        from normlens.viewer import cosine_html
+
+        return cosine_html(self, path, largest=largest, overwrite=overwrite)
+
+    def show(self, **state: Unpack[CosineState]) -> object:
+        """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
+        from normlens.viewer.compared import notebook
+
+        return notebook(self, state).show()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.compared import notebook
+
+        return notebook(self, {}).mimebundle(repr(self), **options)
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same numbers and labels; provenance does not count."""

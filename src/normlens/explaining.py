@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from normlens.advancing import Progress
 from normlens.cosine import Cosine
 from normlens.cosine_options import CosineKeywords, CosineOptions
 from normlens.explain.ask import Positions, Targets, ask
@@ -34,6 +35,7 @@ class QuestionKeywords(ExplainKeywords, total=False):
 
     layer: int | None
     truncate: bool
+    progress: Progress | None
 
 
 #: Any linear reading of a vector.
@@ -76,6 +78,7 @@ class Explains:
         attention_mask: Ids | None = ...,
         token_type_ids: Ids | None = ...,
         truncate: bool = ...,
+        progress: Progress | None = ...,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
@@ -93,6 +96,7 @@ class Explains:
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
         truncate: bool = False,
+        progress: Progress | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
         """Trace a score back to every input token, exactly, at the price of one backward pass.
@@ -102,7 +106,8 @@ class Explains:
         model says. `contrast` asks why the target and not that. `position` is where the score is
         read, "all" explains each next token of a text in turn. `direction` is a vector that is read
         at `position` behind layer `layer`, or behind the model's last step. A list of texts,
-        targets, contrasts or positions gives a list.
+        targets, contrasts or positions gives a list. `progress` is called with the layers done and
+        the layers on the way, after each layer of each batch; what it raises ends the work.
 
         The other options are those of `normlens.explain_options.ExplainOptions`, which explains
         them: the rule for activations, flow maps by layer, head and scope, memory.
@@ -112,7 +117,9 @@ class Explains:
         encoded, many = encode_input(
             lens, text, input_ids, attention_mask, token_type_ids, truncate=truncate
         )
-        return ask(lens, encoded, many, target, contrast, position, direction, layer, chosen)
+        return ask(
+            lens, encoded, many, target, contrast, position, direction, layer, chosen, progress
+        )
 
     @cached_property
     def pooling(self) -> Pooling:
@@ -121,7 +128,13 @@ class Explains:
 
     @overload
     def cosine(
-        self, a: str, b: str, *, truncate: bool = ..., **options: Unpack[CosineKeywords]
+        self,
+        a: str,
+        b: str,
+        *,
+        truncate: bool = ...,
+        progress: Progress | None = ...,
+        **options: Unpack[CosineKeywords],
     ) -> Cosine: ...
 
     @overload
@@ -130,6 +143,7 @@ class Explains:
         a: list[tuple[str, str]],
         *,
         truncate: bool = ...,
+        progress: Progress | None = ...,
         **options: Unpack[CosineKeywords],
     ) -> list[Cosine]: ...
 
@@ -140,13 +154,15 @@ class Explains:
         b: str | None = None,
         *,
         truncate: bool = False,
+        progress: Progress | None = None,
         **options: Unpack[CosineKeywords],
     ) -> Cosine | list[Cosine]:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
         The model's vectors of a text become one as its sentence-transformers files say (mean, cls
-        or last token, Dense maps), or by their mean where there are none. The other options are
-        those of `normlens.cosine_options.CosineOptions`.
+        or last token, Dense maps), or by their mean where there are none. `progress` is called with
+        the layers done and all layers as the tokens pass them; what it raises ends the work. The
+        other options are those of `normlens.cosine_options.CosineOptions`.
         """
         chosen = CosineOptions(**options)
         pairs, many = text_pairs(a, b)
@@ -154,5 +170,5 @@ class Explains:
         lens = cast("Lens", self)
         encoded = lens.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        results = cosines(lens, self.pooling, together, chosen)
+        results = cosines(lens, self.pooling, together, chosen, progress)
         return results if many else results[0]

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes as PlotAxes
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
 
     from normlens.text import Text
+    from normlens.viewer.state import ExplanationState
 
 #: The flow of a whole layer, among those behind scopes.
 WHOLE = ""
@@ -207,6 +209,30 @@ class Explanation:
         from normlens.figures import plot_components
 
         return plot_components(self, cmap=cmap, ax=ax)
+
+    # Looking at it -------------------------------------------------------------------------------
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+    ) -> Path:
+        """Write one HTML file to look at it in, which needs no network.
+
+        Beyond `largest` MB the flow maps are left out, and the page says so.
+        """
+        from normlens.viewer import explanation_html
+
+        return explanation_html(self, path, largest=largest, overwrite=overwrite)
+
+    def show(self, **state: Unpack[ExplanationState]) -> object:
+        """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
+        from normlens.viewer.explained import notebook
+
+        return notebook(self, state).show()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.explained import notebook
+
+        return notebook(self, {}).mimebundle(repr(self), **options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):

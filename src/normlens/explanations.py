@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes as PlotAxes
     from matplotlib.figure import Figure
+    from typing_extensions import Unpack
+
+    from normlens.viewer.state import ExplanationState
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,25 @@ class Explanations(Sequence[Explanation]):
         from normlens.figures import plot_explanations
 
         return plot_explanations(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+    ) -> Path:
+        """Write one HTML file with all of them to choose from; see `Explanation.to_html`."""
+        from normlens.viewer import explanation_html
+
+        return explanation_html(self, path, largest=largest, overwrite=overwrite)
+
+    def show(self, **state: Unpack[ExplanationState]) -> object:
+        """The interactive view for a notebook cell."""
+        from normlens.viewer.explained import notebook
+
+        return notebook(self, state).show()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.explained import notebook
+
+        return notebook(self, {}).mimebundle(repr(self), **options)
 
     def __repr__(self) -> str:
         return (

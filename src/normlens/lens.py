@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import nn
 
-from normlens.analyser import Analyser, Progress
+from normlens.advancing import Progress
+from normlens.analyser import Analyser
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit, check_vectors_limit

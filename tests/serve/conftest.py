@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import which
+from typing import Any
 
 import pytest
+import transformers
 from test_loading import save_tiny
 
 pytest.importorskip("fastapi", reason="the page needs normlens[serve]")
 pytest.importorskip("uvicorn", reason="the page needs normlens[serve]")
 pytest.importorskip("httpx")
 
-from serving import ON_CPU, Site, StepwiseModels
+from serving import ON_CPU, PATIENCE, Site, StepwiseModels
 
+from normlens.models.tiny import scramble, tiny_config
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 
@@ -43,3 +47,53 @@ def stepwise(folder: str) -> Iterator[Site]:
     with Site(models, limits) as running:
         yield running
         models.let_go()
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny GPT-2 of two layers that says something."""
+    folder = save_tiny(tmp_path_factory.mktemp("serve") / "speaker", "gpt2")
+    model = transformers.GPT2LMHeadModel(tiny_config("gpt2")).eval()
+    scramble(model)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def talking(speaker: str, folder: str) -> Iterator[Site]:
+    with Site(ServedModels([speaker, folder], Limits(), loading=ON_CPU)) as running:
+        yield running
+
+
+@pytest.fixture
+def slow(speaker: str) -> Iterator[Site]:
+    """A page whose analyses wait behind every layer."""
+    models = StepwiseModels([speaker], Limits(), loading=ON_CPU)
+    with Site(models) as running:
+        yield running
+        models.let_go()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="browser tests: needs playwright"
+    )
+    chromium = which("chromium") or which("chromium-browser") or which("google-chrome")
+    if chromium is None:
+        pytest.skip("browser tests: needs Chromium (apt install chromium)")
+    with playwright.sync_playwright() as engine:
+        running = engine.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
+        )
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context()
+    context.set_default_timeout(1000 * PATIENCE)
+    yield context.new_page()
+    context.close()

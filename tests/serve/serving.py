@@ -91,3 +91,11 @@ class StepwiseModels(ServedModels):
 
     def let_go(self) -> None:
         self.go.release(1000)
+
+
+def watched(page: Any) -> list[str]:
+    """Everything that the page complains about from now on."""
+    complaints: list[str] = []
+    page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    return complaints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_loading import save_tiny
 
 import normlens
 
@@ -63,3 +64,26 @@ def test_what_it_raises_ends_the_analysis_and_leaves_no_trace(error, lens):
     again = lens.maps(input_ids=IDS)
     for scope in expected.scopes:
         np.testing.assert_array_equal(again[scope], expected[scope])
+
+
+def test_explanations_and_cosines_are_reported_and_can_be_stopped(tmp_path):
+    lens = normlens.load(save_tiny(tmp_path))  # two layers
+    vector = np.ones(lens.layers[-1].attention.output.weight.shape[1])
+
+    def explain(progress=None):
+        return lens.explain("the cat", direction=vector, position=1, progress=progress)
+
+    def cosine(progress=None):
+        return lens.cosine("the cat", "a mat", batch_size=2, progress=progress)
+
+    for ask in (explain, cosine):
+        expected, seen = ask(), []
+        assert ask(lambda *step, seen=seen: seen.append(step)) == expected
+        assert seen == [(1, 2), (2, 2)]
+
+        def stop(done, _):
+            raise Stop(done)
+
+        with pytest.raises(Stop, match="1"):
+            ask(stop)
+        assert ask() == expected

@@ -15,7 +15,7 @@ import normlens
 from normlens import loading
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
-from normlens.viewer import page, payload
+from normlens.viewer import container, page, payload
 
 TEXT = "the cats sat on a mat"
 TOKENS = ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
@@ -23,7 +23,7 @@ TOKENS = ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
 
 def header(data: bytes) -> dict[str, Any]:
     """The JSON header of a payload."""
-    assert data[:8] == payload.MAGIC
+    assert data[:8] == container.MAGIC
     length = int.from_bytes(data[8:12], "little")
     return json.loads(data[12 : 12 + length])
 
@@ -62,6 +62,7 @@ def test_the_models(site: Site, folder: str, decoder: str) -> None:
         "scopes": lens.scopes,
         "causal": False,
         "max_tokens": 48,
+        "head": None,
     }
     assert (second["name"], second["family"], second["causal"]) == (decoder, "gpt2", True)
 
@@ -378,19 +379,30 @@ def test_the_schema_says_what_is_served(site: Site) -> None:
         "/api/analyses",
         "/api/analyses/{id}",
         "/api/analyses/{id}/maps",
+        "/api/analyses/{id}/result",
+        "/api/cosines",
+        "/api/explanations",
         "/api/models",
     ]
-    request = schema["components"]["schemas"]["AnalysisRequest"]["properties"]
-    assert request["model"]["enum"] == list(site.models.names)
-    assert request["rule"]["enum"] == ["ig", "ig-bias", "gradient", "shapley"]
-    assert request["text"]["maxLength"] == 10_000
+    for kind, rules in (
+        ("Analysis", ["ig", "ig-bias", "gradient", "shapley"]),
+        ("Explanation", ["ig", "ig-bias", "gradient"]),
+        ("Cosine", ["ig", "ig-bias", "gradient"]),
+    ):
+        request = schema["components"]["schemas"][f"{kind}Request"]["properties"]
+        assert request["model"]["enum"] == list(site.models.names)
+        assert request["rule"]["enum"] == rules
+        assert request["text"]["maxLength"] == 10_000
     everywhere = {"400", "403", "413", "421"}
     for path, method, own in (
         ("/api/models", "get", {"200"}),
         ("/api/analyses", "post", {"202", "422", "429"}),
+        ("/api/explanations", "post", {"202", "422", "429"}),
+        ("/api/cosines", "post", {"202", "422", "429"}),
         ("/api/analyses/{id}", "get", {"200", "404"}),
         ("/api/analyses/{id}", "delete", {"200", "404"}),
         ("/api/analyses/{id}/maps", "get", {"200", "404", "409", "410"}),
+        ("/api/analyses/{id}/result", "get", {"200", "404", "409", "410"}),
     ):
         answers = schema["paths"][path][method]["responses"]
         assert set(answers) == everywhere | own

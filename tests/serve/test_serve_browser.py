@@ -5,19 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from shutil import which
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 import pytest
-from serving import PATIENCE, Site, StepwiseModels
-
-playwright = pytest.importorskip("playwright.sync_api", reason="browser tests: needs playwright")
-CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="browser tests: needs Chromium (apt install chromium)"
-)
+from serving import Site, StepwiseModels, watched
 
 # What a script of a page learns from a request: its status, or that the browser kept it away.
 ASK = """async ([address, method, body]) => {
@@ -25,25 +18,6 @@ ASK = """async ([address, method, body]) => {
   try { return (await fetch(address, {method, body, headers})).status; }
   catch { return "kept away"; }
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as engine:
-        chromium = engine.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox", "--host-resolver-rules=MAP evil.example 127.0.0.1"],
-        )
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context()
-    context.set_default_timeout(1000 * PATIENCE)
-    yield context.new_page()
-    context.close()
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +40,6 @@ def elsewhere() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
         thread.join()
-
-
-def watched(page: Any) -> list[str]:
-    """Everything that the page complains about from now on."""
-    complaints: list[str] = []
-    page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    return complaints
 
 
 def address_of(site: Site, text: str) -> str:

@@ -38,9 +38,12 @@ BOUNDED = settings(
 OPERATIONS = [
     ("GET", "/api/models"),
     ("POST", "/api/analyses"),
+    ("POST", "/api/explanations"),
+    ("POST", "/api/cosines"),
     ("GET", "/api/analyses/{id}"),
     ("DELETE", "/api/analyses/{id}"),
     ("GET", "/api/analyses/{id}/maps"),
+    ("GET", "/api/analyses/{id}/result"),
 ]
 CHECKS = [
     not_a_server_error,
@@ -85,9 +88,10 @@ def test_right_requests_keep_to_the_schema(method: str, path: str, interface: An
     fuzz(interface[path][method], GenerationMode.POSITIVE)
 
 
-def test_wrong_requests_keep_to_the_schema(interface: Any) -> None:
-    # Only this operation can be asked in a wrong form: any id is a well-formed one.
-    fuzz(interface["/api/analyses"]["POST"], GenerationMode.NEGATIVE)
+@pytest.mark.parametrize("path", [path for method, path in OPERATIONS if method == "POST"])
+def test_wrong_requests_keep_to_the_schema(path: str, interface: Any) -> None:
+    # Only these operations can be asked in a wrong form: any id is a well-formed one.
+    fuzz(interface[path]["POST"], GenerationMode.NEGATIVE)
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "HEAD", "OPTIONS"])

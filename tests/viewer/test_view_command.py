@@ -15,7 +15,7 @@ from viewer_examples import hostile_maps
 from normlens import export
 from normlens.cli import main
 from normlens.errors import InputError, OutputError
-from normlens.viewer import widget
+from normlens.viewer import notebook
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "anywidget", raising=False)
-    widget.widget_class.cache_clear()
+    notebook.widget_class.cache_clear()
     maps = hostile_maps()
     data = maps._repr_mimebundle_()
     assert "pip install 'normlens[widget]'" in data["text/html"].replace("&#x27;", "'")
@@ -120,4 +120,4 @@ def test_without_anywidget_notebooks_get_a_frame_and_a_hint(
     assert "pip install" in repr(shown)
     assert "<iframe" in shown._repr_html_()
     assert "layer=1&amp;scope=FF" in html.unescape(shown._repr_html_())
-    widget.widget_class.cache_clear()
+    notebook.widget_class.cache_clear()

@@ -1,62 +1,41 @@
-// The viewer: a state, what it shows, and the controls that change it.
+// The maps: a state, what it shows, and the controls that change it.
 
-import { DARK, LIGHT, scientific, type Ink, type Palette, type Scale } from "./colours";
+import type { Chrome, Page } from "./chrome";
+import { scientific, type Ink, type Palette, type Scale } from "./colours";
 import { CompareView } from "./compare";
 import { buttons, h, list, pause, replace } from "./dom";
 import type { Cell } from "./heat";
 import { MapView } from "./mapview";
 import type { Axis } from "./measures";
 import { OverviewView } from "./overview";
-import { BytesSource, packed, type Item } from "./payload";
-import { csv, download, png, standalone, svgText } from "./save";
+import { BytesSource } from "./container";
+import { packed, type Item } from "./payload";
+import type { Row } from "./save";
 import { feedForward, steps } from "./scopes";
 import { Shown } from "./shown";
 import { comparison, fit, read, write, type Ref, type State, type View } from "./state";
 import { Strip } from "./strip";
-import css from "./style.css";
 import { itemName, type Context, type Panel } from "./view";
 
-export interface Surroundings {
-  kind: "file" | "serve" | "widget";
-  /** Called with the state's words whenever it changes. */
-  changed(words: Record<string, string>): void;
-  /** The text of this script, for saving the page. */
-  script(): Promise<string>;
-  /** Whether the page around the viewer is dark; null where it does not say. */
-  dark(): boolean | null;
-}
-
-type Theme = "auto" | "light" | "dark";
-
-export class App implements Context {
-  readonly root: HTMLElement;
+export class App implements Context, Page {
+  readonly el = h("div", { class: "maps" });
+  readonly extras: HTMLElement[];
   state!: State;
   items: Item[] = [];
-  /** A place for what a surrounding puts above the maps. */
-  readonly above = h("div", { class: "above" });
   private readonly views: Record<View, Panel & { el: HTMLElement }>;
   private readonly strip: Strip;
   private readonly body = h("div", { class: "body" });
-  private readonly tip = h("div", { class: "tooltip", hidden: true });
-  private readonly live = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
-  private readonly trust = h("p", { class: "trust", "aria-label": "How these maps were made" });
   private readonly text = h("span", { class: "quote" });
   private readonly missing = h("p", { class: "missing", role: "note" });
   private readonly layerRow = h("span", { class: "buttons" });
-  private readonly problem = h("p", { class: "problem", role: "alert", hidden: true });
-  private readonly content = h("div", { class: "content", hidden: true });
   private readonly controls;
   private readonly kept = new Map<string, Shown>();
-  private theme: Theme = "auto";
   private serial = 0;
   private drawn = 0;
   private current = 0;
   private cursor: Cell | null = null;
 
-  constructor(
-    host: HTMLElement,
-    private readonly around: Surroundings,
-  ) {
+  constructor(private readonly chrome: Chrome) {
     this.views = {
       map: new MapView(this),
       compare: new CompareView(this),
@@ -64,22 +43,22 @@ export class App implements Context {
     };
     this.strip = new Strip(this);
     this.controls = this.makeControls();
-    this.root = h("div", { class: `normlens ${around.kind}`, "data-lm-suppress-shortcuts": "true" });
-    this.root.append(this.header(), this.problem, this.above, this.content, this.tip, this.live);
-    this.content.append(
+    this.extras = [this.controls.palette.el];
+    this.el.append(
       this.missing,
       this.navigation(),
       this.strip.el,
       this.toolbar(),
       this.body,
     );
-    const shadow = host.attachShadow({ mode: "open" });
-    const sheet = new CSSStyleSheet();
-    sheet.replaceSync(css);
-    shadow.adoptedStyleSheets = [sheet];
-    shadow.append(this.root);
-    this.listen(host);
-    this.applyTheme();
+  }
+
+  get root(): HTMLElement {
+    return this.chrome.root;
+  }
+
+  get filled(): boolean {
+    return this.items.length > 0;
   }
 
   // Opening ------------------------------------------------------------------------------------
@@ -88,7 +67,7 @@ export class App implements Context {
     this.items = items;
     this.kept.clear();
     this.state = read(words, this.headers);
-    this.content.hidden = false;
+    this.chrome.show(this);
     this.update({});
   }
 
@@ -107,19 +86,17 @@ export class App implements Context {
   }
 
   say(text: string): void {
-    this.live.textContent = text;
+    this.chrome.say(text);
   }
 
-  fail(error: unknown): void {
-    this.problem.hidden = false;
-    this.problem.textContent = error instanceof Error ? error.message : String(error);
-    this.root.dataset.busy = "false";
+  redraw(): void {
+    void this.render();
   }
 
   // What views ask for -------------------------------------------------------------------------
 
   get ink(): Ink {
-    return this.root.dataset.theme === "dark" ? DARK : LIGHT;
+    return this.chrome.ink;
   }
 
   get caption(): string {
@@ -137,7 +114,7 @@ export class App implements Context {
     }
     this.state = changed;
     this.state = fit(changed, this.headers, this.shown(changed.item).n);
-    this.around.changed(write(this.state, this.headers));
+    this.chrome.around.changed(write(this.state, this.headers));
     void this.render();
   }
 
@@ -154,11 +131,11 @@ export class App implements Context {
   }
 
   room(): { width: number; height: number } {
-    const width = Math.max(300, this.root.clientWidth - 32);
+    const { width } = this.chrome;
     // A map of many tokens may be taller than the window: its cells are what counts.
     const tokens = this.shown(this.state.item).n;
     const cells = Math.min(900, Math.max(0, 4 * tokens - 60));
-    const height = this.around.kind === "widget" ? 640 : Math.max(460, window.innerHeight - 230);
+    const height = this.chrome.around.kind === "widget" ? 640 : Math.max(460, window.innerHeight - 230);
     return { width, height: Math.max(height, cells) };
   }
 
@@ -167,14 +144,7 @@ export class App implements Context {
   }
 
   tooltip(lines: string[] | null, event: PointerEvent | null): void {
-    this.tip.hidden = lines === null || event === null;
-    if (lines === null || event === null) return;
-    replace(this.tip, ...lines.map((line) => h("div", {}, line)));
-    const box = this.root.getBoundingClientRect();
-    const x = event.clientX - box.left + 14;
-    const y = event.clientY - box.top + 14;
-    this.tip.style.left = `${Math.max(4, Math.min(x, box.width - this.tip.offsetWidth - 8))}px`;
-    this.tip.style.top = `${y}px`;
+    this.chrome.tooltip(lines, event);
   }
 
   // Drawing ------------------------------------------------------------------------------------
@@ -192,9 +162,9 @@ export class App implements Context {
       await view.render();
       if (!this.stale()) this.root.dataset.painted = String(mine);
       if (!this.stale()) await this.strip.render();
-      this.problem.hidden = true;
+      this.chrome.clear();
     } catch (error) {
-      this.fail(error);
+      this.chrome.fail(error);
     }
     const again = this.stale();
     this.current = 0;
@@ -265,8 +235,7 @@ export class App implements Context {
       button.setAttribute("aria-pressed", String(k === state.layer)),
     );
     const words = this.provenance(items[state.item]);
-    replace(this.trust, ...words.map((word) => h("span", {}, word)));
-    this.trust.title = this.version(items[state.item]);
+    this.chrome.trust(words, this.version(items[state.item]));
     this.missing.hidden = header.left_out.length === 0;
     this.missing.textContent = header.left_out.join(" ");
   }
@@ -396,61 +365,6 @@ export class App implements Context {
     };
   }
 
-  private header(): HTMLElement {
-    const theme = h("button", {
-      type: "button",
-      "data-action": "theme",
-      onclick: () => {
-        this.theme = this.ink.dark ? "light" : "dark";
-        this.applyTheme();
-        if (this.items.length > 0) void this.render();
-      },
-    }, "◐");
-    theme.setAttribute("aria-label", "Light or dark");
-    theme.title = "Light or dark";
-    const save = (kind: string, title: string, action: () => Promise<void>) =>
-      h(
-        "button",
-        {
-          type: "button",
-          "data-save": kind.toLowerCase(),
-          title,
-          onclick: () => {
-            if (this.items.length > 0) action().catch((error) => this.fail(error));
-          },
-        },
-        kind,
-      );
-    return h(
-      "header",
-      { class: "head" },
-      h("span", { class: "brand" }, "Norm", h("b", {}, "Lens")),
-      this.trust,
-      h(
-        "div",
-        { class: "row", role: "group", "aria-label": "Save" },
-        h("span", { class: "label", "aria-hidden": "true" }, "Save"),
-        h(
-          "span",
-          { class: "buttons" },
-          save("SVG", "This view as a vector figure", async () =>
-            download(`${this.fileName()}.svg`, svgText(await this.figure()), "image/svg+xml"),
-          ),
-          save("PNG", "This view as a picture", async () =>
-            download(`${this.fileName()}.png`, await png(await this.figure())),
-          ),
-          save("CSV", "The numbers of this view", async () =>
-            download(`${this.fileName()}.csv`, csv(await this.views[this.state.view].table()), "text/csv"),
-          ),
-          save("HTML", "The whole viewer with these maps", async () =>
-            download("normlens.html", await this.page(), "text/html"),
-          ),
-        ),
-      ),
-      h("div", { class: "row" }, this.controls.palette.el, theme),
-    );
-  }
-
   /** Before and after the feed-forward block, columns summing to 1. */
   private amplification(): void {
     const { item, layer } = this.state;
@@ -509,28 +423,7 @@ export class App implements Context {
 
   // Keyboard and surroundings ------------------------------------------------------------------
 
-  private listen(host: HTMLElement): void {
-    const widget = this.around.kind === "widget";
-    const target: HTMLElement | Document = widget ? this.root : document;
-    target.addEventListener("keydown", (event) => this.key(event as KeyboardEvent));
-    let width = 0;
-    new ResizeObserver(() => {
-      const now = this.root.clientWidth;
-      if (Math.abs(now - width) < 2) return;
-      width = now;
-      if (this.items.length > 0 && now > 0) void this.render();
-    }).observe(host);
-    const query = window.matchMedia("(prefers-color-scheme: dark)");
-    query.addEventListener("change", () => {
-      this.applyTheme();
-      if (this.items.length > 0) void this.render();
-    });
-  }
-
-  private key(event: KeyboardEvent): void {
-    const from = event.composedPath()[0] as HTMLElement;
-    const typing = ["INPUT", "TEXTAREA", "SELECT"].includes(from.tagName ?? "");
-    if (this.items.length === 0 || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  key(event: KeyboardEvent, from: HTMLElement): boolean {
     const { state } = this;
     const arrows: Record<string, [number, number]> = {
       ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
@@ -547,9 +440,8 @@ export class App implements Context {
       this.update({ pin: { axis: "row", index: this.cursor.target }, pair: null });
     } else if (this.cursor !== null && (event.key === "c" || event.key === "C")) {
       this.update({ pin: { axis: "column", index: this.cursor.source }, pair: null });
-    } else return;
-    event.preventDefault();
-    event.stopPropagation();
+    } else return false;
+    return true;
   }
 
   /** Down and up are layers, right and left components. */
@@ -576,32 +468,30 @@ export class App implements Context {
     this.say(view.describe(this.cursor));
   }
 
-  private applyTheme(): void {
-    const system = window.matchMedia("(prefers-color-scheme: dark)").matches;
-    const dark = this.theme === "auto" ? (this.around.dark() ?? system) : this.theme === "dark";
-    this.root.dataset.theme = dark ? "dark" : "light";
-    if (this.around.kind !== "widget") {
-      document.documentElement.style.colorScheme = dark ? "dark" : "light";
-      document.body.style.margin = "0";
-      document.body.style.background = dark ? DARK.paper : LIGHT.paper;
-    }
-  }
-
   // Saving -------------------------------------------------------------------------------------
 
   figure(): Promise<SVGElement> {
     return this.views[this.state.view].saved();
   }
 
-  async page(): Promise<string> {
-    const state = new URLSearchParams(write(this.state, this.headers)).toString();
-    const one = this.items.every((item) => item.source === this.items[0].source);
-    const payload = one ? this.items[0].source.base64() : new BytesSource(packed(this.items)).base64();
-    const title = document.title && this.around.kind !== "widget" ? document.title : "NormLens";
-    return standalone({ title, state, payload, script: await this.around.script() });
+  async table(): Promise<Row[]> {
+    return this.views[this.state.view].table();
   }
 
-  private fileName(): string {
+  json(): unknown {
+    return null;
+  }
+
+  payload(): string {
+    const one = this.items.every((item) => item.source === this.items[0].source);
+    return one ? this.items[0].source.base64() : new BytesSource(packed(this.items)).base64();
+  }
+
+  words(): Record<string, string> {
+    return write(this.state, this.headers);
+  }
+
+  fileName(): string {
     const { state } = this;
     const { header } = this.items[state.item];
     const layer = header.layers[state.layer];

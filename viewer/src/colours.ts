@@ -25,6 +25,8 @@ export interface Ink {
   line: string;
   absent: string;
   accent: string;
+  plus: string; // what raises a score
+  minus: string; // what lowers it
 }
 
 export const LIGHT: Ink = {
@@ -35,6 +37,8 @@ export const LIGHT: Ink = {
   line: "#c9ccd6",
   absent: "#eff0f3",
   accent: "#c2410c",
+  plus: "#b8482a",
+  minus: "#2f6fb0",
 };
 
 export const DARK: Ink = {
@@ -45,6 +49,8 @@ export const DARK: Ink = {
   line: "#3a3f4d",
   absent: "#1d2029",
   accent: "#ffb86b",
+  plus: "#f08a5a",
+  minus: "#5aa9f0",
 };
 
 const SEQUENTIAL: Record<Palette, (t: number) => string> = {
@@ -235,6 +241,35 @@ export function brief(value: number): string {
 
 export function signed(value: number): string {
   return (value > 0 ? "+" : "") + number(value);
+}
+
+/** Colours for numbers of both signs, by the square root of their size beside the largest of them.
+ *
+ * `others` come behind them and share the scale; where one is larger it has the scale's last colour.
+ */
+export function signedColours(values: ArrayLike<number>, others: ArrayLike<number>, what: string, dark: boolean): Colouring {
+  const largest = (of: ArrayLike<number>) => Array.from(of).reduce((most, value) => Math.max(most, Math.abs(value) || 0), 0);
+  const top = largest(values) || largest(others) || 1;
+  const beyond = largest(others) > top ? " (dashed: beyond the scale)" : "";
+  const map = Float32Array.from([...Array.from(values), ...Array.from(others)]);
+  const colours = diverging(map, null, { scale: "sqrt", top, what: `${what}${beyond}`, dark });
+  return { ...colours, ticks: spaced(colours.ticks) };
+}
+
+/** Ticks without those whose labels would touch: from the ends inwards, on both sides alike. */
+function spaced(ticks: Colouring["ticks"]): Colouring["ticks"] {
+  const places = [...new Set(ticks.map(({ t }) => Math.abs(t - 0.5)))].sort((a, b) => b - a);
+  const kept: number[] = [];
+  for (const place of places) {
+    if (place === 0 || (place > 0.13 && (kept.at(-1) ?? 1) - place > 0.13)) kept.push(place);
+  }
+  return ticks.filter(({ t }) => kept.includes(Math.abs(t - 0.5)));
+}
+
+/** The same for a narrow place. */
+export function signedBrief(value: number): string {
+  const text = brief(value);
+  return value > 0 && text !== "0" ? `+${text}` : text;
 }
 
 export function tick(value: number): string {

@@ -132,7 +132,7 @@ export class CompareView implements Panel {
     };
     const plain = (ref: Ref, map: Float32Array, letter: string, top: number): Heat => {
       const { header } = context.items[ref.item];
-      const what = unit(ref.scope, state.cnorm);
+      const what = unit(ref.scope, state.cnorm, header.provenance);
       const colours = (dark: boolean) =>
         sequential(map, mask, {
           scale: state.scale, palette: state.palette, top: shared ?? top, what, dark,
@@ -153,7 +153,7 @@ export class CompareView implements Panel {
     const name = this.isAmplification() ? "FF-amp" : "B − A";
     const colours = (dark: boolean) =>
       diverging(change, mask, {
-        scale: state.scale, top, what: `${name}: ${unit(state.b.scope, state.cnorm)}, B − A`, dark,
+        scale: state.scale, top, what: `${name}: ${unit(state.b.scope, state.cnorm, context.items[state.b.item].header.provenance)}, B − A`, dark,
       });
     this.heats = {
       a: plain(state.a, scaled[0], "A", tops[0]),

@@ -72,7 +72,7 @@ export function whole(n: number): Window_ {
 
 let measuring: CanvasRenderingContext2D | null = null;
 
-function textWidth(text: string, size: number): number {
+export function textWidth(text: string, size: number): number {
   measuring ??= document.createElement("canvas").getContext("2d");
   if (measuring === null) return text.length * size * 0.6;
   measuring.font = `${size}px ${FONT}`;

@@ -1,12 +1,18 @@
 // Where the viewer finds itself: in a page with its maps inside, on a server's page, or in a notebook.
 
-import { App, type Surroundings } from "./app";
-import { Base64Source, BytesSource, open } from "./payload";
+import { App } from "./app";
+import { Chrome, type Surroundings } from "./chrome";
+import { Base64Source, BytesSource, contents, type Source } from "./container";
+import { open } from "./payload";
+import { FORMAT as COSINES, openCosines } from "./cosine";
+import { CosinePage } from "./cosinepage";
+import { ExplainPage } from "./explainpage";
+import { FORMAT as EXPLANATIONS, openExplanations } from "./explanation";
 import { ServePanel } from "./serve";
 
 declare global {
   interface HTMLElement {
-    viewer?: App;
+    viewer?: App | ExplainPage | CosinePage;
   }
 }
 
@@ -24,6 +30,35 @@ function setAddress(words: Record<string, string>): void {
   }
 }
 
+/** Opens a payload in the page for what it holds; returns how to open it again in another state. */
+async function openPayload(
+  chrome: Chrome,
+  host: HTMLElement,
+  source: Source,
+  words: Record<string, string>,
+): Promise<(words: Record<string, string>) => void> {
+  const { format } = contents(source);
+  if (format === EXPLANATIONS) {
+    const page = new ExplainPage(chrome);
+    host.viewer = page;
+    const items = openExplanations(source);
+    page.open(items, words);
+    return (again) => page.open(items, again);
+  }
+  if (format === COSINES) {
+    const page = new CosinePage(chrome);
+    host.viewer = page;
+    const items = openCosines(source);
+    page.open(items, words);
+    return (again) => page.open(items, again);
+  }
+  const app = new App(chrome);
+  host.viewer = app;
+  const items = await open(source);
+  app.open(items, words);
+  return (again) => app.open(items, again);
+}
+
 async function startFile(host: HTMLElement): Promise<void> {
   const around: Surroundings = {
     kind: "file",
@@ -31,48 +66,50 @@ async function startFile(host: HTMLElement): Promise<void> {
     script: async () => document.getElementById("normlens-script")?.textContent ?? "",
     dark: () => null,
   };
-  const app = new App(host, around);
-  host.viewer = app;
+  const chrome = new Chrome(host, around);
   try {
     const text = document.getElementById("normlens-payload")?.textContent ?? "";
     const first = location.hash.length > 1 ? location.hash : (host.dataset.state ?? "");
-    const items = await open(new Base64Source(text.trim()));
-    app.open(items, wordsOf(first));
-    window.addEventListener("hashchange", () => app.open(items, wordsOf(location.hash)));
+    const reopen = await openPayload(chrome, host, new Base64Source(text.trim()), wordsOf(first));
+    window.addEventListener("hashchange", () => reopen(wordsOf(location.hash)));
   } catch (error) {
-    app.fail(error);
+    chrome.fail(error);
   }
 }
 
 async function startServe(host: HTMLElement): Promise<void> {
-  let state: Record<string, string> = {};
   let panel: ServePanel | null = null;
   const showAddress = () => {
-    if (panel === null || app.items.length === 0) return;
+    if (panel === null) return;
+    if (!panel.page.filled) return setAddress(panel.mode === "maps" ? {} : { mode: panel.mode });
+    const words = panel.page.words();
+    if (panel.mode !== "maps") {
+      const { item = "0", ...state } = words;
+      return setAddress({ ...panel.words([Number(item)]), ...state });
+    }
     const { item, view, a, b } = app.state;
     const used = view === "compare" ? [...new Set([item, a.item, b.item])] : [item];
     // Items are numbered anew in the address, which names only those that are looked at.
-    const renumbered = { ...state };
+    const renumbered = { ...words };
     delete renumbered.item;
     for (const side of ["a", "b"] as const) {
-      if (state[side] === undefined) continue;
-      const [at, ...rest] = state[side].split(":");
+      if (words[side] === undefined) continue;
+      const [at, ...rest] = words[side].split(":");
       renumbered[side] = [used.indexOf(Number(at)), ...rest].join(":");
     }
     setAddress({ ...panel.words(used), ...renumbered });
   };
   const around: Surroundings = {
     kind: "serve",
-    changed: (words) => {
-      state = words;
-      showAddress();
-    },
+    changed: showAddress,
     script: async () => (await fetch("static/viewer.js")).text(),
     dark: () => null,
   };
-  const app = new App(host, around);
+  const chrome = new Chrome(host, around);
+  const app = new App(chrome);
   host.viewer = app;
-  panel = new ServePanel(app, showAddress);
+  const pages = { maps: app, explain: new ExplainPage(chrome), cosine: new CosinePage(chrome) };
+  panel = new ServePanel(chrome, pages, showAddress);
   await panel.open(wordsOf(location.hash));
 }
 
@@ -115,19 +152,19 @@ function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => v
     script: async () => String(model.get("_esm") ?? ""),
     dark: notebookIsDark,
   };
-  const app = new App(host, around);
-  host.viewer = app;
+  const chrome = new Chrome(host, around);
+  let reopen: ((words: Record<string, string>) => void) | null = null;
   const load = async () => {
     try {
-      const items = await open(new BytesSource(bytesOf(model.get("payload"))));
-      app.open(items, model.get("state") as Record<string, string>);
+      const source = new BytesSource(bytesOf(model.get("payload")));
+      reopen = await openPayload(chrome, host, source, model.get("state") as Record<string, string>);
     } catch (error) {
-      app.fail(error);
+      chrome.fail(error);
     }
   };
   const follow = () => {
     const words = model.get("state") as Record<string, string>;
-    if (JSON.stringify(words) !== written && app.items.length > 0) app.open(app.items, words);
+    if (JSON.stringify(words) !== written) reopen?.(words);
   };
   model.on("change:payload", load);
   model.on("change:state", follow);

@@ -52,7 +52,7 @@ export class MapView implements Panel {
         scale: state.scale,
         palette: state.palette,
         top: top ?? largestValue(map, mask),
-        what: unit(state.scope, state.norm),
+        what: unit(state.scope, state.norm, header.provenance),
         dark,
       });
     this.shown = shown;
@@ -136,7 +136,7 @@ export class MapView implements Panel {
     return [
       `source ${heat.columns[cell.source]} (${shown.positions[cell.source]})`,
       `target ${heat.rows[cell.target]} (${shown.positions[cell.target]})`,
-      `${unit(this.context.state.scope, this.context.state.norm)}: ${value}`,
+      `${unit(this.context.state.scope, this.context.state.norm, shown.item.header.provenance)}: ${value}`,
     ];
   }
 

@@ -1,13 +1,6 @@
 // Reads what normlens.viewer.payload writes; see CONTRACT.md.
 
-export interface Blob_ {
-  at: number;
-  length: number;
-  coding: "f32" | "log16" | "log8" | "bits";
-  low?: number;
-  step?: number;
-  full?: boolean;
-}
+import { contents, expect, floats, inflate, Packer, stored, wideCodes, type Blob_, type Source } from "./container";
 
 export interface ItemHeader {
   model: string;
@@ -28,47 +21,6 @@ export interface ItemHeader {
   mixing: Record<string, Blob_>;
   precision: { bits: number; relative_error: number };
   left_out: string[];
-}
-
-/** Where the payload's bytes lie; a page keeps them as base64 and decodes only what is looked at. */
-export interface Source {
-  bytes(start: number, end: number): Uint8Array;
-  base64(): string;
-}
-
-const MAGIC = "NLVIEW01";
-
-export class BytesSource implements Source {
-  constructor(private readonly data: Uint8Array) {}
-
-  bytes(start: number, end: number): Uint8Array {
-    return this.data.subarray(start, end);
-  }
-
-  base64(): string {
-    const pieces: string[] = [];
-    const size = 3 * 8192;
-    for (let at = 0; at < this.data.length; at += size) {
-      pieces.push(btoa(String.fromCharCode(...this.data.subarray(at, at + size))));
-    }
-    return pieces.join("");
-  }
-}
-
-export class Base64Source implements Source {
-  constructor(private readonly text: string) {}
-
-  /** `start` is a multiple of 3, so that it begins a group of four characters. */
-  bytes(start: number, end: number): Uint8Array {
-    const piece = atob(this.text.slice((start / 3) * 4, Math.ceil(end / 3) * 4));
-    const bytes = new Uint8Array(end - start);
-    for (let k = 0; k < bytes.length; k++) bytes[k] = piece.charCodeAt(k);
-    return bytes;
-  }
-
-  base64(): string {
-    return this.text;
-  }
 }
 
 interface Decoded {
@@ -164,8 +116,7 @@ export class Item {
 
   /** A blob's bytes as they lie in the payload. */
   stored(blob: Blob_): Uint8Array {
-    const at = this.start + blob.at;
-    return this.source.bytes(at, at + blob.length);
+    return stored(this.source, this.start, blob);
   }
 
   private inflated(blob: Blob_): Promise<Uint8Array> {
@@ -173,34 +124,21 @@ export class Item {
   }
 }
 
+export const FORMAT = "normlens-viewer";
+export const VERSION = 1;
+
 /** The items of a payload. */
 export async function open(source: Source): Promise<Item[]> {
-  const first = source.bytes(0, 12);
-  if (String.fromCharCode(...first.subarray(0, 8)) !== MAGIC) {
-    throw new Error("this is not a payload of the NormLens viewer");
-  }
-  const length = new DataView(first.buffer, first.byteOffset).getUint32(8, true);
-  const header = JSON.parse(new TextDecoder().decode(source.bytes(12, 12 + length)));
-  if (header.version !== 1) {
-    throw new Error(`the payload has version ${header.version}, this viewer reads version 1`);
-  }
-  const items: ItemHeader[] = header.items;
-  return Promise.all(items.map((item) => new Item(item, source, 12 + length).open()));
+  const found = contents(source);
+  expect(found, FORMAT, VERSION);
+  const items = found.items as ItemHeader[];
+  return Promise.all(items.map((item) => new Item(item, source, found.start).open()));
 }
 
 /** Items of several payloads as one. */
 export function packed(items: Item[]): Uint8Array {
-  const parts: Uint8Array[] = [];
-  let size = 0;
-  const moved = (blob: Blob_, item: Item): Blob_ => {
-    const bytes = item.stored(blob);
-    const padded = new Uint8Array(Math.ceil(bytes.length / 3) * 3);
-    padded.set(bytes);
-    parts.push(padded);
-    const at = size;
-    size += padded.length;
-    return { ...blob, at };
-  };
+  const packer = new Packer();
+  const moved = (blob: Blob_, item: Item): Blob_ => packer.add(blob, item.stored(blob));
   const entries = <T, U>(of: Record<string, T>, change: (value: T) => U): Record<string, U> =>
     Object.fromEntries(Object.entries(of).map(([name, value]) => [name, change(value)]));
   const headers = items.map((item) => ({
@@ -209,60 +147,5 @@ export function packed(items: Item[]): Uint8Array {
     maps: entries(item.header.maps, (blobs) => blobs.map((blob) => moved(blob, item))),
     mixing: entries(item.header.mixing, (blob) => moved(blob, item)),
   }));
-  let json = JSON.stringify({ format: "normlens-viewer", version: 1, items: headers });
-  // ASCII only, as Python writes it, so that lengths in characters and bytes agree.
-  json = json.replace(/[\u007f-\uffff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
-  json += " ".repeat((3 - (json.length % 3)) % 3);
-  const whole = new Uint8Array(12 + json.length + size);
-  whole.set(new TextEncoder().encode(MAGIC));
-  new DataView(whole.buffer).setUint32(8, json.length, true);
-  whole.set(new TextEncoder().encode(json), 12);
-  let at = 12 + json.length;
-  for (const part of parts) {
-    whole.set(part, at);
-    at += part.length;
-  }
-  return whole;
-}
-
-async function inflate(bytes: Uint8Array): Promise<Uint8Array> {
-  const stream = new Blob([bytes as BlobPart])
-    .stream()
-    .pipeThrough(new DecompressionStream("deflate-raw"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-/** Numbers from byte planes. */
-export function floats(planes: Uint8Array, blob: Blob_): Float32Array {
-  if (blob.coding === "f32") {
-    const size = planes.length / 4;
-    const values = new Float32Array(size);
-    const bytes = new Uint8Array(values.buffer);
-    for (let plane = 0; plane < 4; plane++) {
-      for (let k = 0, from = plane * size; k < size; k++) bytes[4 * k + plane] = planes[from + k];
-    }
-    return values;
-  }
-  const wide = blob.coding === "log16";
-  const size = wide ? planes.length / 2 : planes.length;
-  const table = decodingTable(wide ? 65536 : 256, blob.low ?? 0, blob.step ?? 0);
-  const values = new Float32Array(size);
-  for (let k = 0; k < size; k++) {
-    values[k] = table[wide ? planes[k] | (planes[size + k] << 8) : planes[k]];
-  }
-  return values;
-}
-
-function wideCodes(planes: Uint8Array): Uint16Array {
-  const size = planes.length / 2;
-  const codes = new Uint16Array(size);
-  for (let k = 0; k < size; k++) codes[k] = planes[k] | (planes[size + k] << 8);
-  return codes;
-}
-
-function decodingTable(size: number, low: number, step: number): Float32Array {
-  const table = new Float32Array(size);
-  for (let code = 1; code < size - 1; code++) table[code] = Math.exp(low + (code - 1) * step);
-  table[size - 1] = NaN;
-  return table;
+  return packer.payload(FORMAT, VERSION, headers);
 }

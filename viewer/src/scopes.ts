@@ -68,8 +68,12 @@ export function feedForward(scopes: string[], components: string): Step | null {
   return steps(scopes).find((step) => step.component === "FF") ?? null;
 }
 
-export function unit(scope: string, axis: string): string {
+/** What a map's values are; maps whose sources are the model's input tokens say so in their provenance. */
+export function unit(scope: string, axis: string, provenance: Record<string, unknown>): string {
   if (axis === "source") return "share of each source’s column";
   if (axis === "target") return "share of each target’s row";
-  return scope.endsWith("-N") ? "norm of the part ‖Fᵢ(xⱼ)‖" : "attention weight";
+  const rollout = provenance.rollout as { method?: unknown } | undefined;
+  if (provenance.origin === "rollout") return `rollout (${String(rollout?.method ?? scope)}) up to this layer`;
+  if (!scope.endsWith("-N")) return "attention weight";
+  return provenance.origin === "input" ? "norm of what input token j gave" : "norm of the part ‖Fᵢ(xⱼ)‖";
 }

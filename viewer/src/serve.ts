@@ -1,8 +1,15 @@
-// The form above the maps on the page of the local server; see CONTRACT.md for its requests.
+// The form above the pages on the local server; see CONTRACT.md for its requests.
 
 import type { App } from "./app";
-import { h, list, replace } from "./dom";
-import { BytesSource, open } from "./payload";
+import type { Chrome, Page } from "./chrome";
+import { BytesSource } from "./container";
+import { openCosines } from "./cosine";
+import type { CosinePage } from "./cosinepage";
+import { buttons, h, list, replace } from "./dom";
+import type { ExplainPage } from "./explainpage";
+import { openExplanations } from "./explanation";
+import { open } from "./payload";
+import { ADDRESSES, askOf, bodyOf, problemOf, RULES, wordsOf, type Ask, type Mode } from "./requests";
 
 interface Model {
   name: string;
@@ -11,6 +18,7 @@ interface Model {
   scopes: string[];
   causal: boolean;
   max_tokens: number | null;
+  head: string | null;
   loaded: boolean;
 }
 
@@ -23,76 +31,117 @@ interface Status {
   error: string | null;
 }
 
-export interface Request_ {
-  model: string;
-  text: string;
-  pair: string;
-  rule: string;
+export interface Pages {
+  maps: App;
+  explain: ExplainPage;
+  cosine: CosinePage;
 }
 
-const RULES = ["ig", "ig-bias", "gradient", "shapley"];
 const WAIT = 300; // milliseconds between two questions about progress
-const MOST = 8; // analyses that the page keeps
+const MOST = 8; // analyses of a kind that the page keeps
+const ACTIONS: Record<Mode, string> = { maps: "Analyse", explain: "Explain", cosine: "Compare" };
+const HINTS: Record<Mode, string> = {
+  maps: "Type a text and press Enter.",
+  explain: "Type a text and press Enter; leave the target empty to explain what the model says.",
+  cosine: "Type two texts and press Enter.",
+};
 
 export class ServePanel {
   private readonly model;
   private readonly rule;
+  private readonly mode_;
+  private readonly first = h("span", { class: "label" });
   private readonly text = h("textarea", { rows: 2, "data-field": "text", spellcheck: "false" });
+  private readonly second = h("textarea", { rows: 2, "data-field": "second", spellcheck: "false" });
   private readonly pair = h("input", { type: "text", "data-field": "pair" });
+  private readonly target = h("input", {
+    type: "text", "data-field": "target", size: 12, maxlength: 100, placeholder: "what it says",
+    title: "A word, as a token of the model: a space before it (or ␣) matters. Or a label. #12 is the one of that number.",
+  });
+  private readonly contrast = h("input", { type: "text", "data-field": "contrast", size: 12, maxlength: 100, placeholder: "none", title: "Why the target and not this?" });
+  private readonly position = h("input", {
+    type: "text", "data-field": "position", size: 5, inputmode: "numeric", placeholder: "usual",
+    title: "Where the score is read, from 0; −1 is the last token. Usually the last token, or the mask.",
+  });
   private readonly count = h("span", { class: "note" });
+  private readonly headless = h("p", { class: "note", role: "note", "data-role": "headless", hidden: true });
   private readonly start = h("button", { type: "submit", class: "primary", "data-action": "analyse" }, "Analyse");
   private readonly stop = h("button", { type: "button", hidden: true, "data-action": "cancel", onclick: () => void this.cancel() }, "Cancel");
   private readonly meter = h("progress", { hidden: true, max: 1, "aria-label": "Progress" });
   private readonly message = h("span", { class: "message", role: "status", "aria-live": "polite", "data-role": "message" });
+  private readonly fields: { modes: Mode[]; el: HTMLElement }[];
   private models: Model[] = [];
   private limit = Infinity;
   private running: string | null = null;
-  private chosen = { model: "", rule: "ig" };
-  private readonly done: Request_[] = [];
+  private chosen = { mode: "maps" as Mode, model: "", rule: "ig" };
+  private readonly done: Record<Mode, Ask[]> = { maps: [], explain: [], cosine: [] };
 
   constructor(
-    private readonly app: App,
+    private readonly chrome: Chrome,
+    private readonly pages: Pages,
     private readonly changed: () => void,
   ) {
-    this.model = list("Model", (model) => {
-      this.chosen.model = model;
-      this.showChoices();
-    }, "model");
-    this.rule = list("Rule", (rule) => {
-      this.chosen.rule = rule;
-      this.showChoices();
-    }, "rule");
-    this.text.addEventListener("input", () => this.showCount());
-    this.text.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey) {
+    this.mode_ = buttons<Mode>(
+      "Show",
+      [
+        { value: "maps", label: "Maps", title: "How each component of a layer mixes its tokens" },
+        { value: "explain", label: "Explain", title: "Which tokens made the model say this, and by which way" },
+        { value: "cosine", label: "Cosine", title: "Which tokens made the cosine of two texts" },
+      ],
+      (mode) => this.choose(mode),
+      "mode",
+    );
+    this.model = list("Model", (model) => this.set({ model }), "model");
+    this.rule = list("Rule", (rule) => this.set({ rule }), "rule");
+    this.fields = this.makeFields();
+    for (const area of [this.text, this.second]) {
+      area.addEventListener("input", () => this.showCount());
+      area.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" || event.shiftKey) return;
         event.preventDefault();
         void this.analyse();
-      }
+      });
+    }
+    chrome.above.append(this.form());
+  }
+
+  get mode(): Mode {
+    return this.chosen.mode;
+  }
+
+  get page(): Page {
+    return this.pages[this.chosen.mode];
+  }
+
+  private makeFields(): { modes: Mode[]; el: HTMLElement }[] {
+    const field = (modes: Mode[], label: string, input: HTMLElement, kind = "control") => ({
+      modes,
+      el: h("label", { class: kind }, h("span", { class: "label" }, label), input),
     });
-    const form = h(
+    return [
+      field(["cosine"], "Text B", this.second, "text"),
+      field(["explain"], "Target", this.target),
+      field(["explain"], "and not", this.contrast),
+      field(["explain"], "Position", this.position),
+      field(["maps", "explain"], "Second text", this.pair),
+    ];
+  }
+
+  private form(): HTMLElement {
+    const [second, ...rest] = this.fields;
+    const submit = (event: Event) => {
+      event.preventDefault();
+      void this.analyse();
+    };
+    return h(
       "form",
-      {
-        class: "ask",
-        onsubmit: (event: Event) => {
-          event.preventDefault();
-          void this.analyse();
-        },
-      },
-      h("label", { class: "text" }, h("span", { class: "label" }, "Text"), this.text),
-      h(
-        "div",
-        { class: "toolbar" },
-        this.model.el,
-        this.rule.el,
-        h("label", { class: "control" }, h("span", { class: "label" }, "Second text"), this.pair),
-        this.start,
-        this.stop,
-        this.meter,
-        this.message,
-        this.count,
-      ),
+      { class: "ask", onsubmit: submit },
+      h("div", { class: "toolbar first" }, this.mode_.el, this.model.el, this.rule.el),
+      h("label", { class: "text" }, this.first, this.text),
+      second.el,
+      h("div", { class: "toolbar" }, ...rest.map(({ el }) => el), this.start, this.stop, this.meter, this.message, this.count),
+      this.headless,
     );
-    app.above.append(form);
   }
 
   /** Asks for the models, then analyses what the address names. */
@@ -108,73 +157,100 @@ export class ServePanel {
       return;
     }
     const known = (name: string | undefined) => this.models.find((model) => model.name === name)?.name;
-    this.chosen.model = known(words.model) ?? this.models[0]?.name ?? "";
-    if (RULES.includes(words.rule)) this.chosen.rule = words.rule;
-    this.text.value = words.text ?? "";
-    this.pair.value = words.pair ?? "";
-    this.showChoices();
-    this.showCount();
-    if (!words.text) {
-      this.say("Type a text and press Enter.");
+    const first = askOf(words);
+    this.fill({ ...first, model: known(first.model) ?? this.models[0]?.name ?? "" });
+    if (!first.text) {
+      this.say(HINTS[first.mode]);
       this.text.focus();
       return;
     }
-    if (words.model && !known(words.model)) {
-      this.say(`The server does not offer the model ${words.model}.`);
+    if (first.model && !known(first.model)) {
+      this.say(`The server does not offer the model ${first.model}.`);
       return;
     }
-    const second = words.text2
-      ? { model: known(words.model2) ?? this.chosen.model, text: words.text2, pair: words.pair2 ?? "", rule: words.rule2 ?? "ig" }
-      : null;
-    if (await this.run(this.request(), second === null ? words : null)) {
+    const wrong = problemOf(this.ask());
+    if (wrong !== null) return this.say(wrong);
+    const again = words.text2 ? askOf(words, "2") : null;
+    const second = again === null ? null : { ...again, model: known(again.model) ?? this.chosen.model };
+    if (await this.run(this.ask(), second === null ? words : null)) {
       if (second !== null) await this.run(second, words);
     }
   }
 
-  /** The words of the address that name the analyses of the maps looked at. */
+  /** The words of the address that name the analyses of what is looked at. */
   words(items: number[]): Record<string, string> {
-    const words: Record<string, string> = {};
-    items.slice(0, 2).forEach((item, k) => {
-      const request = this.done[item];
-      if (request === undefined) return;
-      const suffix = k === 0 ? "" : "2";
-      words[`model${suffix}`] = request.model;
-      words[`text${suffix}`] = request.text;
-      if (request.pair) words[`pair${suffix}`] = request.pair;
-      if (request.rule !== "ig") words[`rule${suffix}`] = request.rule;
-    });
-    return words;
+    const asks = items.slice(0, 2).map((item) => this.done[this.mode][item]);
+    return Object.assign({}, ...asks.map((ask, k) => (ask === undefined ? {} : wordsOf(ask, k === 0 ? "" : "2"))));
   }
 
-  private request(): Request_ {
-    return { ...this.chosen, text: this.text.value, pair: this.pair.value };
+  private fill(ask: Ask): void {
+    this.chosen = { mode: ask.mode, model: ask.model, rule: ask.rule };
+    this.text.value = ask.text;
+    this.pair.value = this.second.value = ask.pair;
+    this.target.value = ask.target;
+    this.contrast.value = ask.contrast;
+    this.position.value = ask.position;
+    this.showChoices();
+    this.showCount();
+  }
+
+  private ask(): Ask {
+    const { mode } = this;
+    const why = mode === "explain";
+    return {
+      ...this.chosen,
+      text: this.text.value,
+      pair: mode === "cosine" ? this.second.value : this.pair.value,
+      target: why ? this.target.value : "",
+      contrast: why ? this.contrast.value : "",
+      position: why ? this.position.value.replace("−", "-") : "",
+    };
+  }
+
+  /** Turns to maps, explanations or cosines; what was asked before is still there. */
+  private choose(mode: Mode): void {
+    this.set({ mode, rule: RULES[mode].includes(this.chosen.rule) ? this.chosen.rule : "ig" });
+    if (this.page.filled) {
+      this.chrome.show(this.page);
+      this.page.redraw();
+    } else this.chrome.blank();
+    this.say(this.page.filled ? "" : HINTS[mode]);
+    this.changed();
+  }
+
+  private set(patch: Partial<typeof this.chosen>): void {
+    this.chosen = { ...this.chosen, ...patch };
+    this.showChoices();
+    this.showCount();
   }
 
   private async analyse(): Promise<void> {
     if (this.running !== null || this.start.disabled) return;
-    const request = this.request();
-    if (request.text.trim() === "") return this.say("The text is empty; type at least one word.");
-    const same = this.done.findIndex((old) => JSON.stringify(old) === JSON.stringify(request));
+    const ask = this.ask();
+    const wrong = problemOf(ask);
+    if (wrong !== null) return this.say(wrong);
+    const done = this.done[ask.mode];
+    const same = done.findIndex((old) => JSON.stringify(old) === JSON.stringify(ask));
     if (same >= 0) {
       this.say("This text was analysed already; here it is.");
-      return this.app.update({ item: same });
+      return this.pages[ask.mode].update({ item: same });
     }
-    if (this.done.length >= MOST) {
-      return this.say(`This page holds ${MOST} analyses; reload it to begin anew.`);
+    if (done.length >= MOST) {
+      return this.say(`This page holds ${MOST} analyses of a kind; reload it to begin anew.`);
     }
-    await this.run(request, null);
+    await this.run(ask, null);
   }
 
   /** Whether the analysis came back. */
-  private async run(request: Request_, words: Record<string, string> | null): Promise<boolean> {
+  private async run(ask: Ask, words: Record<string, string> | null): Promise<boolean> {
     this.busy(true);
     this.say("Sending …");
     try {
       const { id } = await answer<{ id: string }>(
-        await fetch("api/analyses", {
+        await fetch(ADDRESSES[ask.mode], {
           method: "POST",
           headers: { "Content-Type": "application/json" },
-          body: JSON.stringify({ ...request, pair: request.pair || null }),
+          body: JSON.stringify(bodyOf(ask)),
         }),
       );
       this.running = id;
@@ -183,13 +259,10 @@ export class ServePanel {
         this.say(status.state === "cancelled" ? "Cancelled." : `It failed: ${status.error ?? "unknown error"}`);
         return false;
       }
-      const response = await fetch(`api/analyses/${encodeURIComponent(id)}/maps`);
+      const what = ask.mode === "maps" ? "maps" : "result";
+      const response = await fetch(`api/analyses/${encodeURIComponent(id)}/${what}`);
       if (!response.ok) await answer(response);
-      const [item] = await open(new BytesSource(new Uint8Array(await response.arrayBuffer())));
-      this.done.push(request);
-      this.app.add(item, words);
-      this.changed();
-      this.say(`${item.n} tokens, ${item.header.layers.length} layers.`);
+      await this.show(ask, new Uint8Array(await response.arrayBuffer()), words);
       return true;
     } catch (error) {
       this.say(message(error));
@@ -198,6 +271,28 @@ export class ServePanel {
       this.running = null;
       this.busy(false);
     }
+  }
+
+  private async show(ask: Ask, bytes: Uint8Array, words: Record<string, string> | null): Promise<void> {
+    const source = new BytesSource(bytes);
+    const { maps, explain, cosine } = this.pages;
+    if (ask.mode === "maps") {
+      const [item] = await open(source);
+      this.done.maps.push(ask);
+      maps.add(item, words);
+      this.say(`${item.n} tokens, ${item.header.layers.length} layers.`);
+    } else if (ask.mode === "explain") {
+      const [item] = openExplanations(source);
+      this.done.explain.push(ask);
+      explain.add(item, words);
+      this.say(`${item.header.tokens.length} tokens, ${item.header.layers} layers.`);
+    } else {
+      const [item] = openCosines(source);
+      this.done.cosine.push(ask);
+      cosine.add(item, words);
+      this.say(`${item.header.a.tokens.length} and ${item.header.b.tokens.length} tokens.`);
+    }
+    this.changed();
   }
 
   private async wait(id: string): Promise<Status> {
@@ -228,19 +323,32 @@ export class ServePanel {
   private busy(on: boolean): void {
     this.start.disabled = on;
     this.stop.hidden = this.meter.hidden = !on;
-    this.app.root.dataset.analysing = String(on);
+    // What comes back belongs to the kind that was asked for.
+    this.mode_.set(this.mode, !on);
+    this.chrome.root.dataset.analysing = String(on);
   }
 
   private showChoices(): void {
-    const about = (model: Model) =>
-      `${model.name} (${model.family}, ${model.layers} layers${model.causal ? ", causal" : ""})`;
-    this.model.set(this.chosen.model, this.models.map((model) => [model.name, about(model)]));
+    const { mode, model, rule } = this.chosen;
+    const about = (one: Model) => `${one.name} (${one.family}, ${one.layers} layers${one.causal ? ", causal" : ""})`;
+    this.mode_.set(mode);
+    this.model.set(model, this.models.map((one) => [one.name, about(one)]));
     this.model.el.hidden = false;
-    this.rule.set(this.chosen.rule, RULES.map((rule) => [rule, rule]));
+    this.rule.set(rule, RULES[mode].map((name) => [name, name]));
+    for (const { modes, el } of this.fields) el.hidden = !modes.includes(mode);
+    this.first.textContent = mode === "cosine" ? "Text A" : "Text";
+    this.start.textContent = ACTIONS[mode];
+    this.chrome.root.dataset.mode = mode;
+    const lacking = mode === "explain" && this.models.some((one) => one.name === model && one.head === null);
+    const others = this.models.filter((one) => one.head !== null).map((one) => one.name);
+    this.headless.hidden = !lacking;
+    this.headless.textContent =
+      `${model} has no head, so it says nothing that could be explained; choose Cosine to compare two texts` +
+      (others.length > 0 ? `, or the model ${others.join(" or ")}.` : ".");
   }
 
   private showCount(): void {
-    const length = this.text.value.length;
+    const length = Math.max(this.text.value.length, this.mode === "cosine" ? this.second.value.length : 0);
     const over = length > this.limit;
     replace(this.count, over ? `${length} of at most ${this.limit} characters` : null);
     if (this.running === null) this.start.disabled = over;

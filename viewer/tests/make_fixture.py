@@ -1,4 +1,4 @@
-"""Writes fixture.json: payloads of small maps, and what NormLens itself computes from them.
+"""Writes fixture.json: small payloads, and what NormLens itself computes from what they hold.
 
 Run it when the payload's format changes: ``python viewer/tests/make_fixture.py``.
 """
@@ -12,7 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from normlens.cosine import Cosine
+from normlens.explanation import Explanation
 from normlens.maps import Maps
+from normlens.viewer.cosine_payload import encode_cosines
+from normlens.viewer.explanation_payload import encode_explanations
 from normlens.viewer.payload import encode
 
 SCOPES = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N"]
@@ -33,7 +37,7 @@ def example(causal: bool) -> Maps:
     arrays["ATTNRES-W"] = 0.5 * arrays["ATTN-W"] + 0.5 * np.eye(n, dtype=np.float32)
     return Maps(
         arrays=arrays,
-        tokens=["[CLS]", "soap", "##y", "</script>", "<b>", "日本", "[SEP]"],
+        raw_tokens=["[CLS]", "soap", "##y", "</script>", "<b>", "日本", "[SEP]"],
         layers=[0, 5],
         allowed=allowed,
         completeness=1.5e-6,
@@ -72,15 +76,85 @@ def brief(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
+def explanation() -> Explanation:
+    rng = np.random.default_rng(8)
+    n, layers = 7, 3
+    flow = rng.normal(size=(layers, n, n)).astype(np.float32)
+    flow *= np.tril(np.ones((n, n), dtype=np.float32))
+    labels = example(causal=True)
+    return Explanation(
+        task="causal language model",
+        value=1.25,
+        nodes=flow.sum(1),
+        components=rng.normal(size=(layers, 2, n)).astype(np.float32),
+        component_names=["ATTN", "FF"],
+        heads=rng.normal(size=(layers, 4, n)).astype(np.float32),
+        biases=[(0, "ATTN", 0.5), (0, "FF", -0.25), (2, "FF", 0.125), ("head", "OUT", 1.0)],
+        flows={"": flow},
+        raw_tokens=labels.raw_tokens,
+        completeness=1e-7,
+        provenance={"model": "example"},
+        position=2,
+        target="soap",
+        target_value=3.0,
+        probability=0.5,
+        contrast="opera",
+        contrast_value=1.75,
+        contrast_probability=0.1,
+        special=labels.special,
+        token_words=labels.token_words,
+        word_labels=labels.word_labels,
+        text=labels.text,
+    )
+
+
+def explained(why: Explanation) -> dict:
+    arrays = {name: getattr(why, name) for name in ("nodes", "components", "heads", "flow")}
+    return {
+        "tokens": why.tokens,
+        "position": why.position,
+        **{name: np.asarray(array, dtype=float).tolist() for name, array in arrays.items()},
+    }
+
+
+def cosine() -> Cosine:
+    rng = np.random.default_rng(9)
+    a = example(causal=False).targets
+    b = a.take(range(4))
+    matrix, with_a, with_b = (rng.normal(size=size) for size in ((len(a), len(b)), len(a), len(b)))
+    return Cosine(
+        value=float(matrix.sum() + with_a.sum() + with_b.sum() + 0.5),
+        matrix=matrix,
+        a_with_bias=with_a,
+        b_with_bias=with_b,
+        bias=0.5,
+        a=a,
+        b=b,
+        completeness=1e-8,
+        provenance={"model": "example"},
+        text_a="soapy </script> <b> 日本",
+        text_b="soapy </script>",
+    )
+
+
+def compared(pair: Cosine) -> dict:
+    return {
+        "tokens": [pair.tokens_a, pair.tokens_b],
+        "matrix": pair.matrix.tolist(),
+        "margins": [pair.margins.a.tolist(), pair.margins.b.tolist()],
+    }
+
+
+def text_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def main() -> None:
-    found = {}
+    found: dict[str, Any] = {}
     for name, causal in (("whole", False), ("causal", True)):
         maps = example(causal)
         found[name] = {
-            "payloads": {
-                str(bits): base64.b64encode(encode(maps, precision=bits)).decode()
-                for bits in (32, 16, 8)
-            },
+            "payloads": {str(bits): text_of(encode(maps, precision=bits)) for bits in (32, 16, 8)},
             "expected": {
                 "subwords": values(maps),
                 "words": values(maps.words()),
@@ -88,6 +162,17 @@ def main() -> None:
                 "words_without_special": values(maps.words().without_special_tokens()),
             },
         }
+    why, pair = explanation(), cosine()
+    found["explanation"] = {
+        "payloads": {
+            str(bits): text_of(encode_explanations(why, precision=bits)) for bits in (32, 16)
+        },
+        "expected": {"subwords": explained(why), "words": explained(why.words())},
+    }
+    found["cosine"] = {
+        "payload": text_of(encode_cosines(pair)),
+        "expected": {"subwords": compared(pair), "words": compared(pair.words())},
+    }
     path = Path(__file__).with_name("fixture.json")
     path.write_text(json.dumps(brief(found), separators=(",", ":")) + "\n")
 

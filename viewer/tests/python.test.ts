@@ -4,7 +4,8 @@ import { test } from "node:test";
 
 import fixture from "./fixture.json";
 import { allowedValues, centredRanks, difference, ranksOfCodes, type Axis } from "../src/measures";
-import { Base64Source, BytesSource, open, packed } from "../src/payload";
+import { Base64Source, BytesSource } from "../src/container";
+import { open, packed } from "../src/payload";
 import { Shown } from "../src/shown";
 
 type Expected = (typeof fixture.whole.expected)["subwords"];

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from normlens.advancing import Progress
 from normlens.errors import InputError
 from normlens.explain.explainer import Explainer
 from normlens.explain.questions import (
@@ -41,11 +42,12 @@ def ask(
     direction: Any,
     layer: int | None,
     options: ExplainOptions,
+    progress: Progress | None = None,
 ) -> Any:
     """Answer what a call of `Lens.explain` asks; a list where any part of it was a list."""
     if direction is not None:
         return _ask_direction(
-            lens, encoded, many, target, contrast, position, direction, layer, options
+            lens, encoded, many, target, contrast, position, direction, layer, options, progress
         )
     if layer is not None:
         raise InputError("layer goes with direction=…; a target is read at the model's end")
@@ -75,7 +77,7 @@ def ask(
         questions.append(
             _question(lens, index, encoded[index], head, wanted, against, place, options)
         )
-    explained = Explainer(lens, head, options).explain(encoded, questions)
+    explained = Explainer(lens, head, options, progress).explain(encoded, questions)
     answers = [
         Explanations(explained[place]) if isinstance(place, slice) else explained[place]
         for place in answers_of
@@ -141,6 +143,7 @@ def _ask_direction(
     direction: Any,
     layer: int | None,
     options: ExplainOptions,
+    progress: Progress | None,
 ) -> list[Explanation] | Explanation:
     if target is not None or contrast is not None:
         raise InputError("give a target or a direction, not both")
@@ -172,7 +175,7 @@ def _ask_direction(
             else checked_position(place, len(sequence))
         )
         questions.append(Question(index, where, direction=vector, layer=checked))
-    answers = Explainer(lens, head, options).explain(encoded, questions)
+    answers = Explainer(lens, head, options, progress).explain(encoded, questions)
     return answers if many or _is_list(position) else answers[0]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normlens.advancing import Progress
 from normlens.batches import affordable, batches, vector_batch
 from normlens.collect import versions
 from normlens.cosine import Cosine
@@ -60,11 +61,13 @@ def cosines(
     pooling: Pooling,
     encoded: Sequence[tuple[Encoded, Encoded]],
     options: CosineOptions,
+    progress: Progress | None = None,
 ) -> list[Cosine]:
     """The cosine of every pair. A text that comes several times is run once."""
     head = pooling.head(lens.adapter.end(), lens.device)
     texts = {_key(text): text for pair in encoded for text in pair}
-    found = dict(zip(texts, _parts(lens, head, list(texts.values()), options), strict=True))
+    parts = _parts(lens, head, list(texts.values()), options, progress)
+    found = dict(zip(texts, parts, strict=True))
     return [
         _cosine(lens, head, pooling, a, b, found[_key(a)], found[_key(b)], options)
         for a, b in encoded
@@ -76,7 +79,11 @@ def _key(text: Encoded) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _parts(
-    lens: Lens, head: Head, texts: list[Encoded], options: CosineOptions
+    lens: Lens,
+    head: Head,
+    texts: list[Encoded],
+    options: CosineOptions,
+    progress: Progress | None,
 ) -> list[SentenceParts]:
     lengths = [len(text) for text in texts]
     limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
@@ -89,7 +96,7 @@ def _parts(
     parts: dict[int, SentenceParts] = {}
     for places in batches(lens, texts, size):
         batch = [texts[place] for place in places]
-        done = sentence_parts(lens, head, batch, options.nonlinearity, limit)
+        done = sentence_parts(lens, head, batch, options.nonlinearity, limit, progress)
         parts |= dict(zip(places, done, strict=True))
     return [parts[place] for place in range(len(texts))]
 

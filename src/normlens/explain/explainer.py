@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from normlens.advancing import Progress
 from normlens.batches import batches
 from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.errors import MemoryLimitError
@@ -47,6 +48,7 @@ class Explainer:
     lens: Lens
     head: Head
     options: ExplainOptions
+    progress: Progress | None = None
 
     def explain(
         self, encoded: Sequence[Encoded], questions: Sequence[Question]
@@ -127,7 +129,7 @@ class Explainer:
             chunk = [row[first : first + at_once] for row in rows]
             # Several texts have one question each, so the rows of a chunk are equally long.
             starts = [[row[t][1] for row in chunk] for t in range(len(chunk[0]))]
-            carried = carry(network, starts, wanted)
+            carried = carry(network, starts, wanted, self.progress)
             network.check(lens.dtype)
             for b, row in enumerate(chunk):
                 for t, (index, began, said) in enumerate(row):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normlens.advancing import Progress, by_layers
 from normlens.checks import Checks
 from normlens.components import Layer
 from normlens.decomposition.activations import activation
@@ -44,7 +45,12 @@ class SentenceParts:
 
 
 def sentence_parts(
-    lens: Lens, head: Head, batch: Sequence[Encoded], rule: str, limit: int
+    lens: Lens,
+    head: Head,
+    batch: Sequence[Encoded],
+    rule: str,
+    limit: int,
+    progress: Progress | None = None,
 ) -> list[SentenceParts]:
     """Run the model on a batch once and push every token through it."""
     check_one_sequence(lens.layers)
@@ -69,7 +75,7 @@ def sentence_parts(
                 for b, n in enumerate(lengths)
             ]
             end = _End.of(network, pooled)
-            push(network, len(network) - 1, limit, end)
+            push(network, len(network) - 1, limit, end, by_layers(progress, len(network)))
             vectors = [one.own_vector(own) for one in pooled]
         checks.judge()
         end.check(lens.layers, lens.dtype)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from normlens.advancing import Progress
 from normlens.decomposition.scores import flow, flow_behind, flow_by_head, layer_scores
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
@@ -40,7 +41,12 @@ class Carried:
     scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, j)
 
 
-def carry(network: FrozenNetwork, starts: Sequence[Sequence[Start]], wanted: Wanted) -> Carried:
+def carry(
+    network: FrozenNetwork,
+    starts: Sequence[Sequence[Start]],
+    wanted: Wanted,
+    progress: Progress | None = None,
+) -> Carried:
     """Carry the scores `starts`[t][b] back through the network's layers."""
     carried = Carried()
     last = max(start.layer for row in starts for start in row)
@@ -51,6 +57,8 @@ def carry(network: FrozenNetwork, starts: Sequence[Sequence[Start]], wanted: Wan
             g = entering if g is None else g + entering
         assert g is not None
         g = _through(network, index, g, wanted, carried)
+        if progress is not None:
+            progress(last + 1 - index, last + 1)
     return carried
 
 

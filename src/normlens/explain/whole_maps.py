@@ -6,13 +6,14 @@ They are held as one layer's own maps are (`LayerMaps`), and completeness is tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from normlens.advancing import Progress, by_layers
 from normlens.checks import Checks
 from normlens.collect import Collected
 from normlens.columns import Columns
@@ -30,9 +31,6 @@ from normlens.turns import alone_with_model
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
-
-#: Called with the layers that are done and the layers asked for.
-Progress = Callable[[int, int], None]
 
 
 def collect_whole_way(
@@ -56,15 +54,15 @@ def collect_whole_way(
         watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
     )
 
-    def advance(part: float) -> None:
-        if progress is not None:
-            progress(int(part * len(request.layers)), len(request.layers))
-
     def run() -> None:
         with without_autocast(device), reading(lens.model):
             network.run(lens.model, model_inputs(lens.adapter, batch, device))
             for index, layer, maps in whole_maps(
-                network, request.layers, request.scopes, limit, advance
+                network,
+                request.layers,
+                request.scopes,
+                limit,
+                by_layers(progress, len(request.layers)),
             ):
                 collected.add(maps, index, layer)
 

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
-from starlette.routing import Match, Route
+from fastapi import FastAPI, HTTPException, Response
+from fastapi.responses import HTMLResponse
 from starlette.types import ASGIApp
 
 from normlens._version import __version__
-from normlens.errors import InputError, one_line, valid_choice
-from normlens.nonlinearities import RULES
-from normlens.serve.jobs import CANCELLED, DONE, Job, Jobs, Question, QueueFullError
+from normlens.errors import InputError, valid_choice
+from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
+from normlens.serve.jobs import (
+    CANCELLED,
+    DONE,
+    CosineQuestion,
+    Job,
+    Jobs,
+    Question,
+    QueueFullError,
+    WhyQuestion,
+)
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
+from normlens.serve.refusals import (
+    EVERYWHERE,
+    NO_SUCH_ANALYSIS,
+    SUBMITTED,
+    problems,
+    say_one_line,
+)
 from normlens.serve.schemas import (
+    RULES_OF,
     AnalysisRequest,
+    CosineRequest,
+    ExplanationRequest,
     LimitInfo,
     ModelInfo,
     ModelList,
-    Problem,
     Status,
     Submitted,
     complete,
@@ -29,50 +43,10 @@ from normlens.serve.schemas import (
 from normlens.serve.security import Guard, Hosts
 from normlens.viewer.page import script, shell
 
-_UNKNOWN = "there is no such analysis, or its result was dropped; ask for it again"
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+Request_ = AnalysisRequest | ExplanationRequest | CosineRequest
 
-
-def _problems(**why: str) -> dict[int | str, dict[str, Any]]:
-    """Declare refusals by status: ``_problems(_404="…")``."""
-    return {
-        int(status.lstrip("_")): {"model": Problem, "description": text}
-        for status, text in why.items()
-    }
-
-
-def _link(operation: str, what: str) -> dict[str, Any]:
-    return {
-        "operationId": operation,
-        "parameters": {"id": "$response.body#/id"},
-        "description": what,
-    }
-
-
-_EVERYWHERE = _problems(
-    _400="The Host header or the body cannot be read.",
-    _403="The request comes from another site's page.",
-    _413="The body is too large.",
-    _421="The Host header names another server.",
-)
-_SUBMITTED: dict[int | str, dict[str, Any]] = {
-    202: {
-        "links": {
-            "status": _link("status", "Ask how far it is."),
-            "maps": _link("maps", "Fetch its maps when it is done."),
-            "cancel": _link("cancel", "Stop it."),
-        }
-    },
-    **_problems(
-        _413="The body or the text is too large.",
-        _422="The request does not have the right form.",
-        _429="Too many analyses are waiting; Retry-After says when to try again.",
-    ),
-}
-_SUBMITTED[429]["headers"] = {
-    "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds.", "required": True}
-}
-_NO_SUCH_ANALYSIS = _problems(_404="There is no such analysis, or it has been dropped.")
+_UNKNOWN = "there is no such analysis, or its result was dropped; ask for it again"
 
 
 def create_app(models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts) -> ASGIApp:
@@ -84,12 +58,12 @@ def create_app(models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts) -
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses=_EVERYWHERE,
+        responses=EVERYWHERE,
     )
-    _say_one_line(app)
+    say_one_line(app)
     _add_page(app)
     _add_api(app, models, jobs, limits)
-    complete(app.openapi(), list(models.names), list(RULES), limits)
+    complete(app.openapi(), list(models.names), limits)
     return Guard(app, hosts, limits.body_bytes)
 
 
@@ -107,6 +81,16 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> None:
+    def submitted(kind: type[Question], asked: Request_) -> Submitted:
+        _check(asked, models, limits)
+        question = kind(**asked.model_dump())
+        try:
+            job = jobs.submit(question, models.descriptions[question.model].layers)
+        except QueueFullError as error:
+            headers = {"Retry-After": str(error.seconds)}
+            raise HTTPException(429, str(error), headers) from error
+        return Submitted(id=job.id)
+
     @app.get("/api/models", operation_id="models", summary="Models and limits")
     async def list_models() -> ModelList:
         infos = [
@@ -117,6 +101,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
                 scopes=list(model.scopes),
                 causal=model.causal,
                 max_tokens=model.max_tokens,
+                head=model.head,
                 loaded=models.is_loaded(model.name),
             )
             for model in models.descriptions.values()
@@ -129,22 +114,36 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
         operation_id="submit",
         summary="Ask for the maps of a text",
         status_code=202,
-        responses=_SUBMITTED,
+        responses=SUBMITTED,
     )
     async def submit(asked: AnalysisRequest) -> Submitted:
-        question = _question(asked, models, limits)
-        try:
-            job = jobs.submit(question, models.descriptions[question.model].layers)
-        except QueueFullError as error:
-            headers = {"Retry-After": str(error.seconds)}
-            raise HTTPException(429, str(error), headers) from error
-        return Submitted(id=job.id)
+        return submitted(Question, asked)
+
+    @app.post(
+        "/api/explanations",
+        operation_id="explain",
+        summary="Ask why the model says what it says",
+        status_code=202,
+        responses=SUBMITTED,
+    )
+    async def explain(asked: ExplanationRequest) -> Submitted:
+        return submitted(WhyQuestion, asked)
+
+    @app.post(
+        "/api/cosines",
+        operation_id="compare",
+        summary="Ask which tokens made the cosine of two texts",
+        status_code=202,
+        responses=SUBMITTED,
+    )
+    async def compare(asked: CosineRequest) -> Submitted:
+        return submitted(CosineQuestion, asked)
 
     @app.get(
         "/api/analyses/{id}",
         operation_id="status",
         summary="How far it is",
-        responses=_NO_SUCH_ANALYSIS,
+        responses=NO_SUCH_ANALYSIS,
     )
     async def status(id: str) -> Status:
         return _status(jobs.find(id))
@@ -153,7 +152,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
         "/api/analyses/{id}",
         operation_id="cancel",
         summary="Stop an analysis, waiting or running; a finished one stays as it is",
-        responses=_NO_SUCH_ANALYSIS,
+        responses=NO_SUCH_ANALYSIS,
     )
     async def cancel(id: str) -> Status:
         return _status(jobs.cancel(id))
@@ -165,25 +164,49 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
         response_class=Response,
         responses={
             200: {"content": _BYTES, "description": "The maps of one text."},
-            **_NO_SUCH_ANALYSIS,
-            **_problems(_409="There are no maps yet, or it failed.", _410="It was cancelled."),
+            **NO_SUCH_ANALYSIS,
+            **problems(_409="There are no maps yet, or it failed.", _410="It was cancelled."),
         },
     )
     async def maps(id: str) -> Response:
         job = _existing(jobs.find(id))
-        if job.state == CANCELLED:
-            raise HTTPException(410, "the analysis was cancelled")
-        if job.state != DONE:
-            why = "the analysis failed" if job.error else f"the analysis is {job.state}"
-            raise HTTPException(409, f"there are no maps: {job.error or why}")
-        return Response(job.result, media_type="application/octet-stream")
+        if job.question.answer != Question.answer:
+            raise HTTPException(409, f"there are no maps: this is {job.question.answer} (result)")
+        return _result(job)
+
+    @app.get(
+        "/api/analyses/{id}/result",
+        operation_id="result",
+        summary="What an analysis of any kind gave, as the page reads it",
+        response_class=Response,
+        responses={
+            200: {"content": _BYTES, "description": "Maps, an explanation or a cosine."},
+            **NO_SUCH_ANALYSIS,
+            **problems(_409="There is no result yet, or it failed.", _410="It was cancelled."),
+        },
+    )
+    async def result(id: str) -> Response:
+        return _result(_existing(jobs.find(id)))
 
 
-def _question(asked: AnalysisRequest, models: ServedModels, limits: Limits) -> Question:
-    """Turn a request into a question, or raise what is wrong with it."""
+def _result(job: Job) -> Response:
+    """Answer with what an analysis gave, or say why there is nothing."""
+    if job.state == CANCELLED:
+        raise HTTPException(410, "the analysis was cancelled")
+    if job.state != DONE:
+        why = "the analysis failed" if job.error else f"the analysis is {job.state}"
+        what = "are no maps" if job.question.answer == Question.answer else "is no result"
+        raise HTTPException(409, f"there {what}: {job.error or why}")
+    return Response(job.result, media_type="application/octet-stream")
+
+
+def _check(asked: Request_, models: ServedModels, limits: Limits) -> None:
+    """Raise what is wrong with a request beyond its form."""
     try:
         valid_choice(asked.model, models.names, "model")
-        valid_choice(asked.rule, RULES, "rule")
+        if asked.rule == SHAPLEY and SHAPLEY not in RULES_OF[type(asked)]:
+            raise InputError(NOT_LINEAR)
+        valid_choice(asked.rule, RULES_OF[type(asked)], "rule")
     except InputError as error:
         raise HTTPException(422, str(error)) from error
     longest = max(len(asked.text), len(asked.pair or ""))
@@ -193,7 +216,6 @@ def _question(asked: AnalysisRequest, models: ServedModels, limits: Limits) -> Q
             f"the text has {longest} characters and at most {limits.text_characters} are taken; "
             "shorten it",
         )
-    return Question(asked.model, asked.text, asked.pair, asked.rule)
 
 
 def _existing(job: Job | None) -> Job:
@@ -204,37 +226,3 @@ def _existing(job: Job | None) -> Job:
 
 def _status(job: Job | None) -> Status:
     return Status.model_validate(_existing(job), from_attributes=True)
-
-
-def _say_one_line(app: FastAPI) -> None:
-    """Answer every refusal with {"detail": one line}."""
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            return JSONResponse({"detail": "the body is not JSON"}, 400)
-        where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-        if first["type"] == "string_pattern_mismatch":
-            detail = f"{where}: the text is empty; give at least one word"
-        else:
-            detail = f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
-        return JSONResponse({"detail": one_line(detail)}, 422)
-
-    @app.exception_handler(405)
-    async def not_allowed(request: Request, _: Exception) -> JSONResponse:
-        # Left alone, only the first method of an address would be listed.
-        methods = {
-            method
-            for route in app.routes
-            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
-            for method in route.methods or ()
-        }
-        allowed = ", ".join(sorted(methods))
-        detail = f"{request.method} is not possible here; use {allowed}"
-        return JSONResponse({"detail": detail}, 405, {"Allow": allowed})
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> JSONResponse:
-        detail = f"the server failed ({type(error).__name__}); its terminal says more"
-        return JSONResponse({"detail": detail}, 500)

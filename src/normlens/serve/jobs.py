@@ -27,12 +27,33 @@ QUEUED, RUNNING, DONE, FAILED, CANCELLED = STATES = (
 
 @dataclass(frozen=True)
 class Question:
-    """The request of an analysis; equal questions have equal answers."""
+    """The request of an analysis; equal questions of a kind have equal answers."""
 
     model: str
     text: str
     pair: str | None = None
     rule: str = AnalysisOptions.nonlinearity
+
+    #: What the answer is.
+    answer = "maps"
+
+
+@dataclass(frozen=True)
+class WhyQuestion(Question):
+    """Why a model says what it says: asks for an explanation."""
+
+    target: str | int | None = None
+    contrast: str | int | None = None
+    position: int | None = None
+
+    answer = "an explanation"
+
+
+@dataclass(frozen=True)
+class CosineQuestion(Question):
+    """How the tokens of a text and of its pair made their cosine."""
+
+    answer = "a cosine"
 
 
 @dataclass

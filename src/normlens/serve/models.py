@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 from normlens.embedded import EMBEDDED
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.options import AnalysisOptions, LoadOptions
-from normlens.serve.jobs import Question
+from normlens.serve.jobs import CosineQuestion, Question, WhyQuestion
 from normlens.serve.limits import Limits
+from normlens.viewer.cosine_payload import encode_cosines
+from normlens.viewer.explanation_payload import encode_explanations
 from normlens.viewer.payload import encode
 
 # torch takes seconds to import, and a port that is taken should be known before that: what needs it
 # is imported by the functions that use it.
 if TYPE_CHECKING:
     from normlens.lens import Lens
+    from normlens.text import Text
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Description:
     scopes: tuple[str, ...]
     causal: bool
     max_tokens: int | None
+    head: str | None  # the class with the head that its checkpoint names, if explanations know it
 
 
 class ServedModels:
@@ -57,7 +61,8 @@ class ServedModels:
         trust = self._loading.trust_remote_code
         pick_dtype(self._loading.dtype, pick_device(self._loading.device))
         for name in self.names:
-            lens = skeleton(load_config(name, trust_remote_code=trust), name)
+            config = load_config(name, trust_remote_code=trust)
+            lens = skeleton(config, name)
             if len({layer.scopes for layer in lens.layers}) > 1:
                 raise UnsupportedModelError(
                     f"the layers of {name} differ, and the page of a server shows layers that are "
@@ -70,19 +75,65 @@ class ServedModels:
                 scopes=tuple(lens.scopes),
                 causal=lens.causal,
                 max_tokens=lens.max_tokens,
+                head=_head(name, config),
             )
 
     def is_loaded(self, name: str) -> bool:
         return name in self._lenses
 
     def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
-        """Compute the maps that a question asks for, encoded as the page reads them."""
+        """Compute what a question asks for, encoded as the page reads it."""
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
-        encoded = self._encode(lens, question)
+        if isinstance(question, WhyQuestion):
+            return self._explain(lens, question, progress)
+        if isinstance(question, CosineQuestion):
+            return self._compare(lens, question, progress)
+        text = question.text if question.pair is None else (question.text, question.pair)
+        encoded = self._encode(lens, question.model, text)
         options = replace(self._analysis, nonlinearity=question.rule)
         (maps,) = lens.analyse([encoded], options, progress=progress)
         return encode([maps])
+
+    def _explain(
+        self, lens: Lens, question: WhyQuestion, progress: Callable[[int, int], None]
+    ) -> bytes:
+        from normlens.models.heads import NoHead
+
+        text = question.text if question.pair is None else (question.text, question.pair)
+        self._encode(lens, question.model, text)
+        try:
+            why = lens.explain(
+                text,
+                target=question.target,
+                contrast=question.contrast,
+                position=question.position,
+                nonlinearity=question.rule,
+                memory_limit=self._analysis.memory_limit,
+                progress=progress,
+            )
+        except NoHead as error:
+            raise InputError(
+                f"{question.model} has no head, so it says nothing that could be explained; choose "
+                "Cosine to compare two texts, or a model with a head"
+            ) from error
+        return encode_explanations(why)
+
+    def _compare(
+        self, lens: Lens, question: CosineQuestion, progress: Callable[[int, int], None]
+    ) -> bytes:
+        assert question.pair is not None
+        for text in (question.text, question.pair):
+            self._encode(lens, question.model, text)
+        return encode_cosines(
+            lens.cosine(
+                question.text,
+                question.pair,
+                nonlinearity=question.rule,
+                memory_limit=self._analysis.memory_limit,
+                progress=progress,
+            )
+        )
 
     def _lens(self, name: str) -> Lens:
         if name not in self._lenses:
@@ -95,19 +146,30 @@ class ServedModels:
         self._lenses.move_to_end(name)
         return self._lenses[name]
 
-    def _encode(self, lens: Lens, question: Question) -> Any:
+    def _encode(self, lens: Lens, model: str, text: Text) -> Any:
+        """Read a text that is not too long for the model or for this server."""
         from normlens.text import encode_texts
 
-        text = question.text if question.pair is None else (question.text, question.pair)
         vocabulary = getattr(lens.adapter.config, "vocab_size", None)
         (encoded,) = encode_texts([text], lens.tokenizer, None, False, vocabulary)
         most = min(self._limits.tokens, lens.max_tokens or self._limits.tokens)
         if len(encoded) > most:
             raise InputError(
-                f"the text has {len(encoded)} tokens and {question.model} takes at most {most} "
+                f"the text has {len(encoded)} tokens and {model} takes at most {most} "
                 "here; shorten it"
             )
         return encoded
+
+
+def _head(name: str, config: Any) -> str | None:
+    """The class with the head that a model's checkpoint names, if it is one of a known task."""
+    from normlens.embedded_files import is_embedded
+    from normlens.models.heads import has_known_head
+
+    classes = getattr(config, "architectures", None) or []
+    if is_embedded(name):
+        classes = [EMBEDDED[name].architecture]
+    return classes[0] if len(classes) == 1 and has_known_head(classes[0]) else None
 
 
 def installed_models() -> list[str]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from normlens.cosine_options import CosineOptions
+from normlens.explain_options import LINEAR_RULES, ExplainOptions
+from normlens.nonlinearities import RULES
 from normlens.option_fields import options_of
 from normlens.options import AnalysisOptions
 from normlens.serve.limits import Limits
 
 #: The one option of an analysis that a visitor may choose.
 _RULE = options_of(AnalysisOptions)["nonlinearity"]
+_LINEAR_RULE = options_of(ExplainOptions)["nonlinearity"]
+_LARGEST = 10_000_000  # of token ids and positions
+# To JSON 3.0 is a whole number, too.
+_WHOLE = BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)
+_Number = Annotated[int, Field(ge=0, le=_LARGEST), _WHOLE]
+_Target = Annotated[str, Field(min_length=1, max_length=100)] | _Number
+_Place = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST), _WHOLE]
 # White space of Python, of Rust's regular expressions and of ECMAScript's differ a little.
 _SOMETHING = r"[^\s\x1c-\x1f\x85\ufeff]"
 
@@ -25,6 +35,9 @@ class ModelInfo(BaseModel):
     scopes: list[str]
     causal: bool
     max_tokens: int | None = Field(description="The longest text its positions allow, if any.")
+    head: str | None = Field(
+        description="The class with the head that it has, without which nothing can be explained."
+    )
     loaded: bool = Field(description="Whether it is in memory; the first analysis loads it.")
 
 
@@ -53,6 +66,35 @@ class AnalysisRequest(BaseModel):
     rule: str = Field(default=AnalysisOptions.nonlinearity, description=_RULE.help)
 
 
+class ExplanationRequest(BaseModel):
+    """A text, or a pair of texts, and what to explain: by default what the model says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    text: str = Field(pattern=_SOMETHING)
+    pair: str | None = Field(default=None, pattern=_SOMETHING)
+    target: _Target | None = Field(
+        default=None, description="A word, a label, or the number of one."
+    )
+    contrast: _Target | None = Field(default=None, description="Why the target and not this.")
+    position: _Place | None = Field(
+        default=None, description="Where the score is read, from 0, or from the end if negative."
+    )
+    rule: str = Field(default=ExplainOptions.nonlinearity, description=_LINEAR_RULE.help)
+
+
+class CosineRequest(BaseModel):
+    """Two texts for one of the models."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    text: str = Field(pattern=_SOMETHING)
+    pair: str = Field(pattern=_SOMETHING)
+    rule: str = Field(default=CosineOptions.nonlinearity, description=_LINEAR_RULE.help)
+
+
 class Submitted(BaseModel):
     """The name by which an analysis is asked about."""
 
@@ -76,14 +118,24 @@ class Problem(BaseModel):
     detail: str
 
 
-def complete(schema: dict[str, Any], names: list[str], rules: list[str], limits: Limits) -> None:
+#: The rules that each kind of request may choose from.
+RULES_OF: dict[type[BaseModel], tuple[str, ...]] = {
+    AnalysisRequest: RULES,
+    ExplanationRequest: LINEAR_RULES,
+    CosineRequest: LINEAR_RULES,
+}
+
+
+def complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
     """Write into the OpenAPI schema what is known only when the server starts."""
     schemas = schema["components"]["schemas"]
-    request = schemas["AnalysisRequest"]["properties"]
-    request["model"]["enum"] = names
-    request["rule"]["enum"] = rules
-    request["text"]["maxLength"] = limits.text_characters
-    request["pair"]["anyOf"][0]["maxLength"] = limits.text_characters
+    for kind, rules in RULES_OF.items():
+        request = schemas[kind.__name__]["properties"]
+        request["model"]["enum"] = names
+        request["rule"]["enum"] = list(rules)
+        pair = request["pair"]
+        for text in (request["text"], pair["anyOf"][0] if "anyOf" in pair else pair):
+            text["maxLength"] = limits.text_characters
     # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
     # well-formed here, and an unknown one is 404.
     for path in schema["paths"].values():

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 #: The size that a file stays below unless told otherwise, in MB (10⁶ bytes).
 LARGEST = 60.0
-_EXACT = 1_600_000  # bytes of float32 up to which values are kept as they are
+#: Bytes of float32 up to which values are kept as they are.
+EXACT = 1_600_000
 
 
 def to_html(
@@ -36,6 +37,11 @@ def to_html(
     store.check_output(path, overwrite=overwrite)
     listed = payload.as_list(maps)
     document = page.standalone(fitted(listed, precision, largest), title_of(listed))
+    return write_page(document, path, overwrite=overwrite)
+
+
+def write_page(document: str, path: str | Path, *, overwrite: bool) -> Path:
+    """Write a page to a file, whole or not at all."""
     with (
         store.writing(path, overwrite=overwrite) as temporary,
         open(temporary, "w", encoding="utf-8", newline="\n") as file,
@@ -44,14 +50,19 @@ def to_html(
     return Path(path)
 
 
+def room_of(largest: float) -> float:
+    """How many bytes a payload may have in a page of so many MB."""
+    return (largest * 1e6 - len(page.script()) - 10_000) * 3 / 4
+
+
 def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None) -> bytes:
     """Encode all layers, or as many as fit into a file of `largest` MB."""
     if precision is None:
-        precision = 32 if _float_bytes(listed) <= _EXACT else 16
+        precision = 32 if _float_bytes(listed) <= EXACT else 16
     data = payload.encode(listed, precision=precision)
     if largest is None:
         return data
-    budget = (largest * 1e6 - len(page.script()) - 10_000) * 3 / 4
+    budget = room_of(largest)
     layers = max(len(maps.layers) for maps in listed)
     count = layers
     while len(data) > budget:
@@ -73,16 +84,16 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
 def title_of(listed: Sequence[Maps]) -> str:
     """Write the browser tab's title: the first text and the models."""
     text = listed[0].text
-    first = " ".join((text if isinstance(text, str) else " / ".join(text or ())).split())
-    models = list(dict.fromkeys(str(maps.provenance.get("model", "")) for maps in listed))
-    origins = list(dict.fromkeys(maps.origin_in_words for maps in listed))
-    words = [
-        first[:60] + "…" * (len(first) > 60),
-        ", ".join(filter(None, models)),
-        *origins,
-        "NormLens",
-    ]
-    return " · ".join(filter(None, words))
+    first = text if isinstance(text, str) else " / ".join(text or ())
+    models = [str(maps.provenance.get("model", "")) for maps in listed]
+    return title(first, models, [maps.origin_in_words or "" for maps in listed])
+
+
+def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
+    """Write a browser tab's title: what is shown, shortened, the models, and more to know."""
+    line = " ".join(first.split())
+    words = [line[:60] + "…" * (len(line) > 60), ", ".join(filter(None, dict.fromkeys(models)))]
+    return " · ".join(filter(None, [*words, *dict.fromkeys(more), "NormLens"]))
 
 
 def _float_bytes(listed: Sequence[Maps]) -> int:

@@ -9,9 +9,7 @@ Zero stays zero, and the order of values is kept except that close neighbours ma
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,37 +20,28 @@ from normlens.errors import InputError
 from normlens.labelled import LabelledMaps
 from normlens.plain_json import plain
 from normlens.rolled import rollout_words
+from normlens.viewer.container import Blobs, check_precision, joined
 from normlens.viewer.shapes import of_like_layers, square
+from normlens.viewer.token_fields import texts_of, token_fields
 
 if TYPE_CHECKING:
     from normlens.maps import Maps
 
 MEDIA_TYPE = "application/octet-stream"
-MAGIC = b"NLVIEW01"
 FORMAT = "normlens-viewer"
 FORMAT_VERSION = 1
 BITS = (32, 16, 8)
-_LEVEL = 6
 
 
 def encode(
     maps: Maps | Sequence[Maps], *, precision: int = 16, left_out: Iterable[str] = ()
 ) -> bytes:
     """Encode one or several maps; `left_out` are sentences about what is missing."""
-    if precision not in BITS:
-        listed = ", ".join(map(str, BITS))
-        raise InputError(f"precision is a number of bits, one of {listed}, not {precision!r}")
+    check_precision(precision, BITS)
     listed_maps = as_list(maps)
-    blobs = _Blobs()
+    blobs = Blobs()
     items = [_item(one, blobs, precision, list(left_out)) for one in listed_maps]
-    header = json.dumps(
-        {"format": FORMAT, "version": FORMAT_VERSION, "items": items},
-        allow_nan=False,
-        separators=(",", ":"),
-    ).encode("ascii")
-    start = len(MAGIC) + 4 + len(header)
-    header += b" " * (-start % 3)
-    return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *blobs.parts])
+    return joined(FORMAT, FORMAT_VERSION, items, blobs)
 
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
@@ -72,26 +61,7 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     return [square(part) for one in listed for part in of_like_layers(one)]
 
 
-class _Blobs:
-    """Compressed arrays behind each other, each at a multiple of three bytes."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
-
-    def add(self, array: NDArray[Any], coding: str, **more: Any) -> dict[str, Any]:
-        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        planes = little.reshape(-1).view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
-        data = packer.compress(planes) + packer.flush()
-        blob = {"at": self.size, "length": len(data), "coding": coding, **more}
-        data += bytes(-len(data) % 3)
-        self.parts.append(data)
-        self.size += len(data)
-        return blob
-
-
-def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dict[str, Any]:
+def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict[str, Any]:
     masks, allowed = _masks(maps.allowed, blobs)
     derived = _derived(maps)
     encoded = {
@@ -110,15 +80,10 @@ def _item(maps: Maps, blobs: _Blobs, precision: int, left_out: list[str]) -> dic
     if (how := rollout_words(maps)) is not None:
         left_out = [*left_out, f"Norms of single layers are left out; values are a {how}."]
     completeness = float(maps.completeness)
-    text = [maps.text] if isinstance(maps.text, str) else maps.text
     return {
         "model": str(maps.provenance.get("model", "model")),
-        "text": None if text is None else list(text),
-        "tokens": list(maps.raw_tokens),
-        "labels": maps.tokens,
-        "special": [bool(flag) for flag in maps.special] or [False] * len(maps.tokens),
-        "words": maps.token_words,
-        "word_labels": list(maps.word_labels),
+        "text": texts_of(maps.text),
+        **token_fields(maps.targets),
         "layers": [int(layer) for layer in maps.layers],
         "scopes": maps.scopes,
         "completeness": completeness if math.isfinite(completeness) else None,
@@ -145,7 +110,7 @@ def _derived(maps: Maps) -> dict[str, str]:
     return {"ATTNRES-W": "ATTN-W"} if same else {}
 
 
-def _masks(allowed: NDArray[np.bool_], blobs: _Blobs) -> tuple[list[Any], list[int]]:
+def _masks(allowed: NDArray[np.bool_], blobs: Blobs) -> tuple[list[Any], list[int]]:
     """Store each different mask once, and number each layer's mask."""
     masks: list[Any] = []
     number_of: dict[bytes, int] = {}
@@ -166,7 +131,7 @@ def _masks(allowed: NDArray[np.bool_], blobs: _Blobs) -> tuple[list[Any], list[i
 
 
 def _encode_map(
-    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: _Blobs, precision: int
+    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: Blobs, precision: int
 ) -> dict[str, Any]:
     full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
     values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)

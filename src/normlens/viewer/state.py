@@ -25,3 +25,23 @@ class ViewerState(TypedDict, total=False):
     a: str  # the two maps of a comparison
     b: str
     cnorm: Literal["source", "target", "none"]
+
+
+class ExplanationState(TypedDict, total=False):
+    """Keywords of `Explanation.show`; what is left out is as usual."""
+
+    item: int | str  # which of several explanations, from 0
+    view: Literal["flow", "components"]
+    level: Literal["subwords", "words"]
+    token: int | str  # whose way through the layers is shown, from 0
+    share: Literal[50, 80, 95]  # of the flow that is drawn, in per cent
+    heads: Literal[0, 1]
+
+
+class CosineState(TypedDict, total=False):
+    """Keywords of `Cosine.show`; what is left out is as usual."""
+
+    item: int | str  # which of several cosines, from 0
+    view: Literal["lines", "matrix"]
+    level: Literal["subwords", "words"]
+    token: str  # "a:3" or "b:0"

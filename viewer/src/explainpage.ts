@@ -1,0 +1,434 @@
+// The page of an explanation: coloured tokens, a token's way through the layers, and the components.
+
+import { signed, type Colouring } from "./colours";
+import type { Chrome } from "./chrome";
+import { barLines, barsOf, drawComponents, headsOf, type ComponentPicture } from "./componentview";
+import { buttons, h, list, replace, svg } from "./dom";
+import { ExplanationItem, packedExplanations, type Explained } from "./explanation";
+import { crossings, onTheWay, picked, type Drawn, type Edge } from "./flow";
+import { drawFlow, shareSentences, type FlowPicture } from "./flowview";
+import { FONT } from "./heat";
+import { bars } from "./mapview";
+import { choice, place, ResultPage } from "./resultpage";
+import type { Row } from "./save";
+import { composed } from "./saved";
+import { coloursOf, drawStrip, legend, TokenStrip, type Rest, type Tokens } from "./tokenstrip";
+import { facts, questionOf, sumOf } from "./verdict";
+
+const VIEWS = ["flow", "components"] as const;
+const LEVELS = ["subwords", "words"] as const;
+const SHARES = ["80", "50", "95"] as const;
+const MOST = 1200; // edges that can still be told apart
+const LISTED = 12;
+
+export interface ExplainState {
+  item: number;
+  view: (typeof VIEWS)[number];
+  level: (typeof LEVELS)[number];
+  share: (typeof SHARES)[number];
+  heads: boolean;
+  token: number | null;
+}
+
+export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
+  readonly kind = "explain";
+  private readonly question = h("h2", { class: "question" });
+  private readonly facts = h("dl", { class: "facts" });
+  private readonly sum = h("p", { class: "sum" });
+  private readonly strip = new TokenStrip(
+    (token) => this.update({ token }),
+    (lines, event) => this.chrome.tooltip(lines, event),
+  );
+  private readonly key_ = h("div", { class: "key" });
+  private readonly note = h("p", { class: "note" });
+  private readonly stage = h("div", { class: "stage" });
+  private readonly aside = h("aside", { class: "aside", "aria-label": "Details" });
+  private readonly controls;
+  private explained!: Explained;
+  private drawnFor: { of: Float32Array[]; share: string; drawn: Drawn } | null = null;
+
+  constructor(chrome: Chrome) {
+    super(chrome);
+    this.controls = this.makeControls();
+    const { item, view, level, share, heads } = this.controls;
+    this.el.append(
+      this.missing,
+      h("div", { class: "toolbar" }, item.el),
+      h("section", { class: "verdict", "aria-label": "What is explained" }, this.question, this.facts),
+      this.strip.el,
+      this.sum,
+      this.key_,
+      h("div", { class: "toolbar" }, view.el, level.el, share.el, heads.el),
+      this.note,
+      h("div", { class: "mapview" }, this.stage, this.aside),
+    );
+  }
+
+  // The state ----------------------------------------------------------------------------------
+
+  protected read(words: Record<string, string>): ExplainState {
+    const item = place(words.item, this.items.length) ?? 0;
+    const { header } = this.items[item];
+    const level = header.words === null ? "subwords" : choice(words.level, LEVELS);
+    return {
+      item,
+      view: choice(words.view, VIEWS),
+      level,
+      share: choice(words.share, SHARES),
+      heads: words.heads === "1",
+      token: place(words.token, header.tokens.length),
+    };
+  }
+
+  protected write(state: ExplainState): Record<string, string> {
+    const words: Record<string, string> = {};
+    if (state.item > 0) words.item = String(state.item);
+    if (state.view !== VIEWS[0]) words.view = state.view;
+    if (state.level !== LEVELS[0]) words.level = state.level;
+    if (state.share !== SHARES[0]) words.share = state.share;
+    if (state.heads) words.heads = "1";
+    if (state.token !== null) words.token = String(state.token);
+    return words;
+  }
+
+  key(event: KeyboardEvent, from: HTMLElement): boolean {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const n = this.explained?.labels.length ?? 0;
+    const { token } = this.state;
+    if (step !== undefined && n > 0) {
+      const next = token === null ? (step > 0 ? 0 : n - 1) : Math.max(0, Math.min(n - 1, token + step));
+      this.update({ token: next });
+      const { labels, nodes } = this.explained;
+      this.chrome.say(`${labels[next]}, contributes ${signed(nodes[next])}`);
+      if (from.dataset.token !== undefined) this.strip.focus(next);
+      return true;
+    }
+    if (event.key === "Escape" && token !== null) {
+      this.update({ token: null });
+      return true;
+    }
+    return false;
+  }
+
+  // Drawing ------------------------------------------------------------------------------------
+
+  protected async draw(stale: () => boolean): Promise<void> {
+    const { header } = this.item;
+    const explained = await this.item.at(this.state.level);
+    if (stale()) return;
+    this.explained = explained;
+    if (this.state.token !== null && this.state.token >= explained.labels.length) this.state.token = null;
+    this.drawControls();
+    this.question.textContent = questionOf(header);
+    replace(this.facts, ...facts(header).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    const { colours, tokens, rest } = this.row(this.chrome.ink.dark);
+    this.strip.draw(tokens, colours, 0, rest, tokens.labels.length);
+    this.sum.textContent = sumOf(header, contributionsOf(explained));
+    replace(this.key_, legend(colours, this.chrome.ink));
+    if (this.state.view === "flow") this.drawFlow();
+    else this.drawComponents();
+    this.chrome.root.dataset.view = this.state.view;
+    this.chrome.root.dataset.token = String(this.state.token ?? "");
+  }
+
+  private drawControls(): void {
+    const { state, controls, items } = this;
+    const { header } = this.item;
+    controls.item.set(String(state.item), items.map((item, k) => [String(k), `${k + 1}: ${questionOf(item.header)}`]));
+    controls.view.set(state.view);
+    controls.level.set(state.level, header.words !== null);
+    controls.share.set(state.share);
+    controls.heads.set(state.heads ? "1" : "0");
+    controls.share.el.hidden = state.view !== "flow" || header.flow === null;
+    controls.heads.el.hidden = state.view !== "components";
+  }
+
+  /** The tokens with what they contribute, and what none of them owns. */
+  private row(dark: boolean): { tokens: Tokens; rest: Rest[]; colours: Colouring } {
+    const { explained } = this;
+    const { header } = this.item;
+    const values = contributionsOf(explained);
+    const rest = [{ label: "no token", value: header.remainder, title: "The remainder: what the model’s biases add, which no token owns." }];
+    return {
+      tokens: { name: "Tokens and what they contribute", labels: explained.labels, special: explained.special, values, chosen: this.state.token },
+      rest,
+      colours: coloursOf([values], rest, "contribution to the score: warm colours raise it, blue ones lower it", dark),
+    };
+  }
+
+  private flowPicture(flow: Float32Array[]): FlowPicture {
+    const { explained, state } = this;
+    const { header } = this.item;
+    if (this.drawnFor?.of !== flow || this.drawnFor.share !== state.share) {
+      const n = explained.labels.length;
+      const drawn = picked(flow, n, Number(state.share) / 100, Math.min(MOST, Math.max(80, 3 * n)));
+      this.drawnFor = { of: flow, share: state.share, drawn };
+    }
+    const { drawn } = this.drawnFor;
+    const marks = state.token === null ? null : onTheWay(drawn.edges, state.token, explained.layers);
+    return { explained, drawn, marks, token: state.token, biases: header.biases, reads: header.target ?? "score" };
+  }
+
+  private drawFlow(): void {
+    const { flow, labels } = this.explained;
+    if (flow === null) {
+      this.note.textContent = "There are no flow maps here, so the way through the layers cannot be drawn; Components shows each layer’s part.";
+      replace(this.stage);
+      replace(this.aside);
+      return;
+    }
+    const picture = this.flowPicture(flow);
+    const figure = svg("svg", { class: "flow", role: "img", "data-figure": "flow", "font-family": FONT });
+    const size = drawFlow(figure, picture, this.room(), this.chrome.ink);
+    figure.setAttribute(
+      "aria-label",
+      `Flow of the score through ${this.explained.layers} layers and ${labels.length} tokens, layers from left to right. ` +
+        `${shareSentences(picture).join(" ")} The list beside it names the strongest edges.`,
+    );
+    this.place(figure, size);
+    this.stage.dataset.edges = String(picture.drawn.edges.length);
+    this.note.textContent =
+      `Warm colours raise the score, blue ones lower it; edges are as wide as what they carry, dots as large as what a vector carries. ${shareSentences(picture).join(" ")} ` +
+      (picture.marks === null ? "Choose a token to see its way." : `Strong: ways that begin at ${labels[this.state.token as number]}.`);
+    this.listFlow(flow);
+  }
+
+  private drawComponents(): void {
+    const picture = this.componentPicture();
+    const figure = svg("svg", { class: "components", role: "img", "data-figure": "components", "font-family": FONT });
+    const size = drawComponents(figure, picture, this.room(), this.chrome.ink);
+    figure.setAttribute("aria-label", `Bars by layer: ${barsOf(picture).map(({ name }) => name).join(", ")}. The list beside them names the largest.`);
+    this.place(figure, size);
+    const alone = this.state.token === null ? "" : ` Strong bars: at the position of ${this.explained.labels[this.state.token]} alone; pale ones: everywhere.`;
+    this.note.textContent =
+      "What of the score passes through each layer’s components. A part that passes one may pass a later one, too, so these bars do not add up to the score; biases do add up, to the remainder." + alone;
+    this.listComponents(picture);
+  }
+
+  private componentPicture(): ComponentPicture {
+    const { header } = this.item;
+    return {
+      explained: this.explained,
+      names: header.component_names,
+      biases: header.biases,
+      token: this.state.token,
+      heads: this.state.heads ? header.heads_per_layer : null,
+    };
+  }
+
+  private place(figure: SVGElement, { width, height }: { width: number; height: number }): void {
+    figure.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    figure.setAttribute("width", String(width));
+    figure.setAttribute("height", String(height));
+    figure.addEventListener("pointermove", (event) => this.point(event as PointerEvent));
+    figure.addEventListener("pointerleave", () => this.chrome.tooltip(null, null));
+    figure.addEventListener("click", (event) => {
+      const picked = (event.target as SVGElement).dataset.token;
+      if (picked !== undefined) this.update({ token: Number(picked) === this.state.token ? null : Number(picked) });
+    });
+    replace(this.stage, figure);
+  }
+
+  private point(event: PointerEvent): void {
+    this.chrome.tooltip(this.lines(event.target as SVGElement), event);
+  }
+
+  /** What an edge, a node or a bar says when it is pointed at. */
+  private lines(mark: SVGElement): string[] | null {
+    const { labels, nodes } = this.explained;
+    const { edge, node, bias } = mark.dataset;
+    if (edge !== undefined) {
+      const { layer, source, target, value } = this.drawnFor?.drawn.edges[Number(edge)] as Edge;
+      return [`layer ${layer}`, `${labels[source]} (${source}) → ${labels[target]} (${target})`, signed(value)];
+    }
+    if (node !== undefined) {
+      const [layer, token] = [Math.floor(Number(node) / labels.length), Number(node) % labels.length];
+      return [`${labels[token]} (${token}), entering layer ${layer}`, signed(nodes[Number(node)])];
+    }
+    if (bias !== undefined) return this.biasLines(Number(bias));
+    return barLines(mark, this.item.header.biases);
+  }
+
+  private biasLines(at: number): string[] {
+    const layer = at === this.explained.layers ? "head" : Math.floor(at);
+    const own = this.item.header.biases.filter(([of, , value]) => of === layer && value !== 0);
+    return [
+      layer === "head" ? "biases behind the last layer" : `biases of layer ${layer}`,
+      ...own.map(([, component, value]) => `${component} ${signed(value)}`),
+      signed(own.reduce((sum, [, , value]) => sum + value, 0)),
+    ];
+  }
+
+  private room(): number {
+    const { width } = this.chrome;
+    return width > 860 ? width - 300 : width;
+  }
+
+  // Details ------------------------------------------------------------------------------------
+
+  private listFlow(flow: Float32Array[]): void {
+    const { labels, nodes } = this.explained;
+    const { token } = this.state;
+    const n = labels.length;
+    const entries = (edges: Edge[], name: (edge: Edge) => string) =>
+      bars(edges.map((edge) => ({ label: name(edge), value: edge.value, go: () => this.update({ token: edge.source }) })), signed);
+    if (token === null) {
+      const edges = crossings(flow, n, LISTED);
+      replace(
+        this.aside,
+        h("h3", {}, "Strongest steps"),
+        h("p", { class: "note" }, "from one token to another, in one layer"),
+        entries(edges, ({ layer, source, target }) => `${layer}: ${labels[source]} → ${labels[target]}`),
+      );
+      return;
+    }
+    const leaving = crossings(flow, n, LISTED, (_, source) => source === token);
+    const arriving = crossings(flow, n, LISTED / 2, (target) => target === token);
+    replace(
+      this.aside,
+      h("h3", {}, labels[token]),
+      h("p", { class: "note pair-value" }, `contributes ${signed(nodes[token])}`),
+      h("h4", {}, "From its position to others"),
+      h("p", { class: "note" }, "layer: target, exactly; the rest stays"),
+      entries(leaving, ({ layer, target }) => `${layer}: → ${labels[target]}`),
+      h("h4", {}, "From others to its position"),
+      entries(arriving, ({ layer, source }) => `${layer}: ${labels[source]} →`),
+      h("button", { type: "button", onclick: () => this.update({ token: null }) }, "Clear (Esc)"),
+    );
+  }
+
+  private listComponents(picture: ComponentPicture): void {
+    const parts = barsOf(picture).flatMap(({ name, values, alone }) =>
+      (alone ?? values).map((value, layer) => ({
+        label: layer === this.explained.layers ? `${name}, end` : `${name}, layer ${layer}`,
+        value,
+        go: () => this.update({ view: "components" }),
+      })),
+    );
+    const largest = parts.filter(({ value }) => value !== 0).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+    replace(this.aside, h("h3", {}, "Largest parts"), bars(largest.slice(0, LISTED), signed));
+  }
+
+  private makeControls() {
+    return {
+      item: list("Explanation", (value) => this.update({ item: Number(value), token: null }), "item"),
+      view: buttons<ExplainState["view"]>(
+        "View",
+        [
+          { value: "flow", label: "Flow", title: "Through the layers, from token to token" },
+          { value: "components", label: "Components", title: "What passes through attention, feed-forward blocks and heads" },
+        ],
+        (view) => this.update({ view }),
+        "view",
+      ),
+      level: buttons<ExplainState["level"]>(
+        "Level",
+        [
+          { value: "subwords", label: "subwords" },
+          { value: "words", label: "words", title: "A word’s tokens are summed" },
+        ],
+        (level) => this.update({ level, token: null }),
+        "level",
+      ),
+      share: buttons<ExplainState["share"]>(
+        "Drawn",
+        [
+          { value: "50", label: "50 %", title: "The strongest edges that carry half of all that flows" },
+          { value: "80", label: "80 %" },
+          { value: "95", label: "95 %" },
+        ],
+        (share) => this.update({ share }),
+        "share",
+      ),
+      heads: buttons<"0" | "1">(
+        "Heads",
+        [
+          { value: "0", label: "together" },
+          { value: "1", label: "each" },
+        ],
+        (value) => this.update({ heads: value === "1" }),
+        "heads",
+      ),
+    };
+  }
+
+  // Saving -------------------------------------------------------------------------------------
+
+  fileName(): string {
+    const { model, target } = this.item.header;
+    return `${model}-why-${target ?? "direction"}-${this.state.view}`.replace(/[^\w.-]+/g, "_");
+  }
+
+  async figure(): Promise<SVGElement> {
+    const { header } = this.item;
+    const { tokens, rest, colours } = this.row(false);
+    const values = contributionsOf(this.explained);
+    return composed({
+      title: questionOf(header),
+      lines: [facts(header).map(([name, value]) => `${name} ${value}`).join(" · "), sumOf(header, values)],
+      caption: [...this.provenance(header), this.version].join(" · "),
+      colours,
+      strip: (into, at, ink) => drawStrip(into, tokens, colours, 0, rest, tokens.labels.length, at, ink),
+      picture: (into, room, ink) => {
+        const { flow } = this.explained;
+        if (this.state.view === "components") return drawComponents(into, this.componentPicture(), room, ink);
+        return flow === null ? { width: 0, height: 0 } : drawFlow(into, this.flowPicture(flow), room, ink);
+      },
+      note: this.note.textContent ?? "",
+    });
+  }
+
+  async table(): Promise<Row[]> {
+    const { explained, state } = this;
+    const { labels, flow } = explained;
+    const n = labels.length;
+    const { header } = this.item;
+    if (state.view === "components") {
+      const rows: Row[] = [["component", "layer", "value"]];
+      const picture = this.componentPicture();
+      for (const { name, values, alone } of barsOf(picture)) {
+        (alone ?? values).forEach((value, layer) => rows.push([name, layer === explained.layers ? "head" : layer, value]));
+      }
+      if (picture.heads !== null) {
+        const heads = picture.heads;
+        headsOf(picture).forEach((value, k) => rows.push([`head ${k % heads}`, Math.floor(k / heads), value]));
+      }
+      return rows;
+    }
+    const rows: Row[] = [["layer", "target", "target_token", "source", "source_token", "value"]];
+    contributionsOf(explained).forEach((value, k) => rows.push(["contribution", "", "", k, labels[k], value]));
+    rows.push(["remainder", "", "", "", "", header.remainder]);
+    flow?.forEach((map, layer) =>
+      map.forEach((value, k) => {
+        const [target, source] = [Math.floor(k / n), k % n];
+        if (value !== 0) rows.push([layer, target, labels[target], source, labels[source], value]);
+      }),
+    );
+    return rows;
+  }
+
+  json(): unknown {
+    if (!this.filled || this.explained === undefined) return {};
+    const { header } = this.item;
+    const { labels, layers } = this.explained;
+    const { task, question, value, target, target_value, probability, contrast, contrast_value, contrast_probability } = header;
+    return {
+      model: header.model, text: header.text, task, question, value, remainder: header.remainder,
+      target, target_value, probability, contrast, contrast_value, contrast_probability,
+      position: header.position, layer: header.layer, completeness: header.completeness, layers,
+      tokens: Array.from(contributionsOf(this.explained), (contribution, k) => ({ position: k, token: labels[k], contribution })),
+      biases: header.biases.map(([layer, component, share]) => ({ layer, component, value: share })),
+      components: barsOf({ ...this.componentPicture(), token: null }).slice(0, -1).map(({ name, values }) => ({ component: name, by_layer: values })),
+      provenance: header.provenance,
+    };
+  }
+
+  protected packed(): Uint8Array {
+    return packedExplanations(this.items);
+  }
+}
+
+/** What each token contributes: what enters the first layer. */
+function contributionsOf(explained: Explained): Float32Array {
+  return explained.nodes.subarray(0, explained.labels.length);
+}

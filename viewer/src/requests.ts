@@ -1,0 +1,81 @@
+// What the server's page asks for, and how it is written into an address.
+
+export type Mode = "maps" | "explain" | "cosine";
+
+export const MODES: Mode[] = ["maps", "explain", "cosine"];
+
+/** Where each kind of question is sent. */
+export const ADDRESSES: Record<Mode, string> = {
+  maps: "api/analyses",
+  explain: "api/explanations",
+  cosine: "api/cosines",
+};
+
+const LINEAR = ["ig", "ig-bias", "gradient"];
+export const RULES: Record<Mode, string[]> = { maps: [...LINEAR, "shapley"], explain: LINEAR, cosine: LINEAR };
+
+export interface Ask {
+  mode: Mode;
+  model: string;
+  text: string;
+  pair: string;
+  rule: string;
+  target: string;
+  contrast: string;
+  position: string;
+}
+
+/** A question from the words of an address; `suffix` is "2" for a second one. */
+export function askOf(words: Record<string, string>, suffix = ""): Ask {
+  const of = (name: string) => words[`${name}${suffix}`] ?? "";
+  const mode = MODES.find((name) => name === words.mode) ?? "maps";
+  const rule = RULES[mode].includes(of("rule")) ? of("rule") : "ig";
+  return {
+    mode, model: of("model"), text: of("text"), pair: of("pair"), rule,
+    target: of("target"), contrast: of("contrast"), position: of("position"),
+  };
+}
+
+/** The words of an address that ask the same again. */
+export function wordsOf(ask: Ask, suffix = ""): Record<string, string> {
+  const words: Record<string, string> = {};
+  if (ask.mode !== "maps") words.mode = ask.mode;
+  words[`model${suffix}`] = ask.model;
+  words[`text${suffix}`] = ask.text;
+  if (ask.pair) words[`pair${suffix}`] = ask.pair;
+  if (ask.rule !== "ig") words[`rule${suffix}`] = ask.rule;
+  if (ask.mode === "explain") {
+    for (const name of ["target", "contrast", "position"] as const) if (ask[name]) words[`${name}${suffix}`] = ask[name];
+  }
+  return words;
+}
+
+/** What is wrong with a question before it is sent, or null. */
+export function problemOf(ask: Ask): string | null {
+  if (ask.text.trim() === "") return "The text is empty; type at least one word.";
+  if (ask.mode === "cosine" && ask.pair.trim() === "") return "The second text is empty; a cosine needs two.";
+  const position = ask.position.trim();
+  if (ask.mode === "explain" && position !== "" && !/^[+-]?\d{1,7}$/.test(position)) {
+    return `The position is a whole number, not “${position}”.`;
+  }
+  return null;
+}
+
+/** The body of the request. */
+export function bodyOf(ask: Ask): Record<string, unknown> {
+  const { mode, model, text, pair, rule } = ask;
+  if (mode !== "explain") return { model, text, pair: pair || null, rule };
+  return {
+    model, text, pair: pair || null, rule,
+    target: numbered(ask.target),
+    contrast: numbered(ask.contrast),
+    position: ask.position.trim() === "" ? null : Number(ask.position),
+  };
+}
+
+/** A target: #12 is the token or class of that number, all else a word or label; ␣ is a space. */
+function numbered(text: string): string | number | null {
+  const number = /^#(\d{1,7})$/.exec(text.trim());
+  if (number !== null) return Number(number[1]);
+  return text === "" ? null : text.replaceAll("␣", " ");
+}

@@ -1,0 +1,136 @@
+// A row of tokens, each in the colour of what it contributes; what no token owns stands at its end.
+
+import { readableOn, signed, signedBrief, signedColours, type Colouring, type Ink } from "./colours";
+import { h, replace, svg } from "./dom";
+import { cut, drawBar, textWidth } from "./heat";
+
+export interface Tokens {
+  name: string; // of the group, for screen readers
+  labels: string[];
+  special: boolean[];
+  values: ArrayLike<number>;
+  chosen: number | null;
+}
+
+export interface Rest {
+  label: string;
+  value: number;
+  title: string;
+}
+
+/** Colours that tokens and remainder share; equal numbers have equal colours in all rows. */
+export function coloursOf(rows: ArrayLike<number>[], rest: Rest[], what: string, dark: boolean): Colouring {
+  const all = rows.flatMap((row) => Array.from(row));
+  return signedColours(all, rest.map(({ value }) => value), what, dark);
+}
+
+export class TokenStrip {
+  readonly el: HTMLElement;
+  private readonly row = h("div", { class: "tokens", role: "group" });
+  private buttons: HTMLButtonElement[] = [];
+
+  constructor(
+    private readonly choose: (token: number | null) => void,
+    private readonly tooltip: (lines: string[] | null, event: PointerEvent | null) => void,
+  ) {
+    this.el = this.row;
+  }
+
+  /** `first` is where the tokens' values begin among those of the colours. */
+  draw(tokens: Tokens, colours: Colouring, first: number, rest: Rest[], restAt: number): void {
+    const { labels, values, chosen } = tokens;
+    const hadFocus = this.buttons.findIndex((button) => button.matches(":focus"));
+    this.row.setAttribute("aria-label", tokens.name);
+    this.buttons = labels.map((label, k) => {
+      const colour = colours.colour(colours.at(first + k));
+      const button = h(
+        "button",
+        {
+          type: "button",
+          class: tokens.special[k] ? "token special" : "token",
+          "data-token": k,
+          "aria-pressed": String(k === chosen),
+          "aria-label": `${label}, token ${k + 1} of ${labels.length}, contributes ${signed(values[k])}`,
+          // One of them takes part in tabbing; arrow keys go on from there.
+          tabindex: k === (chosen ?? 0) ? 0 : -1,
+          onclick: () => this.choose(k === chosen ? null : k),
+          onpointermove: (event: PointerEvent) => this.tooltip([`${label} (${k})`, signed(values[k])], event),
+          onpointerleave: () => this.tooltip(null, null),
+        },
+        h("span", { class: "text" }, label),
+        h("span", { class: "share" }, signedBrief(values[k])),
+      );
+      button.style.background = colour;
+      button.style.color = readableOn(colour);
+      return button;
+    });
+    replace(this.row, ...this.buttons, ...rest.map((part, k) => restChip(part, colours, restAt + k)));
+    if (hadFocus >= 0) this.buttons[Math.min(chosen ?? hadFocus, this.buttons.length - 1)]?.focus();
+  }
+
+  focus(token: number): void {
+    this.buttons[token]?.focus();
+  }
+}
+
+function restChip({ label, value, title }: Rest, colours: Colouring, at: number): HTMLElement {
+  const colour = colours.colour(colours.at(at));
+  const chip = h(
+    "span",
+    { class: "token rest", "data-rest": label, title, role: "note", "aria-label": `${label}: ${signed(value)}. ${title}` },
+    h("span", { class: "text" }, label),
+    h("span", { class: "share" }, signedBrief(value)),
+  );
+  chip.style.background = colour;
+  chip.style.color = readableOn(colour);
+  return chip;
+}
+
+const CHIP = 34; // height of a chip in a saved figure
+const GAP = 4;
+
+/** The same row in a figure to be saved; returns its height. */
+export function drawStrip(
+  into: SVGElement,
+  tokens: Tokens,
+  colours: Colouring,
+  first: number,
+  rest: Rest[],
+  restAt: number,
+  place: { x: number; y: number; width: number },
+  ink: Ink,
+): number {
+  const { x: left, width } = place;
+  let [x, y] = [left, place.y];
+  const chip = (label: string, value: number, at: number, dashed: boolean, marked: boolean) => {
+    const text = cut(label, 24);
+    const share = signedBrief(value);
+    const wide = Math.max(textWidth(text, 13), textWidth(share, 10)) + 14;
+    if (x + wide > left + width && x > left) [x, y] = [left, y + CHIP + GAP];
+    const fill = colours.colour(colours.at(at));
+    const colour = readableOn(fill);
+    into.append(
+      svg("rect", {
+        x, y, width: wide, height: CHIP, rx: 4, fill,
+        stroke: marked ? ink.accent : ink.line,
+        "stroke-width": marked ? 2 : 1,
+        "stroke-dasharray": dashed ? "3 2" : null,
+      }),
+      svg("text", { x: x + wide / 2, y: y + 15, "text-anchor": "middle", "font-size": 13, fill: colour }, text),
+      svg("text", { x: x + wide / 2, y: y + 28, "text-anchor": "middle", "font-size": 10, fill: colour }, share),
+    );
+    x += wide + GAP;
+  };
+  tokens.labels.forEach((label, k) => chip(label, tokens.values[k], first + k, false, k === tokens.chosen));
+  rest.forEach(({ label, value }, k) => chip(label, value, restAt + k, true, false));
+  return y + CHIP - place.y;
+}
+
+/** The colours' key as a small figure of its own. */
+export function legend(colours: Colouring, ink: Ink): SVGElement {
+  const width = Math.max(300, Math.ceil(textWidth(colours.what, 10.5)) + 16);
+  const figure = svg("svg", { class: "legend", width, height: 42, viewBox: `-6 0 ${width} 42`, role: "img" });
+  figure.setAttribute("aria-label", `Colours: ${colours.what}, from ${colours.ticks[0]?.label ?? ""} to ${colours.ticks.at(-1)?.label ?? ""}`);
+  drawBar(figure, colours, 0, 2, 280, ink);
+  return figure;
+}

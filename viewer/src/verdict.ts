@@ -1,0 +1,36 @@
+// What is explained, in words and numbers.
+
+import { number, signed } from "./colours";
+import type { ExplanationHeader } from "./explanation";
+
+/** The question in words, as Explanation.question asks it. */
+export function questionOf({ question, position, labels, task }: ExplanationHeader): string {
+  const sentence = question.charAt(0).toUpperCase() + question.slice(1);
+  const mark = question.startsWith("why") ? "?" : "";
+  const where = task.includes("language model") && position !== null ? ` after “${labels[position]}” (${position})` : "";
+  return `${sentence}${task.includes("masked") ? where.replace("after", "at") : where}${mark}`;
+}
+
+/** Names and values beside the question. */
+export function facts(header: ExplanationHeader): [string, string][] {
+  const { target, target_value, probability, contrast, contrast_value, contrast_probability } = header;
+  const found: [string, string][] = [[contrast === null ? "score" : "difference", number(header.value)]];
+  const one = (name: string, value: number | null, p: number | null) => {
+    const parts = [value === null ? "" : number(value), p === null ? "" : `p = ${share(p)}`];
+    found.push([name, parts.filter(Boolean).join(", ")]);
+  };
+  if (target !== null && (contrast !== null || probability !== null)) one(target, target_value, probability);
+  if (contrast !== null) one(contrast, contrast_value, contrast_probability);
+  found.push(["remainder", signed(header.remainder)]);
+  return found;
+}
+
+function share(p: number): string {
+  return p >= 0.001 ? `${(100 * p).toPrecision(3)} %` : p.toExponential(1).replace("-", "−");
+}
+
+/** Tokens and remainder add up to the score. */
+export function sumOf(header: ExplanationHeader, contributions: Float32Array): string {
+  const tokens = contributions.reduce((sum, value) => sum + value, 0);
+  return `${number(tokens)} from ${contributions.length} tokens ${header.remainder < 0 ? "−" : "+"} ${number(Math.abs(header.remainder))} from no token = ${number(header.value)}`;
+}

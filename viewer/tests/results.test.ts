@@ -1,0 +1,158 @@
+// Explanations and cosines: what Python computes from them, this code computes from their payload.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import fixture from "./fixture.json";
+import { barsOf, headsOf } from "../src/componentview";
+import { Base64Source, BytesSource } from "../src/container";
+import { openCosines, packedCosines } from "../src/cosine";
+import { openExplanations, packedExplanations } from "../src/explanation";
+import { crossings, onTheWay, picked, strongest } from "../src/flow";
+import { unit } from "../src/scopes";
+import { facts, questionOf, sumOf } from "../src/verdict";
+
+const { explanation, cosine } = fixture;
+const levels = ["subwords", "words"] as const;
+
+function near(found: ArrayLike<number>, wanted: number[], tolerance: number, what: string): void {
+  assert.equal(found.length, wanted.length, what);
+  for (let k = 0; k < wanted.length; k++) {
+    assert.ok(Math.abs(found[k] - wanted[k]) <= tolerance, `${what} ${k}: ${found[k]}, ${wanted[k]}`);
+  }
+}
+
+for (const level of levels) {
+  for (const bits of ["32", "16"] as const) {
+    test(`an explanation by ${level} with ${bits} bits`, async () => {
+      const [item] = openExplanations(new Base64Source(explanation.payloads[bits]));
+      const found = await item.at(level);
+      const expected = explanation.expected[level];
+      assert.deepEqual(found.labels, expected.tokens);
+      assert.equal(found.position, expected.position);
+      near(found.nodes, expected.nodes.flat(), 1e-5, "nodes");
+      near(found.components, expected.components.flat(2), 1e-5, "components");
+      near(found.heads, expected.heads.flat(2), 1e-5, "heads");
+      // A word of two tokens sums four edges.
+      const tolerance = bits === "32" ? 1e-5 : 4 * 4 * 3.2e-4;
+      expected.flow.forEach((map, layer) => near(found.flow?.[layer] ?? [], map.flat(), tolerance, `flow ${layer}`));
+    });
+  }
+
+  test(`a cosine by ${level}`, async () => {
+    const [item] = openCosines(new Base64Source(cosine.payload));
+    const found = await item.at(level);
+    const expected = cosine.expected[level];
+    assert.deepEqual([found.a.labels, found.b.labels], expected.tokens);
+    near(found.matrix, expected.matrix.flat(), 1e-5, "matrix");
+    near(found.a.margin, expected.margins[0], 1e-5, "margin of A");
+    near(found.b.margin, expected.margins[1], 1e-5, "margin of B");
+    const rest = Object.values(item.header.remainder).reduce((sum, value) => sum + value, 0);
+    const all = found.matrix.reduce((sum, value) => sum + value, 0) + rest;
+    assert.ok(Math.abs(all - item.header.value) < 1e-5);
+  });
+}
+
+test("items of several payloads are packed into one", async () => {
+  const [one] = openExplanations(new Base64Source(explanation.payloads["32"]));
+  const [two] = openExplanations(new Base64Source(explanation.payloads["16"]));
+  const again = openExplanations(new BytesSource(packedExplanations([one, two])));
+  for (const [k, item] of [one, two].entries()) assert.deepEqual(await again[k].tokens(), await item.tokens());
+  const [pair] = openCosines(new Base64Source(cosine.payload));
+  const [same, copy] = openCosines(new BytesSource(packedCosines([pair, pair])));
+  assert.deepEqual(await same.at("words"), await pair.at("words"));
+  assert.deepEqual(await copy.at("subwords"), await pair.at("subwords"));
+});
+
+test("a payload of another kind or version is refused", () => {
+  const source = new Base64Source(explanation.payloads["32"]);
+  assert.throws(() => openCosines(source), /normlens-viewer-explanations, not normlens-viewer-cosines/);
+  const bytes = Buffer.from(explanation.payloads["32"], "base64");
+  const newer = Buffer.from(bytes.toString("latin1").replace('"version":1', '"version":2'), "latin1");
+  assert.throws(() => openExplanations(new BytesSource(newer)), /version 2, this viewer reads version 1/);
+});
+
+test("the strongest edges carry at least the share, and no fewer would", () => {
+  const flow = [Float32Array.from([4, -3, 0, 2]), Float32Array.from([NaN, 0.5, 0.25, 0.25])];
+  const { edges, share, count, total } = strongest(flow, 2, 0.8, 100);
+  assert.deepEqual(edges.map(({ value }) => value), [4, -3, 2]);
+  assert.deepEqual(edges[1], { layer: 0, target: 0, source: 1, value: -3 });
+  assert.deepEqual([share, count, total], [0.9, 6, 10]);
+  assert.equal(strongest(flow, 2, 0.95, 100).edges.length, 4);
+  assert.equal(strongest(flow, 2, 1, 100).share, 1);
+  assert.deepEqual(strongest(flow, 2, 1, 2).edges.map(({ value }) => value), [4, -3]);
+  assert.deepEqual(strongest([new Float32Array(4)], 2, 0.8, 9), { edges: [], share: 1, count: 0, total: 0 });
+});
+
+test("random edges are thinned exactly as by sorting them all", () => {
+  let seed = 7;
+  const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647 - 0.5;
+  const flow = Array.from({ length: 5 }, () => Float32Array.from({ length: 400 }, () => random() ** 5));
+  const sizes = flow.flatMap((map) => Array.from(map, Math.abs)).sort((a, b) => b - a);
+  const total = sizes.reduce((sum, size) => sum + size, 0);
+  for (const share of [0.1, 0.5, 0.8, 0.99]) {
+    let [kept, carried] = [0, 0];
+    while (carried < share * total) carried += sizes[kept++];
+    const found = strongest(flow, 20, share, Infinity);
+    assert.ok(Math.abs(found.edges.length - kept) <= 1, `${found.edges.length}, ${kept}`);
+    assert.ok(found.share >= share - 1e-9);
+  }
+});
+
+test("edges that stay and edges that cross are thinned apart", () => {
+  const flow = [Float32Array.from([100, 0.5, 0.3, 90])];
+  assert.deepEqual(strongest(flow, 2, 0.8, 9).edges.map(({ value }) => value), [100, 90]);
+  const { edges, share, count } = picked(flow, 2, 0.6, 9);
+  assert.deepEqual(edges.map(({ value }) => value), [100, 90, 0.5]);
+  assert.equal(count, 4);
+  assert.ok(Math.abs(share - 190.5 / 190.8) < 1e-6);
+  assert.equal(picked(flow, 2, 0.95, 1).edges.length, 3);
+});
+
+test("a token’s way follows edges from layer to layer", () => {
+  const edge = (layer: number, source: number, target: number) => ({ layer, source, target, value: 1 });
+  const edges = [edge(0, 0, 1), edge(0, 2, 2), edge(1, 1, 2), edge(1, 0, 0), edge(2, 2, 2), edge(2, 0, 1)];
+  assert.deepEqual(onTheWay(edges, 0, 3), [true, false, true, false, true, false]);
+  assert.deepEqual(onTheWay(edges, 1, 3), [false, false, false, false, false, false]);
+  assert.deepEqual(onTheWay(edges, 2, 3), [false, true, false, false, false, false]);
+});
+
+test("crossings are the strongest edges between two tokens", () => {
+  const flow = [Float32Array.from([9, 1, -5, 9]), Float32Array.from([9, 2, 3, 9])];
+  assert.deepEqual(crossings(flow, 2, 3).map(({ value }) => value), [-5, 3, 2]);
+  assert.deepEqual(crossings(flow, 2, 9, (_, source) => source === 0).map(({ layer, value }) => [layer, value]), [[0, -5], [1, 3]]);
+});
+
+test("bars are sums over positions, or one position’s part; biases are by layer", async () => {
+  const [item] = openExplanations(new Base64Source(explanation.payloads["32"]));
+  const explained = await item.tokens();
+  const { component_names: names, biases, heads_per_layer: heads } = item.header;
+  const expected = explanation.expected.subwords;
+  const [attention, , unowned] = barsOf({ explained, names, biases, token: null, heads: null });
+  const sums = expected.components.map((layer) => layer[0].reduce((sum, value) => sum + value, 0));
+  near(attention.values, sums, 1e-5, "ATTN");
+  assert.deepEqual(unowned.values, [0.25, 0, 0.125, 1]);
+  const [alone] = barsOf({ explained, names, biases, token: 3, heads: null });
+  near(alone.alone ?? [], expected.components.map((layer) => layer[0][3]), 1e-6, "alone");
+  const byHead = headsOf({ explained, names, biases, token: null, heads });
+  near(byHead, expected.heads.flat().map((row) => row.reduce((sum, value) => sum + value, 0)), 1e-5, "heads");
+});
+
+test("the question, its numbers and their sum are said in words", async () => {
+  const [{ header }] = openExplanations(new Base64Source(explanation.payloads["32"]));
+  assert.equal(questionOf(header), "Why 'soap' and not 'opera' after “##y” (2)?");
+  assert.deepEqual(facts(header), [
+    ["difference", "1.25"], ["soap", "3, p = 50.0 %"], ["opera", "1.75, p = 10.0 %"], ["remainder", "+1.38"],
+  ]);
+  assert.equal(sumOf(header, Float32Array.from([1, -2])), "−1 from 2 tokens + 1.38 from no token = 1.25");
+  assert.deepEqual(facts({ ...header, contrast: null, probability: null })[0], ["score", "1.25"]);
+});
+
+test("maps from the input tokens say what their values are", () => {
+  assert.equal(unit("FF-N", "none", {}), "norm of the part ‖Fᵢ(xⱼ)‖");
+  assert.equal(unit("FF-N", "none", { origin: "layer" }), "norm of the part ‖Fᵢ(xⱼ)‖");
+  assert.equal(unit("FF-N", "none", { origin: "input" }), "norm of what input token j gave");
+  assert.equal(unit("ATTN-W", "none", {}), "attention weight");
+  const rollout = { origin: "rollout", rollout: { method: "GlobEnc" } };
+  assert.equal(unit("LN2-N", "none", rollout), "rollout (GlobEnc) up to this layer");
+  assert.equal(unit("ATTN-W", "source", rollout), "share of each source’s column");
+});
