@@ -67,6 +67,29 @@ def to_xarray(maps: LabelledMaps) -> xr.Dataset:
     )
 
 
+def explanation_to_pandas(explanation: Explanation) -> pd.DataFrame:
+    """One row per token: its place, the token, its contribution."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "position": np.arange(len(explanation.raw_tokens)),
+            "token": explanation.tokens,
+            "contribution": explanation.contributions,
+        }
+    )
+
+
+def bias_by_layer(explanation: Explanation) -> pd.Series:
+    """What no token owns, by layer ("head" is what stands behind the last) and component."""
+    import pandas as pd
+
+    keys = [(layer, component) for layer, component, _ in explanation.biases]
+    index = pd.MultiIndex.from_tuples(keys, names=["layer", "component"])
+    values = [share for *_, share in explanation.biases]
+    return pd.Series(values, index=index, name="bias", dtype=float)
+
+
 def explanation_to_xarray(explanation: Explanation) -> xr.Dataset:
     """Every array with its axes named, and its tokens, layers and components as coordinates."""
     xr = _xarray()

@@ -91,12 +91,7 @@ class Explanation:
     @property
     def bias(self) -> pd.Series:
         """What no token owns, by layer ("head" is what stands behind the last) and component."""
-        import pandas as pd
-
-        keys = [(layer, component) for layer, component, _ in self.biases]
-        index = pd.MultiIndex.from_tuples(keys or [], names=["layer", "component"])
-        values = [share for *_, share in self.biases]
-        return pd.Series(values, index=index, name="bias", dtype=float)
+        return conversions.bias_by_layer(self)
 
     @property
     def flow(self) -> NDArray[np.floating]:
@@ -158,15 +153,7 @@ class Explanation:
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per token: its place, the token, its contribution."""
-        import pandas as pd
-
-        return pd.DataFrame(
-            {
-                "position": np.arange(len(self.raw_tokens)),
-                "token": self.tokens,
-                "contribution": self.contributions,
-            }
-        )
+        return conversions.explanation_to_pandas(self)
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named, and its tokens, layers and components as coordinates."""

@@ -206,6 +206,19 @@ def test_pictures(
         assert pages == (1 if picture else 3)
 
 
+def test_a_page_is_the_results_own(
+    models: dict[str, Path], shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: Any, path: Path, *, overwrite: bool) -> Path:
+        Path(path).write_text(f"{self.question} {overwrite}")
+        return Path(path)
+
+    monkeypatch.setattr(normlens.Explanation, "to_html", write, raising=False)
+    out = tmp_path / "why.html"
+    shell("explain", TEXT, "-m", models["causal"], "--target", "mat", "--out", out, "-q")
+    assert out.read_text() == "why 'mat' False"
+
+
 def test_an_existing_file_stays(models: dict[str, Path], shell: Shell, tmp_path: Path) -> None:
     out = tmp_path / "why.json"
     out.write_text("precious")
