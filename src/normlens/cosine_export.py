@@ -14,7 +14,6 @@ from normlens import spreadsheet, store
 from normlens.contribution_rows import NO_TOKEN_WORDS
 from normlens.cosine import Cosine
 from normlens.export import check_format, save_figure
-from normlens.pages import write_page
 from normlens.plain_json import plain
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def write_cosine(pair: Cosine, path: str | Path, *, overwrite: bool = False) -> 
     if suffix == ".safetensors":
         return pair.save(path, overwrite=overwrite)
     if suffix == ".html":
-        return write_page(pair, path, overwrite=overwrite)
+        return pair.to_html(path, overwrite=overwrite)
     with store.writing(path, overwrite=overwrite) as temporary:
         if suffix == ".csv":
             spreadsheet.write_csv(to_table(pair), temporary)

@@ -18,7 +18,6 @@ from normlens.explanation import Explanation
 from normlens.explanation_header import EACH
 from normlens.explanations import Explanations
 from normlens.export import PICTURES, check_format, save_figure, save_pages
-from normlens.pages import write_page
 from normlens.plain_json import plain
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def write_explanation(
     if suffix == ".safetensors":
         return result.save(path, overwrite=overwrite)
     if suffix == ".html":
-        return write_page(result, path, overwrite=overwrite)
+        return result.to_html(path, overwrite=overwrite)
     with store.writing(path, overwrite=overwrite) as temporary:
         if suffix in PICTURES:
             _write_pictures(result, temporary, suffix, picture)
