@@ -258,12 +258,14 @@ export function signedColours(values: ArrayLike<number>, others: ArrayLike<numbe
 
 /** Ticks without those whose labels would touch: from the ends inwards, on both sides alike. */
 function spaced(ticks: Colouring["ticks"]): Colouring["ticks"] {
-  const places = [...new Set(ticks.map(({ t }) => Math.abs(t - 0.5)))].sort((a, b) => b - a);
+  // Rounded, because ½ + t and ½ − t are not equally far from ½ in floating point.
+  const away = (t: number) => Math.round(1e6 * Math.abs(t - 0.5)) / 1e6;
+  const places = [...new Set(ticks.map(({ t }) => away(t)))].sort((a, b) => b - a);
   const kept: number[] = [];
   for (const place of places) {
     if (place === 0 || (place > 0.13 && (kept.at(-1) ?? 1) - place > 0.13)) kept.push(place);
   }
-  return ticks.filter(({ t }) => kept.includes(Math.abs(t - 0.5)));
+  return ticks.filter(({ t }) => kept.includes(away(t)));
 }
 
 /** The same for a narrow place. */

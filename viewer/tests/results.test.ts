@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import fixture from "./fixture.json";
+import { signedColours } from "../src/colours";
 import { barsOf, headsOf } from "../src/componentview";
 import { Base64Source, BytesSource } from "../src/container";
 import { openCosines, packedCosines } from "../src/cosine";
@@ -145,6 +146,19 @@ test("the question, its numbers and their sum are said in words", async () => {
   ]);
   assert.equal(sumOf(header, Float32Array.from([1, -2])), "−1 from 2 tokens + 1.38 from no token = 1.25");
   assert.deepEqual(facts({ ...header, contrast: null, probability: null })[0], ["score", "1.25"]);
+});
+
+test("colours of both signs have ticks on both sides, and say what is beyond them", () => {
+  for (const top of [3.24, 1016, 0.1, 9.19]) {
+    const { ticks, what, at } = signedColours([top, -top / 4], [-0.1 * top], "part", false);
+    const signs = ticks.map(({ label }) => (label === "0" ? 0 : label.startsWith("+") ? 1 : -1));
+    assert.equal(signs.filter((sign) => sign > 0).length, signs.filter((sign) => sign < 0).length);
+    assert.ok(signs.includes(1) && signs.includes(0), String(top));
+    assert.equal(what, "part");
+    near([at(0), at(1)], [1, 0.25], 1e-6, "places");
+  }
+  assert.match(signedColours([1], [-2], "part", false).what, /beyond the scale/);
+  assert.deepEqual(signedColours([0], [0], "part", true).at(0), 0.5);
 });
 
 test("maps from the input tokens say what their values are", () => {
