@@ -91,7 +91,7 @@ def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Calla
     """Each way as a function of no arguments, on the same model and tokens."""
     import normlens
     from normlens.decomposition import decompose_layer
-    from normlens.trace import trace
+    from normlens.tracing.trace import trace
 
     model = bert(layers)
     lens, prepared_lens = normlens.load(model), normlens.load(model)

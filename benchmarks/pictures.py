@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import normlens
-from normlens import export
+from normlens.exports import map_export as export
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TEXT = "She teaches soap opera history."

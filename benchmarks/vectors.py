@@ -17,8 +17,8 @@ import torch
 import normlens
 from normlens.decomposition import FrozenLayer
 from normlens.explain.network import FrozenNetwork
-from normlens.model_inputs import model_inputs
-from normlens.trace import reading
+from normlens.tracing.model_inputs import model_inputs
+from normlens.tracing.trace import reading
 
 PASSES = 4  # of the n frozen forward passes, which are all alike
 LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal

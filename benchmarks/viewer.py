@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from normlens.maps import Maps
+from normlens.results.maps import Maps
 
 SCOPES = [
     "ATTN-W",

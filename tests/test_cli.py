@@ -18,10 +18,11 @@ from shell import Shell
 from test_loading import DAMAGES, save_tiny
 
 import normlens
-from normlens import cli, store
-from normlens.embedded import EMBEDDED
+from normlens import cli
+from normlens.checkpoints.embedded import EMBEDDED
 from normlens.families import by_components, family_table, markdown_table
 from normlens.models import supported_families
+from normlens.results import store
 
 TEXT = "the cats sat on a mat"
 
@@ -402,7 +403,7 @@ def test_a_name_without_the_hub(name: str, shell: Shell) -> None:
 
 
 def test_an_embedded_model_that_is_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.embedded.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("normlens.checkpoints.embedded.importlib.util.find_spec", lambda name: None)
     assert "run: normlens models --install minilm" in shell.error("map", TEXT)
 
 
@@ -437,7 +438,7 @@ def test_models_markdown(shell: Shell) -> None:
 
 
 def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.embedded.EmbeddedModel.installed", False)
+    monkeypatch.setattr("normlens.checkpoints.embedded.EmbeddedModel.installed", False)
     listed = json.loads(shell("models", "--json"))
     types = {family["model_type"]: family for family in listed["families"]}
     assert types["gpt2"]["attention"] == "causal"
@@ -448,7 +449,7 @@ def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("normlens.embedded.install", asked.append)
+    monkeypatch.setattr("normlens.checkpoints.embedded.install", asked.append)
     assert "installed minilm" in shell("models", "--install", "minilm")
     assert asked == ["minilm"]
     line = shell.error("models", "--install", "gpt9")
@@ -549,7 +550,7 @@ def test_estimate_of_an_unsupported_model(tmp_path: Path, shell: Shell) -> None:
 def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "normlens.demo.run_demo", lambda out, *, force=False: asked.append((out, force))
+        "normlens.demo.run.run_demo", lambda out, *, force=False: asked.append((out, force))
     )
     shell("demo", "--out", tmp_path / "demo", "--force")
     shell("demo")
@@ -560,5 +561,5 @@ def test_no_memory_is_one_line(shell, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("normlens.store.open", fail)
+    monkeypatch.setattr("normlens.results.store.open", fail)
     assert "not enough memory" in shell.error("view", "maps.safetensors")

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 import normlens
-from normlens.embedded import EMBEDDED
+from normlens.checkpoints.embedded import EMBEDDED
 from normlens.families import markdown_table
 from normlens.models import supported_families
 from normlens.models.installed import GROUP

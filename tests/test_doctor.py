@@ -24,7 +24,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr("normlens.embedded.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("normlens.checkpoints.embedded.importlib.util.find_spec", lambda name: None)
     found = doctor.installation()
     assert found["versions"]["matplotlib"] == "not installed"
     assert "normlens models --install minilm" in found["models"]["minilm"]

@@ -12,7 +12,7 @@ import torch
 from reference import largest_error, references
 
 import normlens
-from normlens import analyser
+from normlens.analysing import analyser
 from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisKeywords, AnalysisOptions

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import normlens
-from normlens import hub, loading
+from normlens import loading
+from normlens.checkpoints import hub
 from normlens.errors import (
     InputError,
     MapsFileError,

@@ -79,7 +79,7 @@ def places_of_any(hint: Any, where: str) -> Iterator[str]:
     if hint is Any:
         yield where
     elif typing.get_origin(hint) is np.ndarray:
-        return  # NumPy says Any for a shape; `normlens.axes` names the axes
+        return  # NumPy says Any for a shape; `normlens.results.axes` names the axes
     elif typing.is_typeddict(hint):
         module = hint.__module__
         names = {**vars(sys.modules[module]), **_imported_for_types(module)}

@@ -13,13 +13,13 @@ from scipy.stats import spearmanr
 from unlike_examples import ReaderAdapter, _own_registry, reader  # noqa: F401
 
 import normlens
-from normlens import export
 from normlens.cli.summary import show_maps
 from normlens.corpus.measures import Item, get
 from normlens.errors import InputError, MapsFileError, UnsupportedModelError
+from normlens.exports import map_export as export
+from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded
-from normlens.tokens import TokenAxis
-from normlens.trace import trace
+from normlens.tracing.trace import trace
 from normlens.viewer import encode
 
 IDS = [3, 9, 27, 14, 5, 33, 8]

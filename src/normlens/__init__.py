@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from normlens import rollouts
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
-    from normlens.cosine import Cosine
-    from normlens.explanation import Explanation
-    from normlens.explanations import Explanations
     from normlens.lens import Lens
     from normlens.loading import load
-    from normlens.maps import Maps
     from normlens.models.base import Adapter, register
-    from normlens.store import open
+    from normlens.results.cosine import Cosine
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
+    from normlens.results.maps import Maps
+    from normlens.results.store import open
 
 # torch and transformers take seconds to import: a name brings its module when it is first used.
 _HOMES = {
     "Adapter": "normlens.models.base",
-    "Cosine": "normlens.cosine",
-    "Explanation": "normlens.explanation",
-    "Explanations": "normlens.explanations",
+    "Cosine": "normlens.results.cosine",
+    "Explanation": "normlens.results.explanation",
+    "Explanations": "normlens.results.explanations",
     "Lens": "normlens.lens",
-    "Maps": "normlens.maps",
+    "Maps": "normlens.results.maps",
     "load": "normlens.loading",
-    "open": "normlens.store",
+    "open": "normlens.results.store",
     "register": "normlens.models.base",
     "resume": "normlens.corpus.runs.runs",
     "run": "normlens.corpus.runs.runs",

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlens import hub
 from normlens._version import __version__
+from normlens.checkpoints import hub
+from normlens.checkpoints.embedded import EMBEDDED
 from normlens.decomposition.memory import free_memory
-from normlens.embedded import EMBEDDED
 from normlens.lens import Lens
 from normlens.models.tiny import tiny_model
 

@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.advancing import Progress
-from normlens.cosine import Cosine
+from normlens.checkpoints.sentences import Pooling
 from normlens.cosine_options import CosineKeywords, CosineOptions
 from normlens.explain.ask import Positions, Targets, ask
 from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain.words import Target
 from normlens.explain_options import ExplainKeywords, ExplainOptions
-from normlens.explanation import Explanation
-from normlens.explanations import Explanations
 from normlens.inputs import encode_input
 from normlens.option_fields import shows_fields_of
-from normlens.sentences import Pooling
+from normlens.results.cosine import Cosine
+from normlens.results.explanation import Explanation
+from normlens.results.explanations import Explanations
 from normlens.text import Ids, Text, Texts
 
 if TYPE_CHECKING:

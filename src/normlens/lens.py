@@ -10,24 +10,24 @@ import torch
 from torch import nn
 
 from normlens.advancing import Progress
-from normlens.analyser import Analyser
+from normlens.analysing.analyser import Analyser
+from normlens.analysing.products import refresh_products
+from normlens.analysing.unlike_layers import chosen_scopes, components_in_words, scopes_of
+from normlens.analysing.verdicts import check_finite
+from normlens.checkpoints.sentences import Pooling
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.least import check_limit, check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED
 from normlens.explaining import Explains
 from normlens.inputs import encode_input
-from normlens.maps import Maps
 from normlens.models import adapt
 from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions, Request
 from normlens.origins import INPUT
 from normlens.parsing import parse_bytes
-from normlens.products import refresh_products
-from normlens.sentences import Pooling
+from normlens.results.maps import Maps
 from normlens.text import Encoded, Ids, Text, Texts, Tokenizer
-from normlens.unlike_layers import chosen_scopes, components_in_words, scopes_of
-from normlens.verdicts import check_finite
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from normlens.devices import pick_device, pick_dtype
-from normlens.embedded import DEFAULT, EMBEDDED
-from normlens.embedded_files import embedded_reader, file_beside, is_embedded
+from normlens.checkpoints.devices import pick_device, pick_dtype
+from normlens.checkpoints.embedded import DEFAULT, EMBEDDED
+from normlens.checkpoints.embedded_files import embedded_reader, file_beside, is_embedded
+from normlens.checkpoints.headed import complete_part, headed_class
+from normlens.checkpoints.hub import Origin, explained, file_of, is_local, quiet_transformers
+from normlens.checkpoints.sentences import Finder, read_pooling
+from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
 from normlens.errors import InputError, ModelLoadError
-from normlens.headed import complete_part, headed_class
-from normlens.hub import Origin, explained, file_of, is_local, quiet_transformers
 from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
-from normlens.sentences import Finder, read_pooling
 from normlens.text import Tokenizer
-from normlens.tokenizer_loading import named_tokenizer, tokenizer_of
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 

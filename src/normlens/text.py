@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.token_words import words_of
-from normlens.turns import alone_with
+from normlens.tracing.turns import alone_with
 
 Text: TypeAlias = str | tuple[str, str]
 Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[str | tuple[str, str]]

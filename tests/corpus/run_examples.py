@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import Run
-from normlens.hub import quiet_transformers
 
 MEASURES = "similarity,mixing,amplification,norms"
 FRAME = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import normlens
-from normlens import analyser, cli
+from normlens import cli
+from normlens.analysing import analyser
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import least_memory
 from normlens.decomposition.plan import choose_plan

@@ -12,6 +12,7 @@ import torch
 from whole_examples import frozen_network
 
 import normlens
+from normlens.checkpoints.sentences import Pooling
 from normlens.components import Linear
 from normlens.cosine_options import CosineOptions
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
@@ -21,7 +22,6 @@ from normlens.explain.sentences import sentence_parts
 from normlens.explain.walk import Wanted, carry
 from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise
 from normlens.models.tiny import tiny_families
-from normlens.sentences import Pooling
 
 A, B = [3, 9, 27, 14, 5, 33, 8], [40, 41, 3, 6, 17]
 TEXTS = ("A man is playing a flute.", "Someone plays an instrument.")

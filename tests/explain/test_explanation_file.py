@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import normlens
 from normlens.errors import InputError, MapsFileError
-from normlens.explanation_header import EACH, SHARED
+from normlens.results.explanation_header import EACH, SHARED
 
 IDS = [5, 17, 31, 8, 44]
 

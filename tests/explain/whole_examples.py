@@ -14,7 +14,7 @@ from normlens.decomposition.vectors import Sources
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.vectors import push
 from normlens.models import adapt
-from normlens.trace import reading
+from normlens.tracing.trace import reading
 
 PADDING = 1
 

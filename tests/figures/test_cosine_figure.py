@@ -9,11 +9,11 @@ import pytest
 from explanation_examples import LONG, SCRIPTS, SHORT
 from tidy import assert_tidy, words
 
-from normlens.cosine import Cosine
 from normlens.errors import InputError, MissingDependencyError
-from normlens.export import save_figure
+from normlens.exports.map_export import save_figure
 from normlens.figures.cosine_matrix import with_biases
-from normlens.tokens import TokenAxis
+from normlens.results.cosine import Cosine
+from normlens.results.tokens import TokenAxis
 
 pytest.importorskip("matplotlib")
 

@@ -10,10 +10,10 @@ import pytest
 from explanation_examples import LONG, SCRIPTS, SHORT, explanation, explanations
 from tidy import assert_tidy, words
 
-from normlens.contribution_rows import LONGEST, rows_of
 from normlens.errors import InputError, MissingDependencyError
-from normlens.export import save_figure
+from normlens.exports.map_export import save_figure
 from normlens.figures.flow_edges import FEW, Edges
+from normlens.results.contribution_rows import LONGEST, rows_of
 
 pytest.importorskip("matplotlib")
 TEXTS = {"short": SHORT, "long": LONG, "scripts": SCRIPTS, "one": ["Hi"]}

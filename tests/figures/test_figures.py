@@ -16,8 +16,8 @@ from normlens import figures
 from normlens.analysis import strongest_pairs
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
 from normlens.models.tiny import tiny_model
+from normlens.results.tokens import readable_tokens
 from normlens.scopes import consecutive
-from normlens.tokens import readable_tokens
 
 pytest.importorskip("matplotlib")
 TEXT = "She teaches soap opera history."

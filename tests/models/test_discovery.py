@@ -19,7 +19,7 @@ GENERIC = [
     "models/test_families.py::test_float64_equals_the_reference",
     "models/test_reach.py::test_a_configuration_that_asks_to_look_both_ways",
     "models/test_reach.py::test_gemma_3s_setting_in_every_family",
-    "test_trace.py::test_input_and_weights_of_every_layer",
+    "tracing/test_trace.py::test_input_and_weights_of_every_layer",
     "test_estimate.py::test_every_family_has_an_estimate",
     "papers/kobayashi2021/test_expansion_rate.py::test_every_family_has_a_rate_per_layer",
 ]

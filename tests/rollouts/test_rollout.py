@@ -14,8 +14,8 @@ from rollout_examples import IDS, slow_rollout
 import normlens
 from normlens.analysis import reachable, rollout
 from normlens.errors import InputError, UnknownScopeError
-from normlens.rolled import ROLLOUT
-from normlens.tokens import TokenAxis
+from normlens.results.rolled import ROLLOUT
+from normlens.results.tokens import TokenAxis
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normlens.maps import Maps
+from normlens.results.maps import Maps
 
 HOW = "apt-get install chromium && pip install playwright (CHROMIUM names another binary)"
 FLAGS = [

@@ -14,8 +14,8 @@ from viewer_examples import hostile_maps
 
 import normlens
 from normlens.analysis import normalise, strongest_pairs
-from normlens.maps import Maps
 from normlens.models.tiny import tiny_model
+from normlens.results.maps import Maps
 from normlens.viewer import to_html
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"

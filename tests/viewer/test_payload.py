@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from viewer_examples import hostile_maps
 
 from normlens.errors import InputError
-from normlens.maps import Maps
+from normlens.results.maps import Maps
 from normlens.viewer import encode, page, to_html
 from normlens.viewer.html import fitted
 

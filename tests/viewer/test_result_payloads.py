@@ -18,7 +18,7 @@ from test_payload import decode, header_of
 from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
 
 from normlens.errors import InputError, OutputError
-from normlens.explanations import Explanations
+from normlens.results.explanations import Explanations
 from normlens.viewer import cosine_html, explanation_html, page
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explained import fitted

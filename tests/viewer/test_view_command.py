@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from viewer_examples import hostile_maps
 
-from normlens import export
 from normlens.cli import main
 from normlens.errors import InputError, OutputError
+from normlens.exports import map_export as export
 from normlens.viewer import notebook
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from normlens.cosine import Cosine
-from normlens.explanation import Explanation
-from normlens.maps import Maps
+from normlens.results.cosine import Cosine
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explanation_payload import encode_explanations
 from normlens.viewer.payload import encode

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.arguments import read_text
 from normlens.cli.explained import completeness_words, token_strip
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import ForceOption, ModelOption, QuietOption
 from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import add_row, console_for, new_table, print_table, status
-from normlens.contribution_rows import rows_of
 from normlens.cosine_options import CosineOptions
-from normlens.cosine_words import PLACES, cosine_words, parts_words
-from normlens.embedded import DEFAULT
-from normlens.explanation_words import signed_number
 from normlens.options import LoadOptions
+from normlens.results.contribution_rows import rows_of
+from normlens.results.cosine_words import PLACES, cosine_words, parts_words
+from normlens.results.explanation_words import signed_number
 
 if TYPE_CHECKING:
-    from normlens.cosine import Cosine
+    from normlens.results.cosine import Cosine
 
 _PAIRS = 10  # in the list of the strongest
 
@@ -63,7 +63,7 @@ def cosine_command(
     if out is not None:
         check_out(out, force)
 
-    from normlens.cosine_export import write_cosine
+    from normlens.exports.cosine_export import write_cosine
     from normlens.loading import load
 
     with status(f"loading {model or DEFAULT}", quiet):

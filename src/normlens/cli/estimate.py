@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import JsonOption, ModelOption
 from normlens.cli.printing import add_row, console_for, new_table
-from normlens.embedded import DEFAULT
 from normlens.errors import InputError
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 
@@ -39,8 +39,8 @@ def estimate_command(
     at_least_one(batch_size, "batch_size")
 
     from normlens import estimate as cost
+    from normlens.checkpoints.devices import device_anywhere, pick_dtype
     from normlens.decomposition.least import check_limit
-    from normlens.devices import device_anywhere, pick_dtype
     from normlens.loading import load_config
 
     place = device_anywhere(loading.device)
@@ -155,8 +155,8 @@ def _described(result: Estimate, analysis: Analysis) -> str:
 
 def _show_device(place: torch.device, sizes: ModelSizes, tokens: int) -> None:
     """What the device has room for, if it is here."""
+    from normlens.checkpoints.devices import is_elsewhere
     from normlens.decomposition.memory import free_memory
-    from normlens.devices import is_elsewhere
     from normlens.estimate.whole import automatic_batch
 
     console = console_for()

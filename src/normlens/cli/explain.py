@@ -116,10 +116,10 @@ def explain_command(
 
         vector = read_direction(direction)
 
-    from normlens.explanation import Explanation
-    from normlens.explanation_export import write_explanation
-    from normlens.explanations import Explanations
+    from normlens.exports.explanation_export import write_explanation
     from normlens.loading import load
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
 
     with status(f"loading {model}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
@@ -158,7 +158,7 @@ def _position(typed: str | None) -> int | str | None:
 
 
 def _check_out(out: Path, picture: str | None, where: int | str | None, force: bool) -> None:
-    from normlens.explanation_export import check_picture
+    from normlens.exports.explanation_export import check_picture
 
     check_out(out, force, () if picture is None else ("picture",))
     check_picture(picture)

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from normlens.cli.printing import add_row, console_for, new_table, print_table
-from normlens.contribution_rows import rows_of
-from normlens.explanation_words import (
+from normlens.results.contribution_rows import rows_of
+from normlens.results.explanation_words import (
     decimals,
     percent,
     place_words,
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from normlens.explanation import Explanation
-    from normlens.explanations import Explanations
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
 
 _COMPONENTS = 8  # in the list of the strongest
 _SOURCES = 3  # beside each next token

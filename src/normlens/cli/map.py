@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.arguments import read_text
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import ForceOption, ModelOption, QuietOption
 from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import status
 from normlens.cli.summary import completeness, layers_in_words, show_maps
-from normlens.embedded import DEFAULT
 from normlens.errors import InputError, valid_choice
 from normlens.options import AnalysisOptions, LoadOptions
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 
 @with_field_options
@@ -111,7 +111,7 @@ def _drawing(normalise: str | None, colour: str | None) -> dict[str, Any]:
 
 
 def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[str, Any]) -> None:
-    from normlens import export
+    from normlens.exports import map_export as export
 
     with file_errors(out):
         export.write(maps, out, overwrite=force, **drawing)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from normlens import embedded
+from normlens.checkpoints import embedded
 from normlens.cli.options import QuietOption
 from normlens.cli.printing import add_row, console_for, new_table, print_table, status
 from normlens.errors import valid_choice

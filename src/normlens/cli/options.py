@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normlens.embedded import DEFAULT
+from normlens.checkpoints.embedded import DEFAULT
 
 ModelOption = Annotated[
     str | None,

@@ -11,7 +11,8 @@ from normlens.errors import NormLensError, OutputError
 
 def check_out(out: Path, force: bool, drawing: Iterable[str] = ()) -> None:
     """Raise now what would otherwise fail at the end; `drawing` names options of pictures."""
-    from normlens import export, store
+    from normlens.exports import map_export as export
+    from normlens.results import store
 
     export.check_format(out, drawing)
     with file_errors(out):

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlens.cli.options import ForceOption, JsonOption
-from normlens.spreadsheet import write_csv
+from normlens.exports.spreadsheet import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd

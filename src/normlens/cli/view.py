@@ -38,8 +38,8 @@ def view_command(
     """Maps files as one HTML page, which works from disk without network. Several files can be
     compared: two texts, or two models.
     """
-    from normlens import store
-    from normlens.maps import Maps
+    from normlens.results import store
+    from normlens.results.maps import Maps
     from normlens.viewer import to_html
 
     if out is not None:

@@ -38,7 +38,7 @@ from normlens.estimate.plans import (
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.nonlinearities import SHAPLEY
-from normlens.rows import ROWS
+from normlens.tracing.rows import ROWS
 
 
 def forward_operations(sizes: ModelSizes, n: int) -> int:

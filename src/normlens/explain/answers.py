@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from normlens.collect import versions
+from normlens.analysing.collect import versions
+from normlens.analysing.verdicts import SCORE_TOLERANCE
 from normlens.explain.packing import Packed, Said
 from normlens.explain.questions import Question
 from normlens.explain.words import label_of
 from normlens.explain_options import ExplainOptions
-from normlens.explanation import Explanation
 from normlens.heads import Head
+from normlens.results.explanation import Explanation
 from normlens.text import Encoded
-from normlens.verdicts import SCORE_TOLERANCE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -18,10 +18,10 @@ from normlens.explain.questions import (
 )
 from normlens.explain.words import Target
 from normlens.explain_options import ExplainOptions
-from normlens.explanation import Explanation
-from normlens.explanations import Explanations
 from normlens.heads import ANY, CAUSAL, Head
 from normlens.models.heads import read_head
+from normlens.results.explanation import Explanation
+from normlens.results.explanations import Explanations
 from normlens.text import Encoded
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normlens.advancing import Progress
-from normlens.batches import affordable, batches, vector_batch
-from normlens.collect import versions
-from normlens.cosine import Cosine
+from normlens.analysing.batches import affordable, batches, vector_batch
+from normlens.analysing.collect import versions
+from normlens.analysing.verdicts import SCORE_TOLERANCE
+from normlens.checkpoints.sentences import Pooling
 from normlens.cosine_options import CosineOptions
 from normlens.decomposition.least import check_vectors_limit
 from normlens.decomposition.memory import DEFAULT_LIMIT
@@ -22,10 +23,9 @@ from normlens.explain.sentences import SentenceParts, sentence_parts
 from normlens.heads import Head
 from normlens.parsing import parse_bytes
 from normlens.precisions import AUTO
-from normlens.sentences import Pooling
+from normlens.results.cosine import Cosine
+from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded
-from normlens.tokens import TokenAxis
-from normlens.verdicts import SCORE_TOLERANCE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from normlens.advancing import Progress
-from normlens.batches import batches
+from normlens.analysing.batches import batches
+from normlens.analysing.verdicts import check_scores
 from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.answers import explanation
@@ -21,15 +22,14 @@ from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
 from normlens.explain.walk import Wanted, carry
 from normlens.explain_options import ExplainOptions
-from normlens.explanation import Explanation
 from normlens.heads import LAST, Head
-from normlens.model_inputs import model_inputs, without_autocast
 from normlens.parsing import parse_bytes
+from normlens.results.explanation import Explanation
 from normlens.scopes import resolve_all
 from normlens.text import Encoded
-from normlens.trace import reading
-from normlens.turns import alone_with_model
-from normlens.verdicts import check_scores
+from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.tracing.trace import reading
+from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

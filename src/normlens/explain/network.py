@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlens.analysing.verdicts import check_completeness
 from normlens.components import Layer, Reach
 from normlens.decomposition import FrozenLayer, freeze
 from normlens.decomposition.completeness import relative_error
@@ -20,8 +21,7 @@ from normlens.decomposition.scores import LayerScores
 from normlens.errors import UnsupportedModelError
 from normlens.matmul import splits
 from normlens.models.base import Adapter
-from normlens.trace import Call, LayerTrace, run_again, run_traced
-from normlens.verdicts import check_completeness
+from normlens.tracing.trace import Call, LayerTrace, run_again, run_traced
 
 #: The share of the memory limit that attention weights may take; the rest is for the way back.
 KEPT_SHARE = 8

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.advancing import Progress, by_layers
-from normlens.checks import Checks
+from normlens.analysing.verdicts import check_completeness
 from normlens.components import Layer
 from normlens.decomposition.activations import activation
 from normlens.decomposition.completeness import relative_error
@@ -25,11 +25,11 @@ from normlens.decomposition.vectors import Sources
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.vectors import check_one_sequence, push
 from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise, Head
-from normlens.model_inputs import model_inputs, without_autocast
 from normlens.text import Encoded
-from normlens.trace import reading
-from normlens.turns import alone_with_model
-from normlens.verdicts import check_completeness
+from normlens.tracing.checks import Checks
+from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.tracing.trace import reading
+from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

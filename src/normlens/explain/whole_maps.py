@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from normlens.advancing import Progress, by_layers
-from normlens.checks import Checks
-from normlens.collect import Collected
-from normlens.columns import Columns
+from normlens.analysing.collect import Collected
+from normlens.analysing.columns import Columns
 from normlens.components import Layer, Reach
 from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.decomposition.results import LayerMaps
 from normlens.decomposition.vectors import Sources, WholeNorms
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.vectors import Advance, check_one_sequence, push
-from normlens.model_inputs import model_inputs, without_autocast
 from normlens.options import Request
 from normlens.text import Encoded
-from normlens.trace import reading
-from normlens.turns import alone_with_model
+from normlens.tracing.checks import Checks
+from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.tracing.trace import reading
+from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

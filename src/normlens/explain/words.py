@@ -7,8 +7,8 @@ from typing import Any
 
 from normlens.errors import InputError
 from normlens.heads import CAUSAL, MASKED, Head
+from normlens.results.tokens import readable_tokens
 from normlens.text import Encoded, tokenise
-from normlens.tokens import readable_tokens
 
 Target = int | str
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 _NORMALISED = {
     "source": "both maps scaled so that each column (one source) sums to 1",

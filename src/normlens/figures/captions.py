@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from normlens.rolled import rollout_words
+from normlens.results.rolled import rollout_words
 from normlens.scopes import components_of, consecutive
 from normlens.wording import quoted
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
     from normlens.text import Text
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.contribution_rows import NO_TOKEN_WORDS
-from normlens.explanation_words import score_words, total_words
 from normlens.figures.canvas import (
     COLOURS,
     FRAME,
@@ -26,12 +24,14 @@ from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import DIVERGING, NO_TOKEN, SignedColours
 from normlens.figures.signed_matrix import colour_bar
+from normlens.results.contribution_rows import NO_TOKEN_WORDS
+from normlens.results.explanation_words import score_words, total_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 _LEFT, _BARS, _GAP, _BAR = 0.62, 3.4, 0.5, 0.5  # inches
 _END = "end"  # what stands behind the last layer

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from normlens.contribution_rows import Row
-from normlens.explanation_words import decimals, signed_number
 from normlens.figures.canvas import FRAME, INK, LARGEST_TICK, NOTE
 from normlens.figures.captions import tick
 from normlens.figures.fonts import Fonts
 from normlens.figures.signed_colours import NO_TOKEN, SignedColours
+from normlens.results.contribution_rows import Row
+from normlens.results.explanation_words import decimals, signed_number
 
 ROW = 0.165  # inches
 

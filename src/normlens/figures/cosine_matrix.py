@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.cosine_words import cosine_words, parts_words
 from normlens.errors import InputError
 from normlens.figures.canvas import MARGIN, TITLE, Head, Notes, Sheet, require_matplotlib
 from normlens.figures.captions import cut_label, made, model_name
@@ -18,13 +17,14 @@ from normlens.figures.signed_colours import DIVERGING, SignedColours
 from normlens.figures.signed_matrix import SignedMatrix
 from normlens.figures.ticks import left_out_note
 from normlens.figures.token_strip import TokenStrip
+from normlens.results.cosine_words import cosine_words, parts_words
 from normlens.wording import quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.cosine import Cosine
+    from normlens.results.cosine import Cosine
 
 _NO_TOKEN = "no token"
 _NARROWEST = 6.0

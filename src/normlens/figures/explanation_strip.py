@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from normlens.contribution_rows import rows_of
 from normlens.errors import InputError
-from normlens.explanation_words import place_words, score_words, total_words
 from normlens.figures.canvas import (
     LARGEST_TICK,
     MARGIN,
@@ -23,12 +21,14 @@ from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import DIVERGING, SignedColours
 from normlens.figures.token_strip import TokenStrip
+from normlens.results.contribution_rows import rows_of
+from normlens.results.explanation_words import place_words, score_words, total_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 _WIDTH = 6.6
 _AXIS_WORDS = 0.42

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.explanation_words import score_words, total_words
 from normlens.figures.canvas import (
     FAINT,
     FRAME,
@@ -27,12 +26,13 @@ from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import NO_TOKEN, sign_colour
 from normlens.figures.ticks import Ticks, left_out_note
+from normlens.results.explanation_words import score_words, total_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 _NO_TOKEN = "no token"
 _WIDEST = 30.0  # inches; the columns of very long texts are narrower

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 
 def draw_into(

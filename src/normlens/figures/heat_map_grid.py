@@ -27,7 +27,7 @@ from normlens.figures.ticks import Ticks, label_edges, left_out_note
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 _AXIS_WORD = 0.2
 _BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36

@@ -14,7 +14,7 @@ from normlens.figures.canvas import FAINT, FRAME, INK, TITLE
 from normlens.figures.fonts import Fonts
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 COLOUR_SCALES = {"linear": "linear", "sqrt": "square-root"}  # as an option, and in words
 

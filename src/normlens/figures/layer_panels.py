@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 _PANELS_IN_A_ROW = 6
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.explanations import Explanations
+    from normlens.results.explanations import Explanations
 
 _NO_TOKEN = "no token"
 

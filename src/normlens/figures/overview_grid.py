@@ -21,7 +21,7 @@ from normlens.layers import layers_in_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 
 def plot_overview(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 
 def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:

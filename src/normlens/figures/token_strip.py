@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normlens.contribution_rows import NO_TOKEN_WORDS
-from normlens.explanation_words import decimals, signed_number
 from normlens.figures.canvas import FAINT, FRAME, INK, MARGIN, Sheet
 from normlens.figures.fonts import Fonts
 from normlens.figures.signed_colours import SignedColours
+from normlens.results.contribution_rows import NO_TOKEN_WORDS
+from normlens.results.explanation_words import decimals, signed_number
 
 _PAD, _GAP, _HEIGHT, _LINE = 0.045, 0.025, 0.19, 0.235  # inches
 

@@ -2,7 +2,7 @@
 
 A weight says what a module computes only if nothing else acts inside it. Adapters (peft), packed
 and offloaded weights are refused here. Any other case is noticed when the module runs, because its
-output is compared with x W + b (`normlens.checks`).
+output is compared with x W + b (`normlens.tracing.checks`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from normlens.decomposition import RULES, freeze
 from normlens.decomposition.completeness import relative_error
 from normlens.decomposition.source_parts import source_memory, source_parts, unowned_bias
 from normlens.errors import InputError, MemoryLimitError, valid_choice
-from normlens.maps import Maps
 from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
+from normlens.results.maps import Maps
 from normlens.rollouts.layerwise import (
     Given,
     RolloutOptions,
@@ -30,7 +30,7 @@ from normlens.rollouts.layerwise import (
     traced_maps,
 )
 from normlens.scopes import WEIGHT_SCOPES, resolve
-from normlens.trace import LayerTrace
+from normlens.tracing.trace import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -17,7 +17,7 @@ from normlens.components import Layer, Norm
 from normlens.decomposition import FrozenLayer, freeze, layer_maps
 from normlens.decomposition.norm import FrozenNorm
 from normlens.errors import InputError
-from normlens.maps import Maps
+from normlens.results.maps import Maps
 from normlens.rollouts.layerwise import (
     Given,
     RolloutOptions,
@@ -26,7 +26,7 @@ from normlens.rollouts.layerwise import (
     sequences,
     traced_maps,
 )
-from normlens.trace import LayerTrace
+from normlens.tracing.trace import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

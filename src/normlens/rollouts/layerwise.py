@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from normlens.batches import batches, launched
+from normlens.analysing.batches import batches, launched
+from normlens.analysing.verdicts import check_completeness
 from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.errors import InputError
-from normlens.maps import Maps
-from normlens.model_inputs import model_inputs, without_autocast
 from normlens.options import AnalysisOptions
 from normlens.parsing import parse_bytes
-from normlens.rolled import rolled_out
+from normlens.results.maps import Maps
+from normlens.results.rolled import rolled_out
 from normlens.text import Encoded, Text, Texts
-from normlens.trace import LayerTrace, trace
-from normlens.verdicts import check_completeness
+from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.tracing.trace import LayerTrace, trace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from normlens.errors import InputError
-from normlens.maps import Maps
 from normlens.options import AnalysisOptions
+from normlens.results.maps import Maps
 from normlens.rollouts.alti_rollout import alti
 from normlens.rollouts.globenc_rollout import globenc
 from normlens.rollouts.layerwise import Given, RolloutOptions, as_given, check_stack, sequences

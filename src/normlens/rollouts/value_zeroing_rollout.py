@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from normlens.components import Layer, Linear
 from normlens.errors import UnsupportedModelError
-from normlens.maps import Maps
-from normlens.model_inputs import model_inputs, without_autocast
+from normlens.results.maps import Maps
 from normlens.rollouts.layerwise import (
     BatchMaps,
     Given,
@@ -31,8 +30,9 @@ from normlens.rollouts.layerwise import (
     sequences,
 )
 from normlens.text import Encoded
-from normlens.trace import Call, LayerTrace, reading, run_traced
-from normlens.turns import alone_with_model
+from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.tracing.trace import Call, LayerTrace, reading, run_traced
+from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

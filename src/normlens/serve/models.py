@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from normlens.embedded import EMBEDDED
+from normlens.checkpoints.embedded import EMBEDDED
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.options import AnalysisOptions, LoadOptions
 from normlens.serve.jobs import CosineQuestion, Question, WhyQuestion
@@ -54,7 +54,7 @@ class ServedModels:
 
     def describe(self) -> None:
         """Read every model's configuration, so that a wrong name fails before the page opens."""
-        from normlens.devices import pick_device, pick_dtype
+        from normlens.checkpoints.devices import pick_device, pick_dtype
         from normlens.estimate import skeleton
         from normlens.loading import load_config
 
@@ -163,7 +163,7 @@ class ServedModels:
 
 def _head(name: str, config: Any) -> str | None:
     """The class with the head that a model's checkpoint names, if it is one of a known task."""
-    from normlens.embedded_files import is_embedded
+    from normlens.checkpoints.embedded_files import is_embedded
     from normlens.models.heads import has_known_head
 
     classes = getattr(config, "architectures", None) or []

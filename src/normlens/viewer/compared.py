@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens import store
 from normlens.errors import InputError
+from normlens.results import store
 from normlens.viewer import page
 from normlens.viewer.cosine_payload import encode_cosines, listed
 from normlens.viewer.html import LARGEST, room_of, title, write_page
 from normlens.viewer.notebook import Notebook
 
 if TYPE_CHECKING:
-    from normlens.cosine import Cosine
+    from normlens.results.cosine import Cosine
 
 
 def cosine_html(

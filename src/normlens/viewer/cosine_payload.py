@@ -11,7 +11,7 @@ from normlens.viewer.container import Blobs, joined
 from normlens.viewer.token_fields import token_fields
 
 if TYPE_CHECKING:
-    from normlens.cosine import Cosine
+    from normlens.results.cosine import Cosine
 
 FORMAT = "normlens-viewer-cosines"
 FORMAT_VERSION = 1

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens import store
 from normlens.errors import InputError
+from normlens.results import store
 from normlens.viewer import page
 from normlens.viewer.explanation_payload import encode_explanations, flow_bytes, listed
 from normlens.viewer.html import EXACT, LARGEST, room_of, title, write_page
 from normlens.viewer.notebook import Notebook
 
 if TYPE_CHECKING:
-    from normlens.explanation import Explanation
-    from normlens.explanations import Explanations
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
 
 
 def explanation_html(

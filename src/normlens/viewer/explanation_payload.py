@@ -11,8 +11,8 @@ from normlens.viewer.container import Blobs, check_precision, joined
 from normlens.viewer.token_fields import texts_of, token_fields
 
 if TYPE_CHECKING:
-    from normlens.explanation import Explanation
-    from normlens.explanations import Explanations
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
 
 FORMAT = "normlens-viewer-explanations"
 FORMAT_VERSION = 1

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normlens import store
 from normlens.errors import InputError
 from normlens.layers import thinned
+from normlens.results import store
 from normlens.viewer import page, payload
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 #: The size that a file stays below unless told otherwise, in MB (10⁶ bytes).
 LARGEST = 60.0

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.labelled import LabelledMaps
 from normlens.plain_json import plain
-from normlens.rolled import rollout_words
+from normlens.results.labelled import LabelledMaps
+from normlens.results.rolled import rollout_words
 from normlens.viewer.container import Blobs, check_precision, joined
 from normlens.viewer.shapes import of_like_layers, square
 from normlens.viewer.token_fields import texts_of, token_fields
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 MEDIA_TYPE = "application/octet-stream"
 FORMAT = "normlens-viewer"

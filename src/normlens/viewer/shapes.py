@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normlens.layers import layers_in_words
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 
 def of_like_layers(maps: Maps) -> list[Maps]:

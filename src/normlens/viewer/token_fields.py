@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normlens.tokens import TokenAxis
+from normlens.results.tokens import TokenAxis
 
 if TYPE_CHECKING:
     from normlens.text import Text

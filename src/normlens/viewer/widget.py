@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normlens.labelled import LabelledMaps
+from normlens.results.labelled import LabelledMaps
 from normlens.viewer import payload
 from normlens.viewer.html import fitted, title_of
 from normlens.viewer.notebook import Notebook
 from normlens.viewer.shapes import of_like_layers
 
 if TYPE_CHECKING:
-    from normlens.maps import Maps
+    from normlens.results.maps import Maps
 
 
 def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:

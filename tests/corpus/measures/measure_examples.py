@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 import normlens
 from normlens.corpus.measures import Item, Measure
-from normlens.explanation import Explanation
-from normlens.maps import Maps
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
 from normlens.text import Encoded
 
 SCOPES = [

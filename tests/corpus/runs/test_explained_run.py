@@ -12,10 +12,10 @@ from run_examples import assert_each_once, assert_same_tables, corpus_file, tiny
 
 import normlens
 from normlens import cli
+from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import Run
 from normlens.corpus.engines import worker
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.hub import quiet_transformers
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

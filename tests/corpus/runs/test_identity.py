@@ -172,7 +172,7 @@ def test_installed_packages_are_not_followed(modules: Path) -> None:
     from normlens.corpus.measures.user_files import module_sources
 
     (modules / "own_imports.py").write_text(
-        "import json, numpy.linalg, normlens.maps, not_there\nfrom torch import nn\n"
+        "import json, numpy.linalg, normlens.results.maps, not_there\nfrom torch import nn\n"
         "from collections import abc\nimport own_helper\n"
     )
     found = module_sources("own_imports")

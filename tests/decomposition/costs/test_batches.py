@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import normlens
-from normlens.batches import affordable
+from normlens.analysing.batches import affordable
 from normlens.decomposition.costs import batches
 from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
 from normlens.estimate import sizes_of

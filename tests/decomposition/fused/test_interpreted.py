@@ -14,13 +14,13 @@ from reference import mixing_of, reference
 from torch import nn
 
 import normlens
+from normlens.analysing.verdicts import KERNEL_TOLERANCE
 from normlens.decomposition import decompose_layer, engine
 from normlens.decomposition.feedforward_job import ORDINARY, FeedForwardJob
 from normlens.decomposition.norm_maps import Settings
 from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.tiles import feed_forward_norms
 from normlens.models.tiny import tiny_model
-from normlens.verdicts import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 

@@ -29,6 +29,7 @@ from report_examples import (
 )
 
 from normlens.errors import OutputError
+from normlens.exports.spreadsheet import harmless
 from normlens.papers.base import Figure, Result, Table
 from normlens.papers.drawing import panels
 from normlens.papers.published import Comparison, Published
@@ -37,7 +38,6 @@ from normlens.papers.report.content import Header, Model, Report, Section
 from normlens.papers.report.files import write
 from normlens.papers.report.layout import arrange
 from normlens.papers.words import LAYER
-from normlens.spreadsheet import harmless
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 

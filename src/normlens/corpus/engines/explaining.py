@@ -9,9 +9,9 @@ import numpy as np
 from normlens.corpus.measures.base import Asked
 from normlens.explain.ask import ask
 from normlens.explain_options import ExplainOptions
-from normlens.explanation import Explanation
 from normlens.lens import Lens
-from normlens.maps import Maps
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
 from normlens.text import Encoded
 
 

@@ -11,8 +11,8 @@ from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, one_line, reason_of
-from normlens.explanation import Explanation
-from normlens.maps import Maps
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
 
 SEQUENCES = pa.schema(
     [

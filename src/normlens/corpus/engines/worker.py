@@ -24,12 +24,12 @@ from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import InputError, NormLensError
-from normlens.explanation import Explanation
 from normlens.lens import Lens
 from normlens.loading import load
-from normlens.maps import Maps
 from normlens.models.heads import read_head
 from normlens.options import AnalysisOptions
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
 from normlens.text import Encoded
 

@@ -30,7 +30,7 @@ from normlens.corpus.measures.token_pairs import TokenPairs
 from normlens.corpus.measures.tokens import GROUPS, RELATIONS, Relation
 from normlens.corpus.measures.user_imports import imported
 from normlens.errors import InputError, valid_choice
-from normlens.maps import Maps
+from normlens.results.maps import Maps
 
 
 @dataclass(frozen=True)

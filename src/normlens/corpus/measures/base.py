@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.explanation import Explanation
-from normlens.maps import Maps
 from normlens.nonlinearities import IG
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
 
 if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
     from normlens.text import Encoded

@@ -13,7 +13,7 @@ from normlens.corpus.measures.base import Asked, Item, Needs, RowMeasure
 from normlens.corpus.measures.columns import LABEL, WHOSE, Blocks, build
 from normlens.errors import InputError
 from normlens.explain_options import ExplainOptions
-from normlens.explanation import Explanation
+from normlens.results.explanation import Explanation
 
 #: where the score is read; null for a classifier that pools its tokens
 _READ_AT = pa.field("read_at", pa.int32())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normlens.analysis.ranks import spearman_matrix
 from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, at_layers
 from normlens.corpus.measures.columns import WHOSE, build
-from normlens.maps import Correlations, Maps
+from normlens.results.maps import Correlations, Maps
 
 SCHEMA = pa.schema(
     [

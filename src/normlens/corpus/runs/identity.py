@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from normlens.collect import versions
+from normlens.analysing.collect import versions
 from normlens.lens import Lens
 
 #: Fields of a configuration that the manifest has elsewhere, or that no number depends on.

@@ -21,8 +21,8 @@ from normlens.corpus.runs.merging import merging_sql
 from normlens.corpus.runs.shards import survey, table_files, table_name
 from normlens.corpus.runs.verified import Verified
 from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
-from normlens.spreadsheet import harmless_sql
-from normlens.store import check_output
+from normlens.exports.spreadsheet import harmless_sql
+from normlens.results.store import check_output
 
 if TYPE_CHECKING:
     import pandas as pd

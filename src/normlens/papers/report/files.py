@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.corpus.runs.folder import LocalFolder
+from normlens.exports.spreadsheet import write_csv
 from normlens.json_text import parse_json
 from normlens.papers.published import Comparison
 from normlens.papers.report import html, markdown, pictures
@@ -17,7 +18,6 @@ from normlens.papers.report.content import Report
 from normlens.papers.report.latex import latex
 from normlens.papers.report.layout import Finding, PlacedSection, arrange
 from normlens.plain_json import plain
-from normlens.spreadsheet import write_csv
 
 FORMAT, VERSION = "normlens-report", 1
 RESULTS = "results.json"

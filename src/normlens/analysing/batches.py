@@ -1,0 +1,100 @@
+"""Batches: the sequences that are analysed together, halved where memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
+from normlens.decomposition.costs.vectors import VectorSizes
+from normlens.decomposition.memory import is_out_of_memory
+from normlens.errors import MemoryLimitError
+from normlens.models.readiness import padding_spoils
+from normlens.options import at_least_one
+from normlens.text import Encoded
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.results.maps import Maps
+
+Started = TypeVar("Started")
+
+
+def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
+    """Indices of the sequences in each batch, which are of similar length."""
+    if batch_size == "auto":
+        size = affordable(lens, max(map(len, encoded), default=1))
+    else:
+        size = at_least_one(int(batch_size), "batch_size")
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
+            yield from ([index] for index in batch)
+        else:
+            yield batch
+
+
+def affordable(lens: Lens, n: int) -> int:
+    """How many sequences of n tokens a batch has on the model's device.
+
+    Other programs may leave less memory than this assumes; then `launched` halves the batch.
+    """
+    attentions = [attention for layer in lens.layers for attention in layer.attentions]
+    heads = max(attention.heads for attention in attentions)
+    d = attentions[0].output.weight.shape[1]
+    each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
+    weights = sum(parameter.nbytes for parameter in lens.model.parameters())
+    return affordable_sequences(lens.device, weights, each)
+
+
+def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
+    """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
+    sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
+    return max(1, min(wanted, limit // sizes.least))
+
+
+def launched(
+    batch: list[Encoded],
+    launch: Callable[[list[Encoded]], Started],
+    finish: Callable[[list[Encoded], Started], list[Maps]],
+    device: torch.device,
+) -> Callable[[], list[Maps]]:
+    """Launch one batch and return a function that waits for its maps.
+
+    A batch that runs out of memory is halved.
+    """
+
+    def halves() -> list[Maps]:
+        half = len(batch) // 2
+        smaller = batch[:half], batch[half:]
+        return [maps for part in smaller for maps in launched(part, launch, finish, device)()]
+
+    try:
+        started = launch(batch)
+    except (RuntimeError, MemoryError) as error:
+        _check_memory(error, batch, device)
+        return halves
+
+    def wait() -> list[Maps]:
+        try:
+            return finish(batch, started)
+        except (RuntimeError, MemoryError) as error:
+            _check_memory(error, batch, device)
+        return halves()
+
+    return wait
+
+
+def _check_memory(error: BaseException, batch: list[Encoded], device: torch.device) -> None:
+    """Raise `error`, or one that explains it, unless a smaller batch may help."""
+    if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+        raise error
+    if len(batch) == 1:
+        raise MemoryLimitError(
+            f"{len(batch[0])} tokens do not fit into the memory of {device}; use a "
+            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+            "needs)"
+        )

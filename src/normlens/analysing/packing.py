@@ -1,0 +1,59 @@
+"""One sequence's results as maps, with the labels that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.analysing.collect import Collected
+from normlens.analysing.columns import CORRELATIONS
+from normlens.results.maps import Maps
+from normlens.results.tokens import TokenAxis
+from normlens.text import Encoded
+
+
+def packed(
+    sequence: Encoded,
+    index: int,
+    results: Mapping[str, dict[str, NDArray[Any]]],
+    collected: Collected,
+    provenance: dict[str, Any],
+) -> Maps:
+    """The maps of a batch's sequence `index`, whose `results` are by group and name."""
+    arrays = results.get("arrays", {})
+    return Maps(
+        arrays={scope: arrays[scope] for scope in collected.scopes if scope in arrays},
+        raw_tokens=sequence.tokens,
+        layers=collected.layers,
+        allowed=collected.allowed(index),
+        completeness=provenance["completeness"],
+        provenance=provenance,
+        mixing=results.get("mixing", {}),
+        heads=results.get("heads", {}),
+        standard_error=results.get("standard_error", {}),
+        statistics=results.get("statistics", {}),
+        correlations=collected.correlations(results.get(CORRELATIONS, {}).get(CORRELATIONS)),
+        token_ids=sequence.ids,
+        special=sequence.special,
+        token_words=sequence.words,
+        word_labels=sequence.word_labels,
+        text=sequence.text,
+        coverage=collected.coverage(),
+        **_columns(sequence, collected.columns.other_tokens(index)),
+    )
+
+
+def _columns(sequence: Encoded, others: list[str]) -> dict[str, Any]:
+    """The labels of columns that are another sequence's tokens, then the text's own."""
+    if not others:
+        return {}
+    m, n = len(others), len(sequence)
+    return {
+        "source_axis": TokenAxis(
+            [*others, *sequence.tokens], special=[*[False] * m, *sequence.special]
+        ),
+        "same_token": np.eye(n, m + n, k=m, dtype=bool),
+    }

@@ -1,0 +1,1 @@
+"""Where models come from: names, folders, the hub, and models that pip installs."""

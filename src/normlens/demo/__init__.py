@@ -1,0 +1,1 @@
+"""The demonstration: real models on a few sentences."""

@@ -1,0 +1,1 @@
+"""Results as files that other programs read: tables, JSON, pictures, pages."""

@@ -1,0 +1,203 @@
+"""Export of maps to files for other programs; the file name's ending chooses the format.
+
+Layers, heads and positions of tokens count from 0 in all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlens import figures
+from normlens.errors import InputError
+from normlens.exports import spreadsheet
+from normlens.plain_json import plain
+from normlens.results import store
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from normlens.results.maps import Maps
+
+JSON_FORMAT = "normlens-maps-json"
+JSON_VERSION = 1
+_RESOLUTION = 200  # pixels per inch
+
+
+def write(
+    maps: Maps,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    layers: int | Iterable[int] | None = None,
+    scopes: str | Iterable[str] | None = None,
+    **drawing: Any,
+) -> Path:
+    """Write maps in the format that the ending of `path` names, whole or not at all.
+
+    ``.safetensors`` holds everything and can be opened again; ``.csv`` and ``.json`` hold every
+    number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or
+    several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose;
+    `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
+    """
+    suffix = check_format(path, drawing)
+    store.check_output(path, overwrite=overwrite)
+    chosen = maps.choose(layers, scopes)
+    if suffix == ".safetensors":
+        return store.save(chosen, path, overwrite=overwrite)
+    if suffix == ".html":
+        return chosen.to_html(path, overwrite=overwrite)
+    with store.writing(path, overwrite=overwrite) as temporary:
+        _WRITERS[suffix](chosen, temporary, **drawing)
+    return Path(path)
+
+
+def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
+    """The format that the ending of `path` names, or an error before any work is done.
+
+    `drawing` names options that only pictures have.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        given = f"the ending {suffix!r}" if suffix else "no ending"
+        raise InputError(
+            f"{str(path)!r} has {given}; the ending chooses the format: {', '.join(FORMATS)}"
+        )
+    if suffix in PICTURES:
+        figures.require_matplotlib()
+    elif names := ", ".join(map(repr, drawing)):
+        raise InputError(f"{names} is for pictures ({', '.join(PICTURES)}), not for {suffix} files")
+    return suffix
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def to_table(maps: Maps) -> pd.DataFrame:
+    """A table with one row per scope, layer, head, target and source, all counted from 0.
+
+    Whole maps have no head.
+    """
+    import pandas as pd
+
+    whole = maps.to_pandas()
+    whole.insert(2, "head", pd.Series([None] * len(whole), dtype="Int64"))
+    frames = [whole]
+    for scope, array in maps.heads.items():  # (layer, head, i, j)
+        coverage = {f"arrays/{scope}": maps.covered("heads", scope)}
+        alone = replace(maps, heads={}, mixing={}, standard_error={}, statistics={})
+        for head in range(array.shape[1]):
+            frame = replace(alone, arrays={scope: array[:, head]}, coverage=coverage).to_pandas()
+            frame.insert(2, "head", pd.Series([head] * len(frame), dtype="Int64"))
+            frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def to_document(maps: Maps) -> dict[str, Any]:
+    """Everything about the maps as plain values for strict JSON: NaN and infinity become None."""
+    document: dict[str, Any] = {
+        "format": JSON_FORMAT,
+        "version": JSON_VERSION,
+        "model": maps.provenance.get("model"),
+        "text": maps.text,
+        "tokens": maps.tokens,
+        "raw_tokens": maps.raw_tokens,
+        "token_ids": maps.token_ids,
+        "special": maps.special,
+        "layers": maps.layers,
+        "layers_counted_from": 0,
+        "heads_counted_from": 0,
+        "positions_counted_from": 0,
+        "scopes": maps.scopes,
+        "completeness": maps.completeness,
+        "provenance": maps.provenance,
+        "axes": {
+            "maps": ["layer", "target", "source"],
+            "allowed": ["layer", "target", "source"],
+            "mixing_ratio": ["layer", "target"],
+            "heads": ["layer", "head", "target", "source"],
+            "standard_error": ["layer", "target", "source"],
+        },
+        "maps": maps.arrays,
+        "allowed": maps.allowed,
+        "mixing_ratio": maps.mixing,
+        "heads": maps.heads,
+        "standard_error": maps.standard_error,
+    }
+    if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
+        document["coverage"] = maps.coverage
+    if maps.source_axis is not None:
+        document["source_tokens"] = maps.source_tokens
+        document["sources"] = asdict(maps.source_axis)
+        document["same_token"] = maps.is_same_token
+        document["axes"]["same_token"] = ["target", "source"]
+    return {key: plain(value) for key, value in document.items()}
+
+
+def _write_csv(maps: Maps, path: str) -> None:
+    spreadsheet.write_csv(to_table(maps), path)
+
+
+def _write_json(maps: Maps, path: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(to_document(maps), file, ensure_ascii=False, allow_nan=False)
+        file.write("\n")
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+
+def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
+    if len(maps.layers) == 1:
+        figure = figures.plot_layer(maps, maps.layers[0], **drawing)
+    else:
+        figure = figures.plot_overview(maps, **drawing)
+    save_figure(figure, path)
+
+
+def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
+    title = f"NormLens maps of {maps.provenance.get('model')}"
+    drawn = (figures.plot_layer(maps, layer, **drawing) for layer in maps.layers)
+    save_pages(drawn, path, title)
+
+
+def save_pages(drawn: Iterable[Figure], path: str | Path, title: str) -> None:
+    """Write figures as the pages of one PDF; the same figures give the same bytes."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    with _for_print(), PdfPages(path, metadata={"Title": title, "CreationDate": None}) as pages:
+        for figure in drawn:
+            pages.savefig(figure, dpi=_RESOLUTION)
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure in a form that prints well; the same figure gives the same bytes."""
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with _for_print():
+        figure.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
+
+
+@contextmanager
+def _for_print() -> Iterator[None]:
+    """Use fonts that publishers accept (TrueType, not Type 3) and reproducible names."""
+    import matplotlib
+
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "normlens"}):
+        yield
+
+
+_WRITERS: dict[str, Callable[..., None]] = {
+    ".csv": _write_csv,
+    ".json": _write_json,
+    ".png": _write_picture,
+    ".svg": _write_picture,
+    ".pdf": _write_pages,
+}
+PICTURES = (".png", ".svg", ".pdf")
+#: Endings of file names that `write` accepts.
+FORMATS = (".safetensors", ".html", *_WRITERS)

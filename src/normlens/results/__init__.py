@@ -1,0 +1,1 @@
+"""Results: the labelled nouns that a lens gives, and their files."""

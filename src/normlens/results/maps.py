@@ -1,0 +1,202 @@
+"""The labelled maps that a lens gives: what they become and show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normlens.results import conversions, store
+from normlens.results.axes import LayerTargetSource
+from normlens.results.labelled import Correlations
+from normlens.results.measuring import MeasurableMaps
+from normlens.results.rolled import scope_rollout
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    import xarray as xr
+    from matplotlib.axes import Axes as PlotAxes
+    from matplotlib.figure import Figure
+    from typing_extensions import Unpack
+
+    from normlens.viewer.state import ViewerState
+
+__all__ = ["Correlations", "Maps"]
+
+
+class Maps(MeasurableMaps):
+    """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
+
+    Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
+    scopes, as with a dictionary. Where a model's layers differ, ``maps[scope]`` covers the layers
+    ``maps.layers_of(scope)``, and ``maps.at(scope, layer)`` is the map of one of them.
+    """
+
+    def rollout(self, scope: str) -> Maps:
+        """``R_ℓ = Â_ℓ R_{ℓ−1}``: a scope's maps multiplied from layer 0 up to each layer.
+
+        Sources are then the model's input tokens, as far as a product of layers can tell. Abnar &
+        Zuidema's ``Â = ½ W̄ + ½ I`` for "ATTN-W"; for norms rows that sum to 1, mixed with the
+        identity alike where the scope has no residual connection (`normlens.rollouts` has more).
+        """
+        return scope_rollout(self, scope)
+
+    # Taking away ---------------------------------------------------------------------------------
+
+    def to_numpy(self) -> dict[str, LayerTargetSource]:
+        """Every map by its scope."""
+        return dict(self.arrays)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per scope, layer (from 0; those that have the scope), target and source."""
+        return conversions.to_pandas(self)
+
+    def to_xarray(self) -> xr.Dataset:
+        """Every array with its axes named and its tokens and layers as coordinates.
+
+        A map is called as its scope; arrays of other groups are called ``mixing/ATTN-N`` and so on.
+        All share the coordinate `layer`: values are NaN in layers that lack a scope.
+        """
+        return conversions.to_xarray(self)
+
+    def to_bertviz(self, scope: str = "ATTN-N") -> tuple[torch.Tensor, ...]:
+        """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
+
+        Head-level maps if the lens was asked for them, else the scope's map as a single head; of
+        the layers that have the scope.
+        """
+        return conversions.to_bertviz(self, scope)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a safetensors file with JSON metadata; `Maps.load` reads it."""
+        return store.save(self, path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Maps:
+        """Read maps that `save` wrote; `normlens.open` reads other results too."""
+        return store.open_as(Maps, path)
+
+    # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
+
+    def plot(
+        self,
+        layer: int = 0,
+        scopes: str | Iterable[str] | None = None,
+        *,
+        scale: str = "map",
+        normalise: str = "none",
+        colour: str = "sqrt",
+        cmap: str = "viridis",
+        max_label: int = 14,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """The scopes of one layer side by side; see `normlens.figures.plot_layer`."""
+        from normlens.figures import plot_layer
+
+        return plot_layer(
+            self,
+            layer,
+            scopes,
+            scale=scale,
+            normalise=normalise,
+            colour=colour,
+            cmap=cmap,
+            max_label=max_label,
+            ax=ax,
+        )
+
+    def plot_overview(
+        self,
+        layers: int | Iterable[int] | None = None,
+        scopes: str | Iterable[str] | None = None,
+        *,
+        scale: str = "map",
+        normalise: str = "none",
+        colour: str = "sqrt",
+        cmap: str = "viridis",
+        max_label: int = 10,
+    ) -> Figure:
+        """Layers and scopes as small maps; see `normlens.figures.plot_overview`."""
+        from normlens.figures import plot_overview
+
+        return plot_overview(
+            self,
+            layers,
+            scopes,
+            scale=scale,
+            normalise=normalise,
+            colour=colour,
+            cmap=cmap,
+            max_label=max_label,
+        )
+
+    def plot_similarity(self, *, ax: PlotAxes | None = None) -> Figure:
+        """How similar each scope is to the one before it, layer by layer."""
+        from normlens.figures import plot_similarity
+
+        return plot_similarity(self, ax=ax)
+
+    def plot_amplification(
+        self,
+        before: str | None = None,
+        after: str | None = None,
+        layer: int = 0,
+        *,
+        axis: str = "source",
+        top: int = 5,
+        diagonal: bool = False,
+        cmap: str = "RdBu_r",
+        max_label: int = 14,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """What `after` strengthens and weakens beside `before`; by default the feed-forward block.
+
+        See `normlens.figures.plot_amplification`.
+        """
+        from normlens.figures import plot_amplification
+
+        if before is None or after is None:
+            before, after = self.feed_forward_pair()
+        return plot_amplification(
+            self,
+            before,
+            after,
+            layer,
+            axis=axis,
+            top=top,
+            diagonal=diagonal,
+            cmap=cmap,
+            max_label=max_label,
+            ax=ax,
+        )
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        precision: int | None = None,
+        largest: float | None = 60.0,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the viewer with these maps as one HTML file, which needs no network.
+
+        `precision` (bits per value) and `largest` (MB) as in `normlens.viewer.to_html`.
+        """
+        from normlens.viewer import to_html
+
+        return to_html(self, path, precision=precision, largest=largest, overwrite=overwrite)
+
+    def show(self, *others: Maps, **state: Unpack[ViewerState]) -> object:
+        """The interactive viewer for a notebook cell; `others` are maps to compare with.
+
+        ``maps.show(layer=3, scope="FF")`` opens it there.
+        """
+        from normlens.viewer.widget import show
+
+        return show([self, *others], **state)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.widget import mimebundle
+
+        return mimebundle(self, **options)

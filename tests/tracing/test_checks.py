@@ -1,0 +1,199 @@
+"""What a trace shows of a layer, against what its adapter says of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import normlens
+from normlens.components import Linear, Reach
+from normlens.errors import UnsupportedModelError
+from normlens.models.tiny import tiny_model
+from normlens.tracing.checks import (
+    LINEAR_TOLERANCE,
+    attention_support,
+    linear_error,
+    linear_sizes,
+    masked_beyond,
+)
+from normlens.tracing.rows import Rows
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+
+
+def softmax_weights(mask: torch.Tensor, heads: int = 3) -> torch.Tensor:
+    """Random attention weights (1, h, i, j) with a mask (i, j)."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, heads, *mask.shape, generator=generator)
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1)
+
+
+def sides(alpha: torch.Tensor, lengths: list[int], reach: Reach = Reach()) -> list[int | None]:
+    """Where a mask ends, ahead and back, as `masked_beyond` sees it."""
+    offsets = attention_support(alpha, reach, lengths)[1]
+    n, heads = alpha.shape[-1], alpha.shape[1]
+    return [
+        masked_beyond(counts.tolist(), limit, heads)
+        for counts, limit in (
+            (offsets[n - 1 :], reach.ahead),
+            (offsets[:n].flip(0), reach.back),
+        )
+    ]
+
+
+# What is attended to ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(None, 0), Reach(2, 0), Reach(1, 3)])
+def test_weights_are_counted_by_distance(reach):
+    n = 7
+    outside, offsets = attention_support(softmax_weights(reach.mask(n)), reach, [n])
+    expected = [int(reach.mask(n).diagonal(k).sum()) for k in range(1 - n, n)]
+    assert offsets.tolist() == expected
+    assert float(outside) == 0
+
+
+def test_the_largest_weight_outside_the_reach():
+    alpha = softmax_weights(Reach().mask(6))
+    outside, _ = attention_support(alpha, Reach(None, 0), [6])
+    assert float(outside) == float(alpha.triu(1).max())
+
+
+def test_padding_counts_for_nothing():
+    """Rows and columns beyond a sequence's length hold anything."""
+    alpha = softmax_weights(Reach(None, 0).mask(8)).repeat(2, 1, 1, 1)
+    alpha[1, :, 3:], alpha[1, :, :, 3:] = 0.5, 0.5
+    outside, offsets = attention_support(alpha, Reach(None, 0), [8, 3])
+    assert float(outside) == 0
+    assert not offsets[8:].any()
+
+
+@pytest.mark.parametrize("n", [3, 4, 12])
+def test_a_mask_that_nobody_mentioned(n):
+    assert sides(softmax_weights(Reach(None, 0).mask(n)), [n]) == [0, None]
+
+
+def test_a_window_that_nobody_mentioned():
+    assert sides(softmax_weights(Reach(4, 0).mask(20)), [20], Reach(None, 0)) == [None, 4]
+    assert sides(softmax_weights(Reach(4, 2).mask(20)), [20]) == [2, 4]
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(None, 0), Reach(3, 0), Reach(3, 3), Reach(40, 0)])
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
+def test_a_reach_that_is_right_is_no_news(reach, n):
+    assert sides(softmax_weights(reach.mask(n)), [n], reach) == [None, None]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_tokens_are_no_evidence(n):
+    assert sides(softmax_weights(Reach(None, 0).mask(n)), [n]) == [None, None]
+
+
+def test_small_weights_that_vanish_in_half_precision_are_no_mask():
+    """Weights that decay with the distance underflow far away, but they fade out."""
+    n, heads = 200, 4
+    generator = torch.Generator().manual_seed(0)
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    scores = 3 * torch.randn(1, heads, n, n, generator=generator) - 0.25 * distance
+    alpha = scores.softmax(-1).half()
+    counts = attention_support(alpha, Reach(), [n])[1]
+    assert (counts == 0).sum() > 20  # whole diagonals are zero
+    assert sides(alpha, [n]) == [None, None]
+
+
+def test_hard_attention_is_no_mask():
+    """Every head looks at one token; nothing but its choice is ever above zero."""
+    n = 12
+    generator = torch.Generator().manual_seed(1)
+    choice = torch.randint(n, (1, 4, n), generator=generator)
+    alpha = torch.nn.functional.one_hot(choice, n).float()
+    assert sides(alpha, [n]) == [None, None]
+
+
+# What a module computes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", LINEAR_TOLERANCE, ids=str)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_rounding_is_within_the_tolerance(dtype, scale):
+    torch.manual_seed(0)
+    module = nn.Linear(300, 200).to(dtype)
+    x = (scale * torch.randn(8, 300)).to(dtype)
+    rows = Rows(x, module(x).detach())
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    linear = Linear(module.weight.detach().T.to(precise), module.bias.detach().to(precise))
+    assert linear_error(linear_sizes(linear, rows)) < LINEAR_TOLERANCE[dtype] / 4
+
+
+@pytest.mark.parametrize("dtype", LINEAR_TOLERANCE, ids=str)
+def test_a_change_above_rounding_is_not(dtype):
+    torch.manual_seed(0)
+    module = nn.Linear(300, 200, bias=False).to(dtype)
+    x = torch.randn(8, 300).to(dtype)
+    y = module(x).detach() * (1 + 3 * LINEAR_TOLERANCE[dtype])
+    linear = Linear(module.weight.detach().T.to(torch.float64))
+    assert linear_error(linear_sizes(linear, Rows(x, y))) > LINEAR_TOLERANCE[dtype]
+
+
+def test_one_wrong_row_among_larger_ones_is_seen():
+    """A token with huge values must not hide what the module does to the others."""
+    torch.manual_seed(0)
+    weight = torch.randn(30, 20)
+    x = torch.randn(8, 30)
+    x[0] *= 1e4
+    y = x @ weight
+    y[5] *= 1.01
+    assert linear_error(linear_sizes(Linear(weight), Rows(x, y))) > 5e-3
+
+
+class Louder(nn.Linear):
+    """Something acts inside a module that looks like any other."""
+
+    def forward(self, x):
+        return 1.05 * super().forward(x)
+
+
+def louder(model: nn.Module, *names: str) -> nn.Module:
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in names:
+            module.__class__ = Louder
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "name", "place"),
+    [
+        ("llama", "v_proj", "layers.0.self_attn.v_proj"),
+        ("llama", "o_proj", "layers.0.self_attn.o_proj"),
+        ("llama", "gate_proj", "layers.0.mlp.gate_proj"),
+        ("llama", "down_proj", "layers.0.mlp.down_proj"),
+        ("phi3", "qkv_proj", "layers.0.self_attn.qkv_proj"),
+        ("phi3", "gate_up_proj", "layers.0.mlp.gate_up_proj"),
+        ("bloom", "query_key_value", "h.0.self_attention.query_key_value"),
+        ("gptj", "fc_in", "h.0.mlp.fc_in"),
+    ],
+)
+def test_a_module_that_does_more_than_its_weight_says_is_named(family, name, place, dtype):
+    lens = normlens.load(louder(tiny_model(family), name).to(dtype))
+    with pytest.raises(UnsupportedModelError) as raised:
+        lens.maps(input_ids=IDS)
+    message = str(raised.value)
+    assert message.startswith(place)
+    assert "Louder) of layer 0 does not compute x W + b" in message
+    assert "merge_and_unload" in message
+    assert "\n" not in message
+
+
+def test_what_acts_on_queries_and_keys_alone_changes_no_map():
+    """They make the weights, which are read as they are."""
+    lens = normlens.load(louder(tiny_model("llama"), "q_proj", "k_proj").double())
+    assert lens.maps(input_ids=IDS).completeness < 1e-5
+
+
+def test_a_hook_that_changes_an_output_is_found():
+    model = tiny_model("bert")
+    model.encoder.layer[1].output.dense.register_forward_hook(lambda _, __, out: out * 1.05)
+    with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.1\.output\.dense.*layer 1"):
+        normlens.load(model).maps(input_ids=IDS)

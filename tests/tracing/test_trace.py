@@ -1,0 +1,170 @@
+"""One run of an unmodified model, layer by layer."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+import transformers
+from reference import observe, reference
+
+from normlens.models import adapt
+from normlens.models.tiny import scramble, tiny_config, tiny_families, tiny_model
+from normlens.tracing.trace import trace
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+
+
+def inputs(rows: list[list[int]]) -> dict[str, torch.Tensor]:
+    ids = torch.tensor(rows)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def traced(adapter, layers=None):
+    found = []
+    count = len(list(adapter.blocks()))
+    trace(adapter, inputs([IDS]), range(count) if layers is None else layers, found.append)
+    return found
+
+
+@pytest.mark.parametrize("family", tiny_families())
+def test_input_and_weights_of_every_layer(family, tiny):
+    adapter = adapt(tiny(family))
+    expected = observe(adapter.model, list(adapter.blocks()), IDS)
+    found = traced(adapter)
+    assert [layer.index for layer in found] == list(range(len(expected.x)))
+    for layer, x, alpha in zip(found, expected.x, expected.alpha, strict=True):
+        assert torch.equal(layer.x[0], x)
+        assert torch.equal(layer.alphas[0][0], alpha)
+        assert not layer.x.requires_grad
+        assert not layer.alphas[0].requires_grad
+
+
+@pytest.mark.parametrize("family", tiny_families())
+def test_real_vectors_stand_behind_the_right_steps(family, tiny):
+    """Each is what parts and bias of its scope add up to, and only few steps have none."""
+    for layer in traced(adapt(tiny(family))):
+        expected = reference(layer.layer, layer.x[0], layer.alphas[0][0]).parts
+        names = layer.layer.scope_of_step
+        for step, vector in layer.real.items():
+            total = expected[names[step]].total
+            size = float(total.abs().max())
+            assert torch.allclose(vector[0].double(), total, rtol=0, atol=1e-5 * size), names[step]
+        unseen = {names[step] for step in names} - {names[step] for step in layer.real}
+        # A parallel block's sum exists nowhere before the residual, nor does OLMo 2's before its
+        # feed-forward block as the input of a norm.
+        assert unseen <= {"ATTNFF-N", "ATTNLNRES-N"}
+        assert names[max(names)] in {names[step] for step in layer.real}
+
+
+def test_only_the_wanted_layers(tiny):
+    adapter = adapt(tiny("albert"))
+    assert [layer.index for layer in traced(adapter, [1])] == [1]
+    assert [layer.index for layer in traced(adapter, [2, 0])] == [0, 2]
+    whole = traced(adapter)
+    assert torch.equal(traced(adapter, [1])[0].x, whole[1].x)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "albert", "deberta-v2"])
+def test_a_layer_is_forgotten_once_it_is_handed_over(family, tiny):
+    """No more than one layer's attention weights are ever held."""
+    adapter = adapt(tiny(family))
+    held: list[weakref.ref] = []
+
+    def consume(layer):
+        assert all(reference() is None for reference in held)
+        held.append(weakref.ref(layer.alphas[0]))
+
+    trace(adapter, inputs([IDS]), range(len(list(adapter.blocks()))), consume)
+    assert len(held) > 1
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_dropout_is_off(family):
+    """A model in training mode is traced as in evaluation."""
+    model = transformers.AutoModel.from_config(tiny_config(family), attn_implementation="eager")
+    scramble(model)
+    expected = traced(adapt(model.eval()))
+    found = traced(adapt(model.train()))
+    for layer, other in zip(found, expected, strict=True):
+        assert torch.equal(layer.x, other.x)
+        assert torch.equal(layer.alphas[0], other.alphas[0])
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_everything_is_put_back_when_the_consumer_fails(implementation):
+    model = transformers.AutoModel.from_config(
+        tiny_config("bert"), attn_implementation=implementation
+    ).train()
+
+    def fail(layer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace(adapt(model), inputs([IDS]), [0], fail)
+    assert model.config._attn_implementation == implementation
+    for module in model.modules():
+        assert module.training
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_hooks_of_others_stay():
+    model = tiny_model("bert")
+    calls = []
+    model.encoder.layer[0].register_forward_hook(lambda *_: calls.append(1))
+    traced(adapt(model))
+    assert calls == [1]
+    assert len(model.encoder.layer[0]._forward_hooks) == 1
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_no_cache_of_keys_is_kept(family, tiny):
+    """The cache would hold every layer's keys and values for the whole run."""
+    adapter = adapt(tiny(family))
+    seen = []
+    handle = adapter.model.register_forward_hook(lambda _, __, out: seen.append(out))
+    try:
+        traced(adapter)
+    finally:
+        handle.remove()
+    assert seen[0].past_key_values is None
+
+
+def test_gradients_are_not_recorded(tiny):
+    model = tiny("bert")
+    found = traced(adapt(model))
+    assert all(not vector.requires_grad for layer in found for vector in layer.real.values())
+    assert torch.is_grad_enabled()
+
+
+def compiled(model, place: str):
+    """The model with one part, or all of it, compiled; its code has run once already."""
+    block = model.layers[0]
+    if place == "block":
+        model.layers[0] = torch.compile(block, backend="eager")
+    elif place == "linear":
+        block.mlp.up_proj = torch.compile(block.mlp.up_proj, backend="eager")
+    elif place == "norm":
+        block.input_layernorm = torch.compile(block.input_layernorm, backend="eager")
+    else:
+        (block.mlp if place == "in place" else model).compile(backend="eager")
+    with torch.no_grad():
+        model(**inputs([IDS]))
+    return model
+
+
+@pytest.mark.parametrize("place", ["block", "linear", "norm", "in place", "whole in place"])
+def test_compiled_modules_run_as_they_were_written(place):
+    """Compiled code may pass by the hooks that read it."""
+    expected = traced(adapt(tiny_model("llama")))
+    found = traced(adapt(compiled(tiny_model("llama"), place)))
+    assert len(found) == len(expected) == 2
+    for layer, other in zip(found, expected, strict=True):
+        assert torch.equal(layer.x, other.x)
+        assert torch.equal(layer.alphas[0], other.alphas[0])
+        assert layer.real.keys() == other.real.keys()
+        assert all(torch.equal(layer.real[step], other.real[step]) for step in layer.real)
+        assert len(layer.rows) == len(other.rows) == 5
