@@ -314,7 +314,7 @@ def test_deberta_with_a_convolution():
     assert largest_error(second["ATTN-N"][1], first["ATTN-N"][1]) > 1e-3
     assert "outside_scopes" not in first.provenance
     note = second.provenance["outside_scopes"]
-    assert "a convolution over 3 tokens mixes tokens between layers 1 and 2" in note
+    assert "a convolution over 3 tokens mixes tokens between layers 0 and 1" in note
 
 
 def test_the_convolution_mixes_tokens_that_no_map_shows(tmp_path, capsys):
