@@ -11,9 +11,10 @@ from torch import Tensor
 
 from normlens.advancing import Progress
 from normlens.analysing.batches import affordable, batches, launched, vector_batch
-from normlens.analysing.collect import Collected, versions
+from normlens.analysing.collect import Collected
 from normlens.analysing.columns import Columns
 from normlens.analysing.packing import packed
+from normlens.analysing.provenance import provenance
 from normlens.analysing.verdicts import TOLERANCE, check_completeness, check_kernels
 from normlens.analysis import special_dimensions
 from normlens.components import Layer
@@ -151,27 +152,13 @@ class Analyser:
 
     def _provenance(self, completeness: float, precision: str | None) -> dict[str, Any]:
         lens, settings = self.lens, self.request.settings
-        provenance = {
-            "model": lens.name,
-            "revision": lens.revision,
-            "model_type": lens.model_type,
-            "components": lens.component_sequence,
-            "causal": lens.causal,
-            "nonlinearity": settings.rule,
-            "origin": self.request.origin,
-            "completeness": completeness,
-            "tolerance": TOLERANCE[lens.dtype],
-            "dtype": str(lens.dtype).removeprefix("torch."),
-            "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
-            "precision": precision,
-            "device": str(lens.device),
-            "versions": versions(),
-        }
+        said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
+        said |= {"origin": self.request.origin, "precision": precision}
         if (outside := lens.adapter.outside_scopes()) is not None:
-            provenance["outside_scopes"] = outside
+            said["outside_scopes"] = outside
         if settings.rule == "shapley":
-            provenance |= {"samples": settings.samples, "seed": settings.seed}
-        return provenance
+            said |= {"samples": settings.samples, "seed": settings.seed}
+        return said
 
 
 def _ordinary_dimensions(layer: Layer) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,15 @@ from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.arguments import read_text
 from normlens.cli.explained import completeness_words, token_strip
 from normlens.cli.fields import Fields, with_field_options
-from normlens.cli.options import ForceOption, ModelOption, QuietOption
+from normlens.cli.options import (
+    ForceOption,
+    ModelOption,
+    OutOption,
+    QuietOption,
+    TokenizerOption,
+    TruncateOption,
+    WordsOption,
+)
 from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import add_row, console_for, new_table, print_table, status
 from normlens.cosine_options import CosineOptions
@@ -34,24 +41,12 @@ def cosine_command(
     a: Annotated[str, typer.Argument(metavar="A", help="The first text.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The second text.")],
     model: ModelOption = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
-    ] = None,
+    tokenizer: TokenizerOption = None,
     options: Annotated[CosineOptions, Fields(without=("batch_size",))],
-    words: Annotated[bool, typer.Option("--words", help="Merge subwords into words.")] = False,
+    words: WordsOption = False,
     loading: LoadOptions,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
-        ),
-    ] = None,
+    truncate: TruncateOption = False,
+    out: OutOption = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:

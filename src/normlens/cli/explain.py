@@ -11,7 +11,17 @@ import typer
 from normlens.cli.arguments import read_text
 from normlens.cli.explained import show_explanation, show_explanations
 from normlens.cli.fields import Fields, with_field_options
-from normlens.cli.options import ForceOption, QuietOption
+from normlens.cli.options import (
+    FileOption,
+    ForceOption,
+    OutOption,
+    PairOption,
+    QuietOption,
+    TextOption,
+    TokenizerOption,
+    TruncateOption,
+    WordsOption,
+)
 from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import status
 from normlens.errors import InputError
@@ -29,15 +39,9 @@ def explain_command(
     sentence: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text that the model reads.")
     ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", "-t", metavar="TEXT", help="The same, as an option.")
-    ] = None,
-    pair: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
-    ] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
+    file: FileOption = None,
     model: Annotated[
         str,
         typer.Option(
@@ -47,9 +51,7 @@ def explain_command(
             help="Hub name, local folder, or embedded model, with its head.",
         ),
     ] = DEFAULT,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
-    ] = None,
+    tokenizer: TokenizerOption = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -79,20 +81,10 @@ def explain_command(
         typer.Option(metavar="N", help="The direction is read behind this layer, from 0."),
     ] = None,
     options: Annotated[ExplainOptions, Fields(without=("batch_size",))],
-    words: Annotated[bool, typer.Option("--words", help="Merge subwords into words.")] = False,
+    words: WordsOption = False,
     loading: LoadOptions,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
-        ),
-    ] = None,
+    truncate: TruncateOption = False,
+    out: OutOption = None,
     picture: Annotated[
         str | None,
         typer.Option(metavar="KIND", help="In pictures: tokens, flow or components."),

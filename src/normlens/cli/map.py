@@ -11,7 +11,18 @@ import typer
 from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.arguments import read_text
 from normlens.cli.fields import Fields, with_field_options
-from normlens.cli.options import ForceOption, ModelOption, QuietOption
+from normlens.cli.options import (
+    FileOption,
+    ForceOption,
+    ModelOption,
+    OutOption,
+    PairOption,
+    QuietOption,
+    TextOption,
+    TokenizerOption,
+    TruncateOption,
+    WordsOption,
+)
 from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import status
 from normlens.cli.summary import completeness, layers_in_words, show_maps
@@ -28,38 +39,20 @@ def map_command(
     sentence: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to analyse.")
     ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", "-t", metavar="TEXT", help="The same, as an option.")
-    ] = None,
-    pair: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
-    ] = None,
-    file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
-    ] = None,
+    text: TextOption = None,
+    pair: PairOption = None,
+    file: FileOption = None,
     model: ModelOption = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
-    ] = None,
+    tokenizer: TokenizerOption = None,
     analysis: Annotated[AnalysisOptions, Fields(without=("batch_size",))],
-    words: Annotated[bool, typer.Option("--words", help="Merge subwords into words.")] = False,
+    words: WordsOption = False,
     no_special_tokens: Annotated[
         bool,
         typer.Option("--no-special-tokens", help="Leave out \\[CLS], \\[SEP], <s>, …"),
     ] = False,
     loading: LoadOptions,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
-        ),
-    ] = None,
+    truncate: TruncateOption = False,
+    out: OutOption = None,
     normalise: Annotated[
         str | None,
         typer.Option(metavar="AXIS", help="In pictures, sums to 1: source, target or none."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,3 +22,28 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results 
 NoProgressOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TokenizerOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
+]
+TextOption = Annotated[
+    str | None, typer.Option("--text", "-t", metavar="TEXT", help="The same, as an option.")
+]
+PairOption = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
+]
+FileOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
+]
+WordsOption = Annotated[bool, typer.Option("--words", help="Merge subwords into words.")]
+TruncateOption = Annotated[
+    bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
+    ),
+]

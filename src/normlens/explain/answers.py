@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from normlens.analysing.collect import versions
+from normlens.analysing.provenance import provenance
 from normlens.analysing.verdicts import SCORE_TOLERANCE
 from normlens.explain.packing import Packed, Said
 from normlens.explain.questions import Question
@@ -70,21 +70,8 @@ def explanation(
 def _provenance(
     lens: Lens, head: Head, options: ExplainOptions, completeness: float
 ) -> dict[str, Any]:
-    provenance = {
-        "model": lens.name,
-        "revision": lens.revision,
-        "model_type": lens.model_type,
-        "components": lens.component_sequence,
-        "causal": lens.causal,
-        "head": type(lens.adapter.whole).__name__,
-        "nonlinearity": options.nonlinearity,
-        "completeness": completeness,
-        "tolerance": SCORE_TOLERANCE[lens.dtype],
-        "dtype": str(lens.dtype).removeprefix("torch."),
-        "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
-        "device": str(lens.device),
-        "versions": versions(),
-    }
+    said = provenance(lens, options.nonlinearity, completeness, SCORE_TOLERANCE[lens.dtype])
+    said["head"] = type(lens.adapter.whole).__name__
     if head.note is not None:
-        provenance["note"] = head.note
-    return provenance
+        said["note"] = head.note
+    return said

@@ -54,8 +54,7 @@ def ask(
     head = read_head(lens.adapter)
     lists = [value for value in (target, contrast, position) if _is_list(value)]
     count = _count([len(encoded)] if many else [], lists)
-    sequences = list(range(len(encoded))) if many else [0] * count
-    sequences = sequences * count if len(sequences) == 1 else sequences
+    sequences = _spread(list(range(len(encoded))) if many else 0, count)
     parts = zip(
         sequences,
         _spread(target, count),
@@ -147,8 +146,6 @@ def _ask_direction(
 ) -> list[Explanation] | Explanation:
     if target is not None or contrast is not None:
         raise InputError("give a target or a direction, not both")
-    if lens.n_layers < 1:
-        raise InputError("the model has no layers")
     if layer is not None:
         checked = checked_layer(layer, lens.n_layers)
         d = lens.layers[checked].attention.output.weight.shape[1]
@@ -158,8 +155,7 @@ def _ask_direction(
     vector = direction_of(direction, d)
     head = Head("direction", ANY, tuple(lens.adapter.end()))
     count = _count([len(encoded)] if many else [], [position] if _is_list(position) else [])
-    sequences = list(range(len(encoded))) if many else [0] * count
-    sequences = sequences * count if len(sequences) == 1 else sequences
+    sequences = _spread(list(range(len(encoded))) if many else 0, count)
     questions = []
     for index, place in zip(sequences, _spread(position, count), strict=True):
         sequence = encoded[index]

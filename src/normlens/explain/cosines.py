@@ -12,7 +12,7 @@ import numpy as np
 
 from normlens.advancing import Progress
 from normlens.analysing.batches import affordable, batches, vector_batch
-from normlens.analysing.collect import versions
+from normlens.analysing.provenance import provenance
 from normlens.analysing.verdicts import SCORE_TOLERANCE
 from normlens.checkpoints.sentences import Pooling
 from normlens.cosine_options import CosineOptions
@@ -161,19 +161,6 @@ def _text(text: Encoded) -> str | None:
 def _provenance(
     lens: Lens, head: Head, note: str | None, options: CosineOptions, completeness: float
 ) -> dict[str, Any]:
-    provenance = {
-        "model": lens.name,
-        "revision": lens.revision,
-        "model_type": lens.model_type,
-        "components": lens.component_sequence,
-        "causal": lens.causal,
-        "pooling": head.reads,
-        "nonlinearity": options.nonlinearity,
-        "completeness": completeness,
-        "tolerance": SCORE_TOLERANCE[lens.dtype],
-        "dtype": str(lens.dtype).removeprefix("torch."),
-        "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
-        "device": str(lens.device),
-        "versions": versions(),
-    }
-    return provenance if note is None else provenance | {"note": note}
+    said = provenance(lens, options.nonlinearity, completeness, SCORE_TOLERANCE[lens.dtype])
+    said["pooling"] = head.reads
+    return said if note is None else said | {"note": note}

@@ -6,7 +6,7 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,9 +153,3 @@ def raise_between(adapter: Adapter, index: int) -> None:
         f"the model changes its vectors between layers {index - 1} and {index}, which no layer "
         f"describes{f' ({outside})' if outside else ''}; scores cannot be carried through that"
     )
-
-
-def token_mask(lengths: Sequence[int], n: int, device: torch.device) -> Tensor:
-    """Which places of a batch hold tokens, (b, n)."""
-    ends = torch.tensor(list(lengths), device=device)
-    return torch.arange(n, device=device) < ends[:, None]

@@ -1,0 +1,28 @@
+"""What every result says about how it was made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normlens.analysing.collect import versions
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> dict[str, Any]:
+    """The model, the rule for its activations, how exact the result is, and where it was made."""
+    return {
+        "model": lens.name,
+        "revision": lens.revision,
+        "model_type": lens.model_type,
+        "components": lens.component_sequence,
+        "causal": lens.causal,
+        "nonlinearity": rule,
+        "completeness": completeness,
+        "tolerance": tolerance,
+        "dtype": str(lens.dtype).removeprefix("torch."),
+        "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
+        "device": str(lens.device),
+        "versions": versions(),
+    }
