@@ -180,12 +180,18 @@ def test_tables(why):
     assert why != why.words()
 
 
-def test_another_network_raises(smollm2, monkeypatch):
-    """A model that is not what its adapter says is not explained."""
+@pytest.mark.parametrize(
+    ("module", "component"),
+    [("mlp.down_proj", "FF"), ("self_attn.o_proj", "ATTN"), ("mlp", "RES")],
+)
+def test_another_network_raises(module, component, smollm2):
+    """A model that is not what its adapter says is not explained; layer and component are named."""
     block = smollm2.model.layers[4]
-    handle = block.mlp.register_forward_hook(lambda module, args, output: output * 1.01)
+    handle = block.get_submodule(module).register_forward_hook(
+        lambda module, args, output: output * 1.01
+    )
     try:
-        with pytest.raises(CompletenessError, match="layer 4"):
+        with pytest.raises(CompletenessError, match=f"layer 4 at its {component} "):
             smollm2.explain(TEXT)
     finally:
         handle.remove()
@@ -295,6 +301,18 @@ def test_a_classifier_without_a_padding_token_takes_texts_alone():
     lens = normlens.load(model, tokenizer=False)
     together = lens.explain(input_ids=IDS, target=0)
     assert together[1].value == pytest.approx(lens.explain(input_ids=IDS[1], target=0).value)
+
+
+def test_a_classifier_may_read_the_mean_of_all_tokens():
+    model = headed("modernbert", "SequenceClassification", classifier_pooling="mean")
+    together = normlens.load(model, tokenizer=False).explain(input_ids=IDS, target=2)
+    for ids, why in zip(IDS, together, strict=True):
+        with torch.no_grad():
+            expected = float(model(input_ids=torch.tensor([ids])).logits[0, 2])
+        assert why.value == pytest.approx(expected, rel=1e-10)
+        total = float(why.contributions.sum()) + why.remainder
+        assert total == pytest.approx(expected, abs=1e-9)
+        assert why.position is None
 
 
 def test_a_token_classifier_wants_a_position():
