@@ -12,6 +12,7 @@ import pandas as pd
 from normlens.reports.published import Comparison
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.figure import Figure as Drawing
 
     from normlens.corpus.runs.results import Run
@@ -76,10 +77,14 @@ def _number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a report, drawn only when its `draw` is called."""
+    """A figure of a report, drawn only when its `draw` is called.
+
+    `page` gives HTML for the page to show in the drawing's place; Markdown links to the drawing.
+    """
 
     draw: Callable[[], Drawing]
     caption: str
+    page: Callable[[], Markup] | None = None
 
 
 @dataclass(frozen=True)
