@@ -50,6 +50,7 @@ class Table:
     caption: str
     formats: Mapping[str, str] = field(default_factory=dict)
     shown: int | None = None  # rows that a report shows; files hold all of them
+    open: bool = False  # never folded, however long it is
 
     def text(self) -> pd.DataFrame:
         """Format every cell as text; missing values become a dash."""

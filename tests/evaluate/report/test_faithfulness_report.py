@@ -287,7 +287,7 @@ def test_without_labels_and_probabilities_there_is_a_score(tmp_path: Path) -> No
     frame = pd.read_csv(folder / "tables" / "cosine-aopc-curves.csv")
     assert set(frame["quantity"]) == {"score"}
     assert "accuracy" not in pd.read_csv(folder / "tables" / "cosine-aopc.csv")
-    assert "classified right" not in (folder / "report.md").read_text("utf-8")
+    assert "the model is right" not in (folder / "report.md").read_text("utf-8")
 
 
 def test_too_few_examples_are_said_to_be_too_few(tmp_path: Path) -> None:

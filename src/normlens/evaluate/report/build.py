@@ -123,7 +123,7 @@ def _header(run: Run, evidence: Evidence, rankings: Sequence[Ranking]) -> Header
     manifest = run.manifest
     texts = queries.intact(evidence)
     right = texts["right_class"].dropna()
-    accuracy = f", {100 * right.mean():.1f} % of them classified right" if len(right) else ""
+    accuracy = f"; the model is right on {100 * right.mean():.1f} % of them" if len(right) else ""
     methods = dict.fromkeys(name for ranking in rankings for name in ranking.methods)
     options = manifest.options
     settings = {

@@ -124,5 +124,4 @@ def draw_matrix(text: ColouredText) -> Drawing:
         bar.ax.set_yticklabels(["against", "0", "for"], fontsize=SMALL)
         bar.ax.tick_params(length=2, width=0.5)
         bar.outline.set_linewidth(0.4)
-        figure.canvas.draw()  # in these fonts
         return figure

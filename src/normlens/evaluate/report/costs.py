@@ -59,6 +59,7 @@ def costs(evidence: Evidence, rankings: Sequence[Ranking], colours: MethodColour
                 "Forward and backward passes per text, averaged over texts, and seconds as a "
                 "multiple of one forward pass of the whole text.",
                 {"forward": ".1f", "backward": ".1f", TIME: ".1f"},
+                open=True,
             )
         },
         figures=figures,

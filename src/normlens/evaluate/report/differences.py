@@ -101,6 +101,7 @@ def difference_tables(ranking: Ranking, differences: Differences) -> dict[str, T
             "better), with 95 % bootstrap intervals; p by flipping signs, and adjusted by Holm "
             f"over this protocol's {family}.",
             formats,
+            open=True,
         )
         for name, method in shown.items()
     }

@@ -38,6 +38,7 @@ def overview(rankings: Sequence[Ranking], differences: Sequence[Differences]) ->
                 table.reset_index(names="method"),
                 "Every method's value in every protocol, in the order of the first.",
                 dict.fromkeys(columns, ".3f"),
+                open=True,
             )
         },
         sentences=[

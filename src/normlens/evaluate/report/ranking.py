@@ -99,4 +99,4 @@ def ranking_table(ranking: Ranking) -> Table:
     if "accuracy" in table:
         about += " Accuracy: of the changed texts, averaged over all shares."
     formats = {name: ".3f" for name in table if name not in ("method", "examples")}
-    return Table(table, about, formats)
+    return Table(table, about, formats, open=True)
