@@ -1,1 +1,1 @@
-"""Protocols: what happens to the model's score when a text loses the tokens that scores point at."""
+"""Protocols: what a model's answer loses when a text loses the tokens that scores point at."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A text put to the test: its question, and the word that must decide it, where one is given."""
+    """A text put to the test: its question, and the word that must decide it, if any."""
 
     question: Question
     seed: int = 0
@@ -48,8 +48,8 @@ class Removal:
     """One variant of a text, some of whose ordinary tokens are replaced or left out."""
 
     first: str  # which tokens go first, the most or the least important
-    share: float  # of the ordinary tokens, as the protocol counts it
-    removed: int  # tokens
+    share: float  # K, as the protocol counts it: what goes or, for sufficiency, what stays
+    removed: int  # how many tokens are gone
     variant: Variant
 
 

@@ -19,5 +19,5 @@ class Comprehensiveness(Deletion):
     firsts = (MOST,)
     percents = BINS
 
-    def count(self, percent: int, n: int) -> int:
-        return rationale(percent, n)
+    def removed(self, order: list[int], percent: int) -> list[int]:
+        return order[: rationale(percent, len(order))]

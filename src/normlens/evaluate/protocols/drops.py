@@ -29,9 +29,9 @@ class Drops(Protocol):
     def changed(self, example: Example, places: Sequence[int]) -> Variant:
         """The text without the tokens at `places`, or with others in their stead."""
 
-    def count(self, percent: int, n: int) -> int:
-        """How many of n tokens a share is, ⌊K·n⌋."""
-        return percent * n // 100
+    def removed(self, order: list[int], percent: int) -> list[int]:
+        """Which of the tokens, given in the order of importance, go: the first ⌊K·n⌋ of n."""
+        return order[: percent * len(order) // 100]
 
     def says_something(self, example: Example) -> bool:
         """Whether there is anything to remove."""
@@ -40,15 +40,14 @@ class Drops(Protocol):
     def removals(self, example: Example, scores: NDArray[np.float64]) -> list[Removal]:
         if not self.says_something(example):
             return []
-        n = len(example.ordinary)
         made = []
         for first in self.firsts:
-            order = example.by_importance(scores, first)
+            order = example.by_importance(scores, first).tolist()
             for percent in self.percents:
-                count = self.count(percent, n)
                 # In the order of the text, so that one set of tokens is one variant.
-                places = sorted(order[:count].tolist())
-                made.append(Removal(first, percent / 100, count, self.changed(example, places)))
+                places = sorted(self.removed(order, percent))
+                variant = self.changed(example, places)
+                made.append(Removal(first, percent / 100, len(places), variant))
         return made
 
     def values(

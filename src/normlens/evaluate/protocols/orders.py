@@ -20,9 +20,7 @@ def seeded_numbers(seed: int, ids: Sequence[int], purpose: str, count: int) -> N
     return np.random.PCG64(int.from_bytes(digest[:16], "big")).random_raw(count)
 
 
-def ordered(
-    scores: NDArray[np.float64], ties: NDArray[np.uint64], first: str
-) -> NDArray[np.intp]:
+def ordered(scores: NDArray[np.float64], ties: NDArray[np.uint64], first: str) -> NDArray[np.intp]:
     """The places of scores, the most or the least important first.
 
     Of equal scores the one with the lower number in `ties` goes first, in both directions: a score
