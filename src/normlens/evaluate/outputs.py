@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 #: Most variants of a batch; a processor gains nothing beyond a few.
 LARGEST, LARGEST_ON_CPU = 512, 32
+ROOM_ON_CPU = 1 << 30
 
 #: Takes the vectors (b, i, d) that are about to enter the first layer and returns what does.
 Entering = Callable[[Tensor], Tensor]
@@ -58,6 +59,8 @@ def by_batches(
     variants: Sequence[Variant],
     batch_size: int | str,
     work: Callable[[list[int]], Tensor],
+    *,
+    gradients: bool = False,
 ) -> Tensor:
     """What `work` says of each variant, (variant, …), in float64 on the CPU.
 
@@ -65,8 +68,9 @@ def by_batches(
     runs out, the halves go one after the other.
     """
     rows: dict[int, Tensor] = {}
-    for places in _batches(lens, head, variants, batch_size):
-        rows |= zip(places, _halved(lens, variants, places, work).double().cpu(), strict=True)
+    for places in _batches(lens, head, variants, batch_size, gradients):
+        done = _halved(lens, variants, places, work, gradients)
+        rows |= zip(places, done.double().cpu(), strict=True)
     return torch.stack([rows[place] for place in range(len(variants))])
 
 
@@ -90,7 +94,22 @@ def text_vectors(
     return torch.stack([text_vector(pooled, last[b, : len(v)]) for b, v in enumerate(batch)])
 
 
-def row_memory(lens: Lens, n: int) -> int:
+def affordable(lens: Lens, n: int, *, gradients: bool = False) -> int:
+    """How many variants of n tokens go through the model together.
+
+    The memory that happens to be free at the moment does not count: numbers must not depend on
+    what ran before.
+    """
+    # Autograd keeps what every layer computed.
+    each = _row_memory(lens, n) * (2 * lens.n_layers if gradients else 1)
+    if lens.device.type == "cpu":
+        return max(1, min(LARGEST_ON_CPU, ROOM_ON_CPU // each))
+    weights = sum(parameter.nbytes for parameter in lens.adapter.whole.parameters())
+    room = max(0, device_memory(lens.device) - weights) // SHARE
+    return max(1, min(LARGEST, room // each))
+
+
+def _row_memory(lens: Lens, n: int) -> int:
     """Bytes of one sequence of n tokens inside a layer: scores, vectors, neurons."""
     layers = lens.layers
     heads = max(layer.attention.heads for layer in layers)
@@ -144,7 +163,7 @@ def _entered(first: nn.Module, entering: Entering) -> Iterator[None]:
 
 
 def _batches(
-    lens: Lens, head: Head, variants: Sequence[Variant], batch_size: int | str
+    lens: Lens, head: Head, variants: Sequence[Variant], batch_size: int | str, gradients: bool
 ) -> Iterator[list[int]]:
     """The places of the variants in each batch."""
     if head.reads == LAST and getattr(lens.adapter.config, "pad_token_id", None) is None:
@@ -152,7 +171,7 @@ def _batches(
         yield from ([place] for place in range(len(variants)))
         return
     longest = max(map(len, variants), default=1)
-    size = _affordable(lens, longest) if batch_size == AUTO else int(batch_size)
+    size = affordable(lens, longest, gradients=gradients) if batch_size == AUTO else int(batch_size)
     if head.output is not None and head.reads == ANY and not chooses_positions(lens.adapter.whole):
         # The model returns the logits of all positions.
         each = longest * head.output.weight.shape[1] * lens.dtype.itemsize
@@ -160,27 +179,15 @@ def _batches(
     yield from batches(lens, [variant.encoded for variant in variants], size)
 
 
-def _affordable(lens: Lens, n: int) -> int:
-    """How many variants of n tokens go through the model together.
-
-    The memory that happens to be free at the moment does not count: numbers must not depend on
-    what ran before.
-    """
-    if lens.device.type == "cpu":
-        return max(1, min(LARGEST_ON_CPU, DEFAULT_LIMIT // row_memory(lens, n)))
-    weights = sum(parameter.nbytes for parameter in lens.adapter.whole.parameters())
-    room = max(0, device_memory(lens.device) - weights) // SHARE
-    return max(1, min(LARGEST, room // row_memory(lens, n)))
-
-
 def _halved(
     lens: Lens,
     variants: Sequence[Variant],
     places: list[int],
     work: Callable[[list[int]], Tensor],
+    gradients: bool,
 ) -> Tensor:
     try:
-        return alone(lens, lambda: work(places))
+        return alone(lens, lambda: work(places), gradients=gradients)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
             raise
@@ -191,4 +198,4 @@ def _halved(
             ) from None
     half = len(places) // 2
     parts = places[:half], places[half:]
-    return torch.cat([_halved(lens, variants, part, work) for part in parts])
+    return torch.cat([_halved(lens, variants, part, work, gradients) for part in parts])

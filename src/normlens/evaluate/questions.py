@@ -88,6 +88,12 @@ class Question:
         return without(self.whole, places, slot=self.masked)
 
 
+def mask_token(lens: Lens) -> int | None:
+    """The token that stands for a removed one; None where the tokenizer has none."""
+    mask: int | None = getattr(lens.tokenizer, "mask_token_id", None)
+    return mask
+
+
 # Making questions ---------------------------------------------------------------------------------
 
 

@@ -106,7 +106,7 @@ def score_variants(
     def work(batch: list[int]) -> Tensor:
         return score_rows(lens, [pairs[place] for place in batch])
 
-    head = _head_of(lens, pairs[0][0])
+    head = head_of(lens, pairs[0][0])
     numbers = by_batches(lens, head, [variant for _, variant in pairs], batch_size, work).numpy()
     if not np.isfinite(numbers[:, 0]).all():
         raise InputError(
@@ -146,6 +146,11 @@ def score_rows(
     return torch.stack([score, probability, own.argmax(-1).to(own)], dim=-1)
 
 
+def head_of(lens: Lens, question: Question) -> Head:
+    """The head that gives a question's score."""
+    return sentence_head(lens) if question.kind == COSINE else read_head(lens.adapter)
+
+
 def check_gradients(lens: Lens) -> None:
     """Refuse models whose embeddings reach the score by other ways than through the first layer."""
     if (outside := lens.adapter.outside_scopes()) is not None:
@@ -153,10 +158,6 @@ def check_gradients(lens: Lens) -> None:
             f"gradients of the embeddings of {lens.name} would miss a way around its layers: "
             f"{outside}"
         )
-
-
-def _head_of(lens: Lens, question: Question) -> Head:
-    return sentence_head(lens) if question.kind == COSINE else read_head(lens.adapter)
 
 
 def _other(question: Question) -> NDArray[np.float64]:
