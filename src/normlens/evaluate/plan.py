@@ -53,7 +53,7 @@ class Reading:
         if isinstance(self.data, Data):
             return self.data
         return open_data(
-            self.data,
+            os.fspath(self.data),
             column=self.column,
             pair_column=self.pair_column,
             paragraphs=self.paragraphs,

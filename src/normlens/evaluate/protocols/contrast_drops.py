@@ -62,7 +62,7 @@ class ContrastDropRandom(Drops):
     @classmethod
     def on(cls, lens: Lens) -> ContrastDropRandom:
         tokenizer = lens.tokenizer
-        rows = lens.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+        rows = lens.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         special = {*getattr(tokenizer, "all_special_ids", ())}
         special |= {*getattr(tokenizer, "added_tokens_decoder", ())}
         size = min(int(rows), len(tokenizer))  # type: ignore[arg-type]

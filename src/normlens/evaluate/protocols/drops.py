@@ -21,7 +21,7 @@ PROBABILITY, SCORE = "probability", "score"
 class Drops(Protocol):
     """``mean_K [s(x) − s(x without K % of its ordinary tokens)]``."""
 
-    firsts = (MOST, LEAST)
+    firsts: ClassVar[tuple[str, ...]] = (MOST, LEAST)
     reads: ClassVar[str]
     percents: ClassVar[tuple[int, ...]] = tuple(range(0, 100, 10))
 

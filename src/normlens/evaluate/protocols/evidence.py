@@ -53,7 +53,7 @@ class Evidence(Protocol):
         if count < 2:
             return {MOST: None}
         own = words >= 0
-        totals = np.bincount(words[own], scores[own], minlength=count)
+        totals = np.bincount(words[own], scores[own], minlength=count).astype(np.float64)
         order = ordered(totals, example.numbers("words", count), MOST)
         rank = 1 + int(np.flatnonzero(np.isin(order, sorted(deciding)))[0])
         return {MOST: 1 / rank}
