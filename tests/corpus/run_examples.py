@@ -93,7 +93,7 @@ def assert_same_frames(
                 left, right, rtol=tolerance, atol=tolerance, err_msg=f"{name}.{column}"
             )
         else:
-            assert (left == right).all(), f"{name}.{column}"
+            assert a[column].equals(b[column]), f"{name}.{column}"  # missing values, too
 
 
 def assert_each_once(run: Run) -> None:

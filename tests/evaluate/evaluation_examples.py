@@ -22,8 +22,9 @@ CLASSIFIED: dict[str, Any] = {
     "label_column": "label",
     "shard_size": 4,
     "device": "cpu",
+    "page": False,
 }
-PREFERRED: dict[str, Any] = {"methods": METHODS, "shard_size": 4, "device": "cpu"}
+PREFERRED: dict[str, Any] = {"methods": METHODS, "shard_size": 4, "device": "cpu", "page": False}
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ def test_a_sentence_encoder(places: examples.Places) -> None:
         column="sentence",
         pair_column="other",
         device="cpu",
+        page=False,
     )
     model, tokenizer = load(places.encoder, "BertModel")
 

@@ -50,6 +50,9 @@ def evaluate_command(
     execution: Annotated[
         ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")
     ],
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Build the page when the tables are done.")
+    ] = True,
     quiet: NoProgressOption = False,
 ) -> None:
     """Which attributions are true of the model: every method side by side, on a corpus.
@@ -61,7 +64,7 @@ def evaluate_command(
     if (out is None) == (resume is None):
         raise InputError("give --out for a new evaluation or --resume for one that was stopped")
     shown = progress.for_stream(quiet)
-    given: dict[str, Any] = {**options, **reading, **execution}
+    given: dict[str, Any] = {**options, **reading, **execution, "page": page}
     try:
         if resume is not None:
             done = resume_evaluation(resume, model=model, data=data, progress=shown, **given)

@@ -11,7 +11,6 @@ from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import Item
 from normlens.errors import InputError
 from normlens.evaluate.columns import Columns
-from normlens.evaluate.next_tokens import next_token_questions
 from normlens.evaluate.protocols.base import Example
 from normlens.evaluate.protocols.evidence import deciding_words
 from normlens.evaluate.questions import (
@@ -20,6 +19,7 @@ from normlens.evaluate.questions import (
     Question,
     class_questions,
     cosine_questions,
+    next_token_questions,
     word_question,
 )
 from normlens.explain.words import column_of, label_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.records import Data
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder, open_folder
+from normlens.corpus.runs.folder import Folder, LocalFolder, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Difference, Manifest, refuse
 from normlens.corpus.runs.merging import code_named
@@ -17,7 +17,7 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.refusals import check_free
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
-from normlens.errors import InputError
+from normlens.errors import InputError, MissingDependencyError
 from normlens.evaluate.options import (
     RUN_FIELDS,
     EvaluateKeywords,
@@ -25,6 +25,7 @@ from normlens.evaluate.options import (
     split_options,
 )
 from normlens.evaluate.plan import Reading, make_plan
+from normlens.evaluate.report.build import build_report
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.option_fields import names_of, shows_fields_of
@@ -43,22 +44,24 @@ def evaluate(
     data: str | os.PathLike[str] | Data,
     out: str | os.PathLike[str],
     *,
+    page: bool = True,
     progress: Progress | None = None,
     **options: Unpack[EvaluateKeywords],
 ) -> Run:
-    """Put attribution methods to the test on every text of `data`; the run's tables say it all.
+    """Put attribution methods to the test on every text of `data`: tables, and a page on them.
 
     ``evaluate("minilm", "sts-dev.csv", "my-evaluation")`` explains why the pairs' cosines are what
     they are; a classifier's predictions and a causal model's next tokens alike. `out` is a new
-    folder, or one that holds the same evaluation, which is then finished. The options are those of
-    `EvaluateOptions` (methods, protocols, columns), of `normlens.run` and of `Execution`. What the
-    model or the data does not allow is refused before the run begins.
+    folder, or one that holds the same evaluation, which is then finished; the `page` is
+    ``report/report.html`` in it. The options are those of `EvaluateOptions` (methods, protocols,
+    columns), of `normlens.run` and of `Execution`. What the model or the data does not allow is
+    refused before the run begins.
     """
     own, of_run = _options(dict(options))
     folder = open_folder(out)
     progress = progress or Progress()
     if MANIFEST in folder.names():
-        return _finish(folder, model, data, own, of_run, progress)
+        return _finish(folder, model, data, own, of_run, page, progress)
     check_free(folder)
     here = (of_run.get("engine", "local"), of_run.get("workers", 1)) == ("local", 1)
     lens = model if isinstance(model, Lens) else _load(model, of_run, here)
@@ -73,7 +76,7 @@ def evaluate(
     of_run |= {"column": plan.reading.column, "extra_columns": plan.columns.names}
     if isinstance(data, Data):
         del of_run["column"]
-    return run(
+    done = run(
         lens if here else model,
         data,
         out,
@@ -82,6 +85,7 @@ def evaluate(
         settings={MEASURE: plan.settings},
         **of_run,
     )
+    return _with_page(done, progress) if page else done
 
 
 @shows_fields_of(EvaluateOptions, RunOptions, Execution, without=_NOT_TAKEN)
@@ -90,12 +94,13 @@ def resume_evaluation(
     *,
     model: str | os.PathLike[str] | Lens | None = None,
     data: str | os.PathLike[str] | Data | None = None,
+    page: bool = True,
     progress: Progress | None = None,
     **options: Unpack[EvaluateKeywords],
 ) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
     own, of_run = _options(dict(options))
-    return _finish(open_folder(out), model, data, own, of_run, progress or Progress())
+    return _finish(open_folder(out), model, data, own, of_run, page, progress or Progress())
 
 
 def _finish(
@@ -104,6 +109,7 @@ def _finish(
     data: str | os.PathLike[str] | Data | None,
     own: dict[str, Any],
     of_run: dict[str, Any],
+    page: bool,
     progress: Progress,
 ) -> Run:
     manifest = Manifest.load(folder)
@@ -131,7 +137,7 @@ def _finish(
             f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
             f"--methods {','.join(settings['methods'])}"
         )
-    return resume(
+    done = resume(
         folder.url,
         model=model,
         data=data,
@@ -140,6 +146,23 @@ def _finish(
         settings={MEASURE: settings},
         **of_run,
     )
+    return _with_page(done, progress) if page else done
+
+
+def _with_page(done: Run, progress: Progress) -> Run:
+    """The run, with its page where there is something to show and a disk to write it to."""
+    status = done.status()
+    if status.failures == status.done:
+        return done
+    if not isinstance(done.folder, LocalFolder):
+        progress.say(f"note: {done.folder} is not on this machine, so that it has no page yet")
+        return done
+    progress.say("building the page")
+    try:
+        build_report(done.folder.url)
+    except MissingDependencyError as error:
+        progress.say(f"note: the tables are done, and the page is not: {error}")
+    return done
 
 
 def _options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

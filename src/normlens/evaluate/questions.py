@@ -119,21 +119,40 @@ def class_questions(
     Classes that do not exclude each other have no runner-up: the score is the logit alone.
     """
     head = class_head(lens)
-    texts = [whole_text(text, None) for text in encoded]
-    if not texts:
-        return []
-
-    def two_best(places: list[int]) -> torch.Tensor:
-        scores = logits(lens, [texts[place] for place in places])
-        # Of equal scores the first class comes first, as it does in argmax.
-        order = scores.double().sort(dim=-1, descending=True, stable=True)
-        return order.indices[:, :2]
-
-    best = by_batches(lens, head, texts, batch_size, two_best).long().tolist()
+    best = _two_best(lens, head, [whole_text(text, None) for text in encoded], batch_size)
     return [
         Question(text, target, contrast if head.exclusive else None)
         for text, (target, contrast) in zip(encoded, best, strict=True)
     ]
+
+
+def next_token_questions(
+    lens: Lens, encoded: Sequence[Encoded], *, batch_size: int | str = AUTO
+) -> list[Question]:
+    """Why each text's most probable next token and not the second."""
+    texts = [whole_text(text, len(text) - 1) for text in encoded]
+    best = _two_best(lens, word_head(lens), texts, batch_size)
+    return [
+        Question(text, target, contrast, len(text) - 1)
+        for text, (target, contrast) in zip(encoded, best, strict=True)
+    ]
+
+
+def _two_best(
+    lens: Lens, head: Head, texts: Sequence[Variant], batch_size: int | str
+) -> list[list[int]]:
+    """The two columns with the largest logits of each text, the larger first."""
+    if not texts:
+        return []
+
+    def best(places: list[int]) -> torch.Tensor:
+        scores = logits(lens, [texts[place] for place in places])
+        # Of equal scores the first column comes first, as it does in argmax.
+        order = scores.double().sort(dim=-1, descending=True, stable=True)
+        return order.indices[:, :2]
+
+    columns: list[list[int]] = by_batches(lens, head, texts, batch_size, best).long().tolist()
+    return columns
 
 
 def word_head(lens: Lens) -> Head:

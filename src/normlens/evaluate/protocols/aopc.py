@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from normlens.errors import InputError
 from normlens.evaluate.protocols.base import Example
 from normlens.evaluate.protocols.drops import PROBABILITY, Drops
-from normlens.evaluate.questions import CLASSES
+from normlens.evaluate.questions import CLASSES, mask_token
 from normlens.evaluate.variants import Variant
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ class Masking(Drops):
 
     @classmethod
     def on(cls, lens: Lens) -> Masking:
-        mask_id = getattr(lens.tokenizer, "mask_token_id", None)
+        mask_id = mask_token(lens)
         if mask_id is None:
             raise InputError(
                 f"{cls.name} masks tokens and {lens.name} has no mask token; choose other protocols"
             )
-        return cls(int(mask_id))
+        return cls(mask_id)
 
     def changed(self, example: Example, places: Sequence[int]) -> Variant:
         return example.question.replaced(places, self.mask_id)

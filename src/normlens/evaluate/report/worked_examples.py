@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,7 +51,9 @@ def worked_examples(evidence: Evidence, rankings: Sequence[Ranking]) -> Result |
             figures[f"example-{place}"] = Figure(
                 partial(draw_matrix, text), caption, partial(page, text)
             )
-    shown = scores[~scores["method"].isin(PRIORS)].drop(columns="index")
+    shown = scores[~scores["method"].isin(PRIORS)][
+        ["sequence", "method", "position", "token", "ordinary", "score"]
+    ]
     return Result(
         tables={
             "examples": Table(
@@ -115,5 +118,5 @@ def _deciding(text: ColouredText) -> str:
     )
 
 
-def _given(value: object) -> bool:
-    return value is not None and value == value and value != ""
+def _given(value: Any) -> bool:
+    return not pd.isna(value) and value != ""
