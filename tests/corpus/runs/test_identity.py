@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_examples as examples
 import torch
+import transformers
 
 import normlens
+from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import resume, run
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.identity import identify, tokenizer_hash
+from normlens.models.tiny import tiny_config
 
 MEASURE = """
 from normlens.corpus.measures import measure
@@ -179,3 +184,47 @@ def test_installed_packages_are_not_followed(modules: Path) -> None:
     assert set(found) == {"own_imports", "own_helper", "own_second"}
     # To look at a file is not to run it.
     assert "own_helper" not in sys.modules
+
+
+# What stands behind the body ----------------------------------------------------------------------
+
+
+def test_another_head_is_another_model_for_measures_that_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = transformers.LlamaForCausalLM(tiny_config("llama", tie_word_embeddings=False)).eval()
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        examples.tiny_tokenizer().save_pretrained(folder)
+    lens = normlens.load(folder)
+    before, plain = identify(lens, head=True), identify(lens)
+    assert identify(normlens.load(folder), head=True) == before
+    with torch.no_grad():
+        lens.adapter.whole.lm_head.weight[0, 0] += 1
+    changed = identify(lens, head=True)
+    assert changed["head"] != before["head"]
+    assert changed["weights"] == before["weights"]
+    assert identify(lens) == plain  # maps do not depend on a head
+
+
+def test_a_run_of_explanations_is_not_resumed_with_another_head(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = tmp_path / "model"
+    model = transformers.LlamaForCausalLM(tiny_config("llama", tie_word_embeddings=False)).eval()
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        examples.tiny_tokenizer().save_pretrained(folder)
+    corpus = examples.corpus_file(tmp_path / "corpus.txt", 3)
+    run(folder, corpus, tmp_path / "run", measures="explanations")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    with quiet_transformers():
+        model.save_pretrained(folder)
+    with pytest.raises(RunError, match="the weights of the model's head"):
+        resume(tmp_path / "run")
+
+
+def test_another_pooling_is_another_model(minilm: Any) -> None:
+    lens = copy.copy(minilm)
+    before = identify(lens, head=True)["head"]
+    lens.__dict__["pooling"] = replace(minilm.pooling, reads="first")
+    assert identify(lens, head=True)["head"] != before

@@ -19,7 +19,7 @@ from normlens.corpus.engines.explaining import explained, no_maps
 from normlens.corpus.engines.model_rows import ModelRows
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry, Prepared, batches
 from normlens.corpus.engines.shard_rows import ShardRows
-from normlens.corpus.measures import Measure, Needs
+from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
 from normlens.corpus.runs.options import RunOptions
@@ -70,7 +70,10 @@ class Worker:
         # A GPU ranks maps faster than it gives them away; on a CPU measures rank for themselves.
         self.ranks_on_device = self.needs.correlations and self.lens.device.type == "cuda"
         self.arrays = self.needs.arrays or not self.ranks_on_device
-        self.identity = identity.identify(self.lens)
+        behind = self.needs.asked is not None or any(
+            isinstance(measure, ModelMeasure) for measure in self.measures
+        )
+        self.identity = identity.identify(self.lens, head=behind)
         self.by = {
             **identity.machine(self.lens),
             "model": identity.digest(self.identity),

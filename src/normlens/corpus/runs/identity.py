@@ -7,12 +7,16 @@ import json
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normlens.analysing.collect import versions
+from normlens.errors import NormLensError
+from normlens.heads import Dense
 from normlens.lens import Lens
 
 #: Fields of a configuration that the manifest has elsewhere, or that no number depends on.
@@ -33,8 +37,9 @@ _CALLS = ("model_input_names", "truncation_side", "split_special_tokens")
 _PLACES = ("_file", "_path", "_dir", "_hash", "is_local", "local_files_only")
 
 
-def identify(lens: Lens) -> dict[str, Any]:
-    """Describe a model as a run's manifest does."""
+def identify(lens: Lens, head: bool = False) -> dict[str, Any]:
+    """Describe a model as a run's manifest does; with `head`, also what stands behind its body."""
+    behind = {"head": head_hash(lens)} if head else {}
     return {
         "name": lens.name,
         "revision": lens.revision,
@@ -49,6 +54,7 @@ def identify(lens: Lens) -> dict[str, Any]:
         "max_tokens": lens.max_tokens,
         "dtype": str(lens.dtype).removeprefix("torch."),
         "device": lens.device.type,
+        **behind,
     }
 
 
@@ -58,9 +64,39 @@ def digest(identity: dict[str, Any]) -> str:
 
 
 def weights_hash(lens: Lens) -> str:
-    """Hash every tensor of the model (SHA-256): its name, type, shape and values."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(lens.model.state_dict().items()):
+    """Hash every tensor of the model's body (SHA-256): its name, type, shape and values."""
+    return _tensors_hash(lens.model.state_dict())
+
+
+def head_hash(lens: Lens) -> str:
+    """Hash what stands behind the body: a head's tensors, and how a text's vector is pooled."""
+    whole, body = lens.adapter.whole, lens.model.state_dict(keep_vars=True)
+    own = {id(tensor) for tensor in body.values()}
+    tensors = {
+        name: tensor
+        for name, tensor in whole.state_dict(keep_vars=True).items()
+        if id(tensor) not in own
+    }
+    described = [type(whole).__name__]
+    try:
+        pooling = lens.pooling
+    except NormLensError as error:  # no cosine of this model can be asked for
+        described.append(str(error))
+    else:
+        described.append(f"{pooling.reads} {pooling.max_tokens} {pooling.lower_case}")
+        for place, step in enumerate(pooling.steps):
+            if isinstance(step, Dense):
+                bias = step.linear.bias
+                tensors[f"pooling.{place}.weight"] = step.linear.weight
+                tensors |= {} if bias is None else {f"pooling.{place}.bias": bias}
+            else:
+                described.append(f"{place} {getattr(step, 'activation', step)}")
+    return _tensors_hash(tensors, "\n".join(described))
+
+
+def _tensors_hash(tensors: Mapping[str, Tensor], described: str = "") -> str:
+    digest = hashlib.sha256(described.encode())
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         values = tensor.detach().cpu().contiguous().reshape(-1)
         if values.numel():

@@ -21,6 +21,7 @@ FIXED = {
     "model.name": "the model",
     "model.revision": "the model's revision",
     "model.weights": "the model's weights",
+    "model.head": "the weights of the model's head",
     "model.config": "the model's configuration",
     "model.tokenizer": "the tokenizer",
     "model.dtype": "the dtype",
