@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from normlens.analysing.collect import versions
 from normlens.errors import NormLensError
@@ -94,7 +93,7 @@ def head_hash(lens: Lens) -> str:
     return _tensors_hash(tensors, "\n".join(described))
 
 
-def _tensors_hash(tensors: Mapping[str, Tensor], described: str = "") -> str:
+def _tensors_hash(tensors: Mapping[str, Any], described: str = "") -> str:
     digest = hashlib.sha256(described.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
