@@ -23,6 +23,7 @@ from evaluate_examples import (
 import normlens
 from normlens.checkpoints.sentences import Pooling
 from normlens.errors import InputError
+from normlens.evaluate.methods.registry import method
 from normlens.evaluate.questions import Question, class_questions, cosine_questions
 from normlens.evaluate.scoring import NO_PREDICTION, Scorer, score_variants
 from normlens.heads import FIRST, LAST, MEAN
@@ -272,3 +273,12 @@ def test_a_way_around_the_layers_refuses_gradients():
         scorer.embeddings()
     with pytest.raises(InputError, match="convolution"):
         scorer.differentiable(torch.zeros(1, 7, 16))
+
+
+def test_questions_of_several_kinds_are_refused():
+    lens = lens_of("bert", "SequenceClassification")
+    asked = [Question(text(), 1, 0), Question(text(), other=np.ones(16) / 4)]
+    with pytest.raises(InputError, match=r"several kinds \(classes, cosine\)"):
+        score_variants(lens, [(question, [question.whole]) for question in asked])
+    with pytest.raises(InputError, match="several kinds"):
+        method("random")(lens, asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.records import Data
@@ -25,7 +26,7 @@ from normlens.evaluate.options import (
     split_options,
 )
 from normlens.evaluate.plan import Reading, make_plan
-from normlens.evaluate.report.build import build_report
+from normlens.evaluate.report.build import FOLDER, build_report
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.option_fields import names_of, shows_fields_of
@@ -147,6 +148,12 @@ def _finish(
         **of_run,
     )
     return _with_page(done, progress) if page else done
+
+
+def page_of(done: Run) -> Path | None:
+    """The page of an evaluation, if it has one."""
+    page = Path(done.folder.url) / FOLDER / "report.html"
+    return page if page.is_file() else None
 
 
 def _with_page(done: Run, progress: Progress) -> Run:

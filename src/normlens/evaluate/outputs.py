@@ -78,10 +78,9 @@ def logits(lens: Lens, batch: Sequence[Variant], entering: Entering | None = Non
     """The model's scores (b, word or class) where each variant is read. For use inside `alone`."""
     whole = lens.adapter.whole
     inputs: dict[str, Any] = dict(_inputs(lens, batch))
-    places = ask_for_places(whole, inputs, [variant.position for variant in batch])
-    output = _call(lens, whole, inputs, entering)
-    scores = ModelScores.of_output(output, places)
-    return torch.stack([scores.of(b, variant.position) for b, variant in enumerate(batch)])
+    positions = [variant.position for variant in batch]
+    places = ask_for_places(whole, inputs, positions)
+    return ModelScores.of_output(_call(lens, whole, inputs, entering), places).of_all(positions)
 
 
 def text_vectors(

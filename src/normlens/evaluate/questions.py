@@ -6,7 +6,7 @@ cosine with another text's vector.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -86,6 +86,14 @@ class Question:
     def without(self, places: Collection[int]) -> Variant:
         """The text without the tokens at `places`."""
         return without(self.whole, places, slot=self.masked)
+
+
+def same_kind(questions: Iterable[Question]) -> str:
+    """The kind of questions that are answered together; they must be of one."""
+    kinds = sorted({question.kind for question in questions})
+    if len(kinds) != 1:
+        raise InputError(f"questions of several kinds ({', '.join(kinds)}); ask them apart")
+    return kinds[0]
 
 
 def mask_token(lens: Lens) -> int | None:

@@ -23,7 +23,7 @@ from normlens.evaluate.outputs import (
     sentence_head,
     text_vectors,
 )
-from normlens.evaluate.questions import COSINE, Question
+from normlens.evaluate.questions import COSINE, Question, same_kind
 from normlens.evaluate.variants import Variant
 from normlens.heads import Head
 from normlens.models.heads import read_head
@@ -99,9 +99,7 @@ def score_variants(
     if not rows:
         return [_scored(np.empty((0, 3))) for _ in asked]
     pairs = [(asked[number][0], variant) for number, variant in rows]
-    kinds = {question.kind == COSINE for question, _ in pairs}
-    if len(kinds) > 1:
-        raise InputError("cosines and logits cannot be scored together; score them apart")
+    same_kind(question for question, _ in pairs)
 
     def work(batch: list[int]) -> Tensor:
         return score_rows(lens, [pairs[place] for place in batch])

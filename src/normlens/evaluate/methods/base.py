@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from normlens.corpus.measures.user_files import sources_of
 from normlens.errors import InputError
 from normlens.evaluate.costs import Passes, no_passes
-from normlens.evaluate.questions import Question
+from normlens.evaluate.questions import Question, same_kind
 from normlens.parsing import parse_bytes
 from normlens.precisions import AUTO
 
@@ -68,6 +68,7 @@ class Method:
         self.needs(lens)
         if not questions:
             return []
+        same_kind(questions)
         given = list(self.compute(lens, questions, options))
         if len(given) != len(questions):
             raise InputError(
