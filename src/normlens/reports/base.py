@@ -63,7 +63,7 @@ class Table:
         )
 
     def _cell(self, column: str, value: Any) -> str:
-        if value is None or value != value:
+        if pd.isna(value):
             return "–"
         if isinstance(value, bool):
             return "yes" if value else "no"
