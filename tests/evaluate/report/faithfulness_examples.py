@@ -19,30 +19,8 @@ import run_examples as examples
 from normlens.corpus.measures import BoundMeasure, Item, ModelMeasure, Needs
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
+from normlens.evaluate.tables import ORDER, TABLES
 
-TEXT, FLAG, NUMBER, WHOLE = pa.string(), pa.bool_(), pa.float64(), pa.int64()
-KEY = {"index": WHOLE, "sequence": TEXT}
-TABLES = {
-    "examples": KEY
-    | {"tokens": WHOLE, "ordinary": WHOLE, "target_id": WHOLE, "target": TEXT}
-    | {"contrast_id": WHOLE, "contrast": TEXT, "label": TEXT, "score": NUMBER}
-    | {"probability": NUMBER, "correct": FLAG},
-    "attributions": KEY
-    | {"method": TEXT, "position": WHOLE, "token": TEXT, "ordinary": FLAG, "score": NUMBER},
-    "removals": KEY
-    | {"protocol": TEXT, "method": TEXT, "first": TEXT, "share": NUMBER, "removed": WHOLE}
-    | {"score": NUMBER, "probability": NUMBER, "correct": FLAG},
-    "faithfulness": KEY | {"protocol": TEXT, "method": TEXT, "first": TEXT, "value": NUMBER},
-    "method_passes": KEY | {"method": TEXT, "forward": WHOLE, "backward": WHOLE},
-}
-SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in TABLES.items()}
-ORDER = {
-    "examples": ("index",),
-    "attributions": ("index", "method", "position"),
-    "removals": ("index", "protocol", "method", "first", "share"),
-    "faithfulness": ("index", "protocol", "method", "first"),
-    "method_passes": ("index", "method"),
-}
 #: Mean values: normlens leads clearly.
 METHODS = {
     "normlens": 0.54,
@@ -71,7 +49,7 @@ class MadeUp(ModelMeasure):
     token: str | None = None  # in the place of every second token
     only: int | None = None  # examples that have a value
     name: str = "made-up"
-    tables = SCHEMAS
+    tables = TABLES
     order = ORDER
     needs = Needs(scopes=(), arrays=False)
 
@@ -96,7 +74,7 @@ class _Bound(BoundMeasure):
         whole = 0.9 + 0.1 * chance.random()
         correct = bool(chance.random() < 0.9)
         ordinary = sum(not special for special in encoded.special)
-        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SCHEMAS}
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
         labelled = {"label": "good", "correct": correct} if made.labels else {}
         rows["examples"].append(
             key
@@ -125,7 +103,7 @@ class _Bound(BoundMeasure):
             for protocol in made.protocols:
                 self._protocol(rows, key, protocol, method, mean, item.index, chance, whole)
         return {
-            name: pa.Table.from_pylist(some, schema=SCHEMAS[name]) for name, some in rows.items()
+            name: pa.Table.from_pylist(some, schema=TABLES[name]) for name, some in rows.items()
         }
 
     def _protocol(

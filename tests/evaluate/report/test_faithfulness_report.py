@@ -193,6 +193,14 @@ def test_no_difference_is_called_no_difference(tmp_path: Path) -> None:
     assert any("not significantly different from" in sentence for sentence in said)
 
 
+def test_a_winner_is_compared_with_the_best_of_another_family(tmp_path: Path) -> None:
+    methods = {"normlens": 0.5, "normlens-gradient": 0.5, "alti": 0.4}
+    said = sentences_of(tmp_path, methods=methods, noise=0.02)
+    assert "the next is normlens-gradient" in said[0]
+    assert "of all other methods alti is the best, difference 0.1" in said[1]
+    assert "which is not significant" not in said[1]
+
+
 def test_normlens_behind_another_method_is_said(tmp_path: Path) -> None:
     methods = {"normlens": 0.4, "alti": 0.6, "globenc": 0.2}
     said = sentences_of(tmp_path, methods=methods)

@@ -13,6 +13,7 @@ from normlens.evaluate.report.ranking import Ranking
 from normlens.reports.base import Evidence, Experiment, Figure, Result, Table
 from normlens.reports.drawing import SMALL, panels, style
 from normlens.reports.words import number
+from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -25,11 +26,12 @@ EXPERIMENT = Experiment(
     title="What the methods cost",
     source="the run's own passes and seconds",
     question="What does a score per token cost?",
-    method="Passes are counted by hooks while a method works on a text: every row of a batch that "
-    "goes through the model is one forward pass, and one that gradients flow back through is one "
-    "backward pass. Seconds are summed over the run's shards and divided by those of the first "
-    "pass over the whole texts, on the same machine in the same run; they say how long this run "
-    "took and not how fast a method could be.",
+    method="Passes are counted layer by layer while a method works on a text: a row of a batch "
+    "that goes through all layers is one forward pass, and one that gradients flow back through is "
+    "one backward pass; what is pushed through the frozen network counts alike. Seconds are summed "
+    "over the run's shards and divided by those of the first pass over the whole texts, on the "
+    "same machine in the same run; they say how long this run took and not how fast a method could "
+    "be.",
     absent="the run counted no passes",
 )
 
@@ -85,11 +87,12 @@ def _sentences(table: pd.DataFrame) -> list[str]:
     model_bound = table[table["passes"] > 0]
     if len(model_bound) < 2:
         return []
-    least, most = model_bound.iloc[0], model_bound.iloc[-1]
+    fewest, most = model_bound["passes"].min(), model_bound.iloc[-1]
+    cheapest = list(model_bound["method"][model_bound["passes"] == fewest])
     sentences = [
-        f"Of the methods that run the model, {least['method']} needs the fewest passes "
-        f"({number(least['passes'], 1)} per text) and {most['method']} the most "
-        f"({number(most['passes'], 1)})."
+        f"Of the methods that run the model, {listed(cheapest)} need"
+        f"{'s' if len(cheapest) == 1 else ''} the fewest passes ({number(fewest, 1)} per text) and "
+        f"{most['method']} the most ({number(most['passes'], 1)})."
     ]
     timed = model_bound[model_bound[TIME].notna()].sort_values(TIME)
     if len(timed) > 1:

@@ -82,9 +82,8 @@ def _averaged(wide: pd.DataFrame, seed: int) -> pd.DataFrame:
 def curve_figure(ranking: Ranking, averaged: Curves, colours: MethodColours) -> Figure:
     """Draw the curves: a column per order of removal, accuracy in a row below."""
     quantities = list(averaged.frame["quantity"].unique())
-    what = " and ".join(
-        {"score": "The score", "probability": "Probability"}.get(name, name) for name in quantities
-    )
+    label = ranking.words.label
+    what = label[0].upper() + label[1:] + (" and accuracy" if len(quantities) > 1 else "")
     examples = int(averaged.frame["examples"].max())
     bands = (
         "bands are 95 % bootstrap intervals over examples"
@@ -120,6 +119,8 @@ def draw_curves(ranking: Ranking, averaged: Curves, colours: MethodColours) -> D
         sharex=True,
         sharey="row",
     )
+    labels = {ranking.words.falls: ranking.words.label}
+    opacity = min(0.15, 0.8 / len(ranking.methods))  # many bands would hide the lines
     for place, (quantity, first) in enumerate((q, f) for q in quantities for f in orders):
         panel = axes[place]
         some = frame[(frame["quantity"] == quantity) & (frame["first"] == first)]
@@ -131,7 +132,7 @@ def draw_curves(ranking: Ranking, averaged: Curves, colours: MethodColours) -> D
             shown, share = colours.style(method), 100 * line["share"]
             if line["low"].notna().any():
                 panel.fill_between(
-                    share, line["low"], line["high"], color=shown["color"], alpha=0.13, lw=0
+                    share, line["low"], line["high"], color=shown["color"], alpha=opacity, lw=0
                 )
             panel.plot(
                 share, line["value"], ms=3.2, lw=colours.width(method), label=method, **shown
@@ -142,15 +143,13 @@ def draw_curves(ranking: Ranking, averaged: Curves, colours: MethodColours) -> D
         style(
             panel,
             x=f"tokens {ranking.words.axis} (%)" if bottom else "",
-            y={"probability": "probability of the prediction"}.get(quantity, quantity)
-            if place % len(orders) == 0
-            else "",
+            y="" if place % len(orders) else labels.get(quantity, quantity),
             title=_TITLES.get(first, first) if place < len(orders) > 1 else "",
         )
-    handles, labels = axes[0].get_legend_handles_labels()
+    handles, methods = axes[0].get_legend_handles_labels()
     figure.legend(
         handles[::-1],
-        labels[::-1],
+        methods[::-1],
         loc="outside right upper",
         fontsize=SMALL,
         frameon=False,

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 
 from normlens.analysis.paired import LEAST_EXAMPLES, holm, paired_differences
+from normlens.evaluate.report.protocol_words import NORMLENS
 from normlens.evaluate.report.ranking import RESAMPLES, Ranking
 from normlens.reports.base import Table
 from normlens.reports.formatting import count
 
 FLIPS = 100_000
 LEVEL = 0.05
-NORMLENS = "normlens"
 HOLM = "p (Holm)"
 
 

@@ -12,14 +12,14 @@ SHORT, LONG = 6, 40  # ordinary tokens of a text that is easy to read
 
 
 def choose_examples(ranking: Ranking, texts: pd.DataFrame) -> list[int]:
-    """Choose examples (by index) at even quantiles of the lead of the best method over the next.
+    """Choose examples (by index) at even quantiles of the lead of the best method over its rival.
 
     Texts that are easy to read are preferred. Of equal leads shorter texts come first, then
     earlier ones, so that the choice is the same every time.
     """
     values = ranking.values
-    best = ranking.methods[:2]
-    lead = values[best[0]] - values[best[1]] if len(best) > 1 else values[best[0]]
+    winner, rival = ranking.methods[0], ranking.rival
+    lead = values[winner] if rival is None else values[winner] - values[rival]
     sign = -1 if ranking.words.lower_is_better else 1
     tokens = texts.set_index("index")["ordinary"]
     frame = pd.DataFrame({"lead": sign * lead, "tokens": tokens}).dropna()

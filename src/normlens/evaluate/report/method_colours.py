@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from normlens.evaluate.report.differences import NORMLENS
-from normlens.evaluate.report.protocol_words import PRIORS
+from normlens.evaluate.report.protocol_words import NORMLENS, PRIORS
 from normlens.reports.drawing import COLOURS, GREY, MARKERS
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))

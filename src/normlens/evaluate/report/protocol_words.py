@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOST, LEAST = "most", "least"
+NORMLENS = "normlens"
 #: Methods that do not look at the model: what every other has to beat.
 PRIORS = ("first-token", "random")
 
@@ -21,6 +22,7 @@ class ProtocolWords:
     value: str  # what its number is called
     axis: str = ""  # what happens to the tokens that a curve's share is of; empty: nothing does
     falls: str = "score"  # the column that drops: score or probability
+    label: str = "score"  # of that column on an axis
     lower_is_better: bool = False
     starts_intact: bool = True  # whether the curves begin with the whole text
 
@@ -29,6 +31,7 @@ class ProtocolWords:
         return "lower" if self.lower_is_better != (first == LEAST) else "higher"
 
 
+_PREDICTION = "probability of the prediction"
 _MASKED = (
     "Tokens are put in the order of their scores and masked, from 0 to 90 % of the ordinary ones "
     "in steps of 10 %; special tokens stay. "
@@ -48,6 +51,7 @@ PROTOCOLS = {
         value="AOPC",
         axis="masked",
         falls="probability",
+        label=_PREDICTION,
     ),
     "comprehensiveness": ProtocolWords(
         title="Deletion: comprehensiveness",
@@ -58,6 +62,7 @@ PROTOCOLS = {
         value="comprehensiveness",
         axis="deleted",
         falls="probability",
+        label=_PREDICTION,
     ),
     "sufficiency": ProtocolWords(
         title="Deletion: sufficiency",
@@ -68,6 +73,7 @@ PROTOCOLS = {
         value="sufficiency",
         axis="kept",
         falls="probability",
+        label=_PREDICTION,
         lower_is_better=True,
         starts_intact=False,
     ),
@@ -86,6 +92,7 @@ PROTOCOLS = {
         method=_MASKED + "The value is the mean drop of the cosine.",
         value="AOPC of the cosine",
         axis="masked",
+        label="cosine",
     ),
     "contrast-drop-end": ProtocolWords(
         title="Replacement by the end-of-text token: contrast drop",
@@ -95,6 +102,7 @@ PROTOCOLS = {
         method=_REPLACED.format("the end-of-text token"),
         value="contrast drop",
         axis="replaced",
+        label="logit(target) − logit(contrast)",
     ),
     "contrast-drop-random": ProtocolWords(
         title="Replacement by random tokens: contrast drop",
@@ -103,8 +111,14 @@ PROTOCOLS = {
         method=_REPLACED.format("random tokens (the same for every method)"),
         value="contrast drop",
         axis="replaced",
+        label="logit(target) − logit(contrast)",
     ),
 }
+
+
+def same_family(a: str, b: str) -> bool:
+    """Whether two methods are rules of the same frozen network: normlens, normlens-gradient, …"""
+    return all(name == NORMLENS or name.startswith(f"{NORMLENS}-") for name in (a, b))
 
 
 def words_of(protocol: str) -> ProtocolWords:

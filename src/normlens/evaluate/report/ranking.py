@@ -10,7 +10,13 @@ import pandas as pd
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.analysis.paired import LEAST_EXAMPLES
 from normlens.evaluate.report import queries
-from normlens.evaluate.report.protocol_words import LEAST, MOST, ProtocolWords, words_of
+from normlens.evaluate.report.protocol_words import (
+    LEAST,
+    MOST,
+    ProtocolWords,
+    same_family,
+    words_of,
+)
 from normlens.reports.base import Evidence, Table
 
 RESAMPLES = 10_000
@@ -39,6 +45,13 @@ class Ranking:
     def certain(self) -> bool:
         """Whether there are enough examples for intervals."""
         return self.examples >= LEAST_EXAMPLES
+
+    @property
+    def rival(self) -> str | None:
+        """The best method that is not of the winner's own family, or else the second."""
+        winner, *others = self.methods
+        foreign = [name for name in others if not same_family(winner, name)]
+        return next(iter(foreign or others), None)
 
     def row(self, method: str) -> pd.Series:
         return self.table.set_index("method").loc[method]

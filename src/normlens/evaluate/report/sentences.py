@@ -5,13 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from normlens.analysis.paired import LEAST_EXAMPLES
-from normlens.evaluate.report.differences import HOLM, NORMLENS, Differences, significant
-from normlens.evaluate.report.protocol_words import LEAST, PRIORS
+from normlens.evaluate.report.differences import HOLM, Differences, significant
+from normlens.evaluate.report.protocol_words import LEAST, NORMLENS, PRIORS
 from normlens.evaluate.report.ranking import Ranking
 from normlens.reports.formatting import count
 from normlens.reports.words import number
 from normlens.wording import listed
 
+_SMALL = 0.005  # differences below have one more digit
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
@@ -19,6 +20,7 @@ def verdict(ranking: Ranking, differences: Differences) -> list[str]:
     """Say what a protocol's tables show."""
     sentences = [_lead(ranking, differences)]
     if len(ranking.methods) > 1 and ranking.certain:
+        sentences.append(_rival(ranking, differences))
         sentences.append(_reach(ranking.methods[0], ranking, differences))
         if NORMLENS in ranking.methods[1:]:
             sentences += [_place(ranking, differences), _reach(NORMLENS, ranking, differences)]
@@ -29,10 +31,11 @@ def verdict(ranking: Ranking, differences: Differences) -> list[str]:
 def with_interval(row: pd.Series, value: str = "value") -> str:
     """Write a value with its interval: 0.538 [0.520, 0.556]."""
     low, high = ("low", "high") if value in ("value", "difference") else _ends(value)
-    text = number(row[value], 3)
+    digits = 4 if value == "difference" and abs(row[value]) < _SMALL else 3
+    text = number(row[value], digits)
     if row[low] != row[low]:
         return text
-    return f"{text} [{number(row[low], 3)}, {number(row[high], 3)}]"
+    return f"{text} [{number(row[low], digits)}, {number(row[high], digits)}]"
 
 
 def _ends(value: str) -> tuple[str, str]:
@@ -65,6 +68,20 @@ def _lead(ranking: Ranking, differences: Differences) -> str:
     return (
         f"{winner}{prior} has the best value, {value}, but its lead over {others[0]} ({after}) is "
         f"not significant: difference {by}."
+    )
+
+
+def _rival(ranking: Ranking, differences: Differences) -> str:
+    """Compare the winner with the best of another family, where the next is of its own."""
+    winner, after = ranking.methods[:2]
+    rival = ranking.rival
+    if rival in (None, after):
+        return ""
+    row = differences.between(winner, str(rival))
+    sure = "" if significant(row) else ", which is not significant"
+    return (
+        f"{after} is another rule of the same frozen network; of all other methods {rival} is the "
+        f"best, difference {with_interval(row, 'difference')}, {adjusted_p(row)}{sure}."
     )
 
 

@@ -22,7 +22,7 @@ EXPERIMENT = Experiment(
     title="Worked examples",
     source="texts of the run",
     question="What do the methods say of single texts?",
-    method="The texts stand at even quantiles of the lead of the best method over the next, from "
+    method="The texts stand at even quantiles of the lead of the best method over its rival, from "
     "the largest lead to the smallest; texts of 6 to 40 ordinary tokens are preferred. Colours are "
     "scores against the method's largest in that text; methods that give no signs are red only. "
     "Priors are left out.",
@@ -45,7 +45,7 @@ def worked_examples(evidence: Evidence, rankings: Sequence[Ranking]) -> Result |
     for place, index in enumerate(chosen, start=1):
         text = _text(ranking, scores[scores["index"] == index], index)
         if text is not None:
-            caption = f"Example {place}: {_about(texts.loc[index], ranking, index)}"
+            caption = f"Example {place}: {_about(texts.loc[index])}"
             if text.evidence is not None and text.evidence.any():
                 caption += f" The word that must decide: {_deciding(text)!r}."
             figures[f"example-{place}"] = Figure(
@@ -91,23 +91,19 @@ def _text(ranking: Ranking, scores: pd.DataFrame, index: int) -> ColouredText | 
     )
 
 
-def _about(text: pd.Series, ranking: Ranking, index: int) -> str:
-    """Say what the model says of a text, what is right, and how far the best methods lie apart."""
+def _about(text: pd.Series) -> str:
+    """Say what the model says of a text, and whether that is right."""
     parts = [str(text["sequence"])]
     if _given(text["target"]):
         contrast = f" against {text['contrast']!r}" if _given(text["contrast"]) else ""
-        sure = (
-            f" with probability {number(text['probability'])}"
-            if _given(text["probability"])
-            else ""
-        )
+        sure = f", probability {number(text['probability'])}" if _given(text["probability"]) else ""
         parts.append(f"the score is of {text['target']!r}{contrast}{sure}")
+    else:
+        parts.append(f"the score is {number(text['score'])}")
     if _given(text["label"]):
-        right = "" if not _given(text["correct"]) else " (right)" if text["correct"] else " (wrong)"
-        parts.append(f"labelled {text['label']!r}{right}")
-    if len(ranking.methods) > 1:
-        best, after = (ranking.values[name].get(index, np.nan) for name in ranking.methods[:2])
-        parts.append(f"{ranking.methods[0]} {number(best)}, {ranking.methods[1]} {number(after)}")
+        parts.append(f"labelled {text['label']!r}")
+    if _given(text["correct"]):
+        parts.append("the model is right" if text["correct"] else "the model is wrong")
     return "; ".join(parts) + "."
 
 
