@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "corpus"))
-sys.path.append(str(Path(__file__).parents[1] / "evaluate"))
+sys.path.append(str(Path(__file__).parents[1] / "faithfulness"))
 
 import evaluation_examples as examples
 
