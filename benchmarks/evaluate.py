@@ -2,7 +2,7 @@
 
     python benchmarks/evaluate.py sst2      # fine-tunes MiniLM on SST-2 first, then all of dev.tsv
     python benchmarks/evaluate.py cosines   # all-MiniLM-L6-v2 on the pairs of STS-B dev
-    python benchmarks/evaluate.py evidence  # SmolLM2 on minimal pairs and IOI
+    python benchmarks/evaluate.py evidence  # SmolLM2 on minimal pairs and IOI, 150 of each file
     python benchmarks/evaluate.py docs      # writes the tables of what is there into the docs
 
 The data is read from NORMLENS_TEST_DATA (or --data), results go to --out. Each evaluation takes
@@ -23,13 +23,14 @@ from finetune import finetune
 import normlens
 from normlens.corpus import Run
 from normlens.corpus.runs.progress import Progress
-from normlens.evaluate.report.build import build_report
-from normlens.evaluate.report.differences import NORMLENS, compare_methods
-from normlens.evaluate.report.queries import protocols
-from normlens.evaluate.report.ranking import Ranking, rank
+from normlens.faithfulness.report.build import build_report
+from normlens.faithfulness.report.differences import NORMLENS, compare_methods
+from normlens.faithfulness.report.queries import protocols
+from normlens.faithfulness.report.ranking import Ranking, rank
 from normlens.reports.base import Evidence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "evaluate.md"
+EACH = 150  # rows of each file of evidence
 RUNS = ("sst2", "cosines", "evidence")
 
 
@@ -52,16 +53,31 @@ def model_of(kind: str, out: Path, data: Path) -> str:
     return str(checkpoint)
 
 
+def data_of(kind: str, out: Path, data: Path) -> Path:
+    """The data of an evaluation; of evidence, the first rows of each file."""
+    if kind != "evidence":
+        return data / {"sst2": "sst2/dev.tsv", "cosines": "stsb/sts-dev.csv"}[kind]
+    folder = out / "evidence-data"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted((data / "evidence").glob("*.csv")):
+        pd.read_csv(path, dtype=str, keep_default_na=False).head(EACH).to_csv(
+            folder / path.name, index=False
+        )
+    return folder
+
+
 def evaluate(kind: str, data: Path, out: Path, limit: int | None) -> Run:
     """Run one of the evaluations, or finish it."""
     files = {"sst2": "sst2/dev.tsv", "cosines": "stsb/sts-dev.csv", "evidence": "evidence"}
     label = {"label_column": "label"} if kind == "sst2" else {}
     from normlens.evaluate.evaluate import evaluate as E
+
     return E(
         model_of(kind, out, data),
         data / files[kind],
         out / kind,
         limit=limit,
+        page=False,  # the documents' tables come from what is kept
         progress=Printed(),
         **label,
     )

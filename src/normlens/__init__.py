@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from normlens import rollouts
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
+    from normlens.faithfulness.evaluate import evaluate
     from normlens.lens import Lens
     from normlens.loading import load
     from normlens.models.base import Adapter, register
@@ -33,6 +34,7 @@ _HOMES = {
     "Explanations": "normlens.results.explanations",
     "Lens": "normlens.lens",
     "Maps": "normlens.results.maps",
+    "evaluate": "normlens.faithfulness.evaluate",
     "load": "normlens.loading",
     "open": "normlens.results.store",
     "register": "normlens.models.base",
@@ -54,6 +56,7 @@ __all__ = [
     "NormLensError",
     "Run",
     "__version__",
+    "evaluate",
     "load",
     "open",
     "register",

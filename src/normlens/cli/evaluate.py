@@ -13,7 +13,7 @@ from normlens.cli.run import INTERRUPTED, report_run, stopped
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
 from normlens.errors import InputError
-from normlens.evaluate.options import RUN_FIELDS, EvaluateOptions
+from normlens.faithfulness.options import RUN_FIELDS, EvaluateOptions
 
 
 @with_field_options
@@ -59,7 +59,7 @@ def evaluate_command(
 
     A sequence that cannot be evaluated is a row of the table `failures`; the exit status is 3 then.
     """
-    from normlens.evaluate.evaluate import evaluate, resume_evaluation
+    from normlens.faithfulness.evaluate import evaluate, page_of, resume_evaluation
 
     if (out is None) == (resume is None):
         raise InputError("give --out for a new evaluation or --resume for one that was stopped")
@@ -78,4 +78,6 @@ def evaluate_command(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         shown.stop()
+    if page and (built := page_of(done)) is not None:
+        print(built)
     report_run(done, quiet)

@@ -85,7 +85,7 @@ def report_command(
 def _run_report(folder: Path) -> Path:
     """Build the report of a single run, by the tables that it has."""
     from normlens.corpus.runs.results import Run
-    from normlens.evaluate.report import build as faithfulness
+    from normlens.faithfulness.report import build as faithfulness
 
     tables = Run.open(folder).tables
     if faithfulness.TABLE in tables:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,16 @@ class ModelScores:
             return self.values[b]
         assert position is not None
         return self.values[b, position if self.places is None else self.places.index(position)]
+
+    def of_all(self, positions: Sequence[int | None]) -> Tensor:
+        """The scores (b, c) of every sequence, each at one of its positions."""
+        if self.values.dim() == 2:
+            return self.values
+        places = [
+            p if self.places is None or p is None else self.places.index(p) for p in positions
+        ]
+        rows = torch.arange(len(places), device=self.values.device)
+        return self.values[rows, torch.tensor(places, device=self.values.device)]
 
 
 def chooses_positions(model: Any) -> bool:

@@ -25,7 +25,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 
 #: Measures that run the model, behind commands of their own; their modules need torch.
 OF_MODEL = {
-    "faithfulness": "normlens.evaluate.measure:FaithfulnessMeasure",
+    "faithfulness": "normlens.faithfulness.measure:FaithfulnessMeasure",
     "ablation": "normlens.ablate.measure:AblationMeasure",
 }
 

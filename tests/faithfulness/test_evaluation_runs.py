@@ -1,0 +1,193 @@
+"""Evaluations on the corpus engine: stopped, resumed, shared by workers, repeated with a seed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import evaluation_examples as examples
+import pytest
+from run_examples import assert_each_once, assert_same_tables
+
+import normlens
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.progress import Progress
+from normlens.corpus.runs.results import Run
+from normlens.errors import InputError
+from normlens.faithfulness.evaluate import evaluate, resume_evaluation
+
+KILLED = Path(__file__).parents[1] / "corpus" / "runs" / "killed_runs.py"
+
+
+def again(places: examples.Places, out: Path, **changed: Any) -> Run:
+    return evaluate(places.classifier, places.labelled, out, **{**examples.CLASSIFIED, **changed})
+
+
+class Interrupting(Progress):
+    """Stops the run after its first shard."""
+
+    def advance(self, sequences: int, failures: int) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_stopped_evaluation_goes_on_with_the_same_bits(
+    places: examples.Places, classified: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        again(places, out, progress=Interrupting())
+    assert not Run.open(out).status().complete
+    assert not (out / "report").exists()
+    # The same call, and one that says nothing but the folder, both finish it.
+    other = Path(shutil.copytree(out, tmp_path / "other"))
+    done = again(places, out, page=True)
+    assert_each_once(done)
+    assert_same_tables(done, classified, tolerance=0)
+    assert_same_tables(resume_evaluation(other, page=False), classified, tolerance=0)
+    assert (out / "report" / "report.html").is_file()
+    assert done.check().sound
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path: Path) -> None:
+    options = {
+        "measures": "faithfulness",
+        "settings": classified.manifest.options.settings,
+        "extra_columns": ["label"],
+        "shard_size": 4,
+    }
+    arguments = [tmp_path / "killed", places.classifier, places.labelled, 6, 0]
+    done = subprocess.run(
+        [sys.executable, str(KILLED), *map(str, arguments), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    report = json.loads(done.stdout)
+    assert report["errors"] == 0, done.stderr
+    assert report["killed"] > 1
+    assert_same_tables(Run.open(tmp_path / "killed"), classified, tolerance=0)
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_tables(
+    places: examples.Places, classified: Run, tmp_path: Path
+) -> None:
+    assert_same_tables(again(places, tmp_path / "workers", workers=2), classified)
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_tables(
+    places: examples.Places, classified: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
+    monkeypatch.setenv("PYTHONPATH", str(Path(normlens.__file__).parents[1]))
+    try:
+        done = again(places, tmp_path / "ray", engine="ray", address="local", gpus_per_worker=0)
+        assert done.manifest.execution["engine"] == "ray"
+        assert_same_tables(done, classified)
+    finally:
+        ray.shutdown()
+
+
+def test_batches_do_not_change_what_is_found(
+    places: examples.Places, classified: Run, tmp_path: Path
+) -> None:
+    """Texts of one batch are padded, and the variants of all of them run together."""
+    together = again(places, tmp_path / "together", batch_size=9, shard_size=9)
+    for table in ("examples", "attributions", "removals", "faithfulness"):
+        a, b = together.table(table), classified.table(table)
+        for column in a:
+            if a[column].dtype.kind == "f":
+                assert a[column].to_numpy() == pytest.approx(
+                    b[column].to_numpy(), abs=2e-6, nan_ok=True
+                )
+            else:
+                assert a[column].equals(b[column]), (table, column)
+
+
+def test_the_seed_moves_what_is_random_and_nothing_else(
+    places: examples.Places, classified: Run, tmp_path: Path
+) -> None:
+    seeded = again(places, tmp_path / "seeded", seed=7)
+    value = "SELECT value FROM faithfulness WHERE method = '{}' ORDER BY ALL"
+    a, b = (run.sql(value.format("random"))["value"] for run in (seeded, classified))
+    assert abs(a - b).max() > 1e-4
+    for method in ("normlens", "leave-one-out", "first-token"):
+        a, b = (run.sql(value.format(method))["value"] for run in (seeded, classified))
+        # Other variants are in a batch, which changes last digits.
+        assert a.to_numpy() == pytest.approx(b.to_numpy(), abs=1e-6)
+    assert seeded.manifest.options.seed == 7
+
+
+def test_the_manifest_says_what_was_chosen(preferred: Run, classified: Run) -> None:
+    settings = preferred.manifest.options.settings["faithfulness"]
+    assert settings["methods"] == examples.METHODS.split(",")
+    assert settings["protocols"] == ["evidence", "contrast-drop-end", "contrast-drop-random"]
+    assert settings["evidence_column"] == "target"
+    assert preferred.manifest.options.column == "one_prefix_prefix"
+    assert preferred.manifest.options.truncate is False
+    protocols = classified.manifest.options.settings["faithfulness"]["protocols"]
+    assert protocols == ["aopc", "comprehensiveness", "sufficiency"]
+    assert classified.manifest.measures["faithfulness"]["options"]["label_column"] == "label"
+
+
+def test_other_options_are_not_mixed_in(places: examples.Places, classified: Run) -> None:
+    out = Path(classified.folder.url)
+    with pytest.raises(RunError, match=r"--methods: then .*now"):
+        again(places, out, methods="random")
+    with pytest.raises(RunError, match="--seed: then 0, now 3"):
+        again(places, out, seed=3)
+    with pytest.raises(RunError, match="--model"):
+        evaluate(places.causal, places.labelled, out)
+    assert again(places, out).check().sound
+
+
+def test_a_folder_with_another_run_is_refused(places: examples.Places, tmp_path: Path) -> None:
+    normlens.run(places.encoder, places.labelled, tmp_path / "run", measures="mixing", limit=2)
+    with pytest.raises(RunError, match="holds another run"):
+        evaluate(places.encoder, places.labelled, tmp_path / "run")
+
+
+OWN = """
+import numpy as np
+
+def last(lens, question):
+    return np.arange(len(question.encoded.ids), dtype=float) * FACTOR
+"""
+
+
+def test_a_users_method_is_in_the_manifest_and_named_again(
+    places: examples.Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "own_scores.py"
+    module.write_text(OWN.replace("FACTOR", "1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "run"
+    methods = "random,own_scores:last"
+    with pytest.raises(KeyboardInterrupt):
+        again(places, out, methods=methods, progress=Interrupting())
+    manifest = Run.open(out).manifest
+    (sources,) = manifest.measures["faithfulness"]["methods"].values()
+    assert list(sources) == ["own_scores"]
+    with pytest.raises(InputError, match="add --methods random,own_scores:last"):
+        resume_evaluation(out)
+    done = resume_evaluation(out, methods=methods, page=False)
+    scores = done.sql("SELECT position, score FROM attributions WHERE method = 'own_scores:last'")
+    assert (scores["position"] == scores["score"]).all()
+    # Other code under the same name is another evaluation.
+    module.write_text(OWN.replace("FACTOR", "2"))
+    with pytest.raises(RunError, match="own_scores"):
+        resume_evaluation(out, methods=methods)
+
+
+def test_a_text_that_cannot_be_asked_about_is_a_failure(preferred: Run) -> None:
+    (failure,) = preferred.table("failures").to_dict("records")
+    assert failure["index"] == examples.N - 2
+    assert failure["reason"] == "faithfulness: its evidence 'NA' is not a word of the text"
+    assert failure["index"] not in preferred.table("examples")["index"].tolist()

@@ -1,0 +1,41 @@
+"""Methods and scores on a GPU are those on a CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from method_examples import CASES, asked
+
+import normlens
+from normlens.faithfulness.methods.names import NAMES
+from normlens.faithfulness.methods.registry import method
+from normlens.faithfulness.questions import cosine_questions
+from normlens.faithfulness.scoring import score_variants
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_gives_the_numbers_of_a_cpu(case):
+    lens, questions = asked(case, torch.float32)
+    there = normlens.load(copy.deepcopy(lens.adapter.whole).to("cuda"))
+    there.__dict__["pooling"] = lens.pooling
+    variants = [(q, [q.whole, q.without([1]), q.replaced([1], 60)]) for q in questions]
+    for here, scored in zip(
+        score_variants(lens, variants), score_variants(there, variants), strict=True
+    ):
+        np.testing.assert_allclose(scored.score, here.score, atol=1e-3)
+    if questions[0].other is not None:
+        (again,) = cosine_questions(there, [(questions[0].encoded, questions[1].encoded)])
+        (here,) = cosine_questions(lens, [(questions[0].encoded, questions[1].encoded)])
+        np.testing.assert_allclose(again.other, here.other, atol=1e-3)
+    for name in NAMES:
+        if name == "globenc" and lens.model_type in ("llama", "gpt2"):
+            continue
+        for here, scores in zip(
+            method(name)(lens, questions), method(name)(there, questions), strict=True
+        ):
+            np.testing.assert_allclose(scores, here, atol=2e-3 * max(1.0, np.abs(here).max()))
