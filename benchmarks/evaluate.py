@@ -68,13 +68,10 @@ def data_of(kind: str, out: Path, data: Path) -> Path:
 
 def evaluate(kind: str, data: Path, out: Path, limit: int | None) -> Run:
     """Run one of the evaluations, or finish it."""
-    files = {"sst2": "sst2/dev.tsv", "cosines": "stsb/sts-dev.csv", "evidence": "evidence"}
     label = {"label_column": "label"} if kind == "sst2" else {}
-    from normlens.evaluate.evaluate import evaluate as E
-
-    return E(
+    return normlens.evaluate(
         model_of(kind, out, data),
-        data / files[kind],
+        data_of(kind, out, data),
         out / kind,
         limit=limit,
         page=False,  # the documents' tables come from what is kept
