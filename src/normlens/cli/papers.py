@@ -82,7 +82,7 @@ def compare_command(
     ] = Path("comparison"),
 ) -> None:
     """Several models side by side: their numbers, and their layers over each other."""
-    from normlens.papers.report.compare import write_comparison
+    from normlens.reports.compare import write_comparison
 
     write_comparison(folders, out)
     print(out / "comparison.html")

@@ -30,14 +30,14 @@ from report_examples import (
 
 from normlens.errors import OutputError
 from normlens.exports.spreadsheet import harmless
-from normlens.papers.base import Figure, Result, Table
-from normlens.papers.drawing import panels
-from normlens.papers.published import Comparison, Published
-from normlens.papers.report import facts, formatting, latex, markdown, pictures
-from normlens.papers.report.content import Header, Model, Report, Section
-from normlens.papers.report.files import write
-from normlens.papers.report.layout import arrange
-from normlens.papers.words import LAYER
+from normlens.reports import facts, formatting, latex, markdown, pictures
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.content import Header, Model, Report, Section
+from normlens.reports.drawing import panels
+from normlens.reports.files import write
+from normlens.reports.layout import arrange
+from normlens.reports.published import Comparison, Published
+from normlens.reports.words import LAYER
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 
@@ -547,3 +547,15 @@ def test_numbers(value: float | None, text: str) -> None:
 )
 def test_slugs_are_safe_file_names(name: str, file: str) -> None:
     assert formatting.slug(name) == file
+
+
+def test_header_of_a_report_that_takes_no_model_apart() -> None:
+    header = Header(MODEL, [RUN], notes=[("Task", "two classes")], decomposed=False)
+    labels = [label for label, _ in facts.facts(header)]
+    assert "Task" in labels
+    assert "Completeness error" not in labels
+    table = facts.run_table(header)
+    assert table.columns == ("data", "sequences", "tokens", "failures")
+    assert table.rows == [("sst2 (sst2:dev.tsv)", "10", "1,234", "1")]
+    assert len(table.numeric) == 4
+    assert len(facts.run_table(Header(MODEL, [RUN])).rows[0]) == 6

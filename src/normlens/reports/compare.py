@@ -13,11 +13,11 @@ from normlens.corpus.runs.folder import LocalFolder
 from normlens.errors import InputError
 from normlens.exports.spreadsheet import harmless
 from normlens.json_text import parse_json
-from normlens.papers.report import overlays, pictures
-from normlens.papers.report.files import FORMAT, RESULTS, VERSION
-from normlens.papers.report.formatting import number, shortened, unique
-from normlens.papers.report.html import rendered
-from normlens.papers.report.markdown import escaped, grid
+from normlens.reports import overlays, pictures
+from normlens.reports.files import FORMAT, RESULTS, VERSION
+from normlens.reports.formatting import number, shortened, unique
+from normlens.reports.html import rendered
+from normlens.reports.markdown import escaped, grid
 from normlens.wording import listed
 
 _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "data")

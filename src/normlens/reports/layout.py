@@ -9,11 +9,11 @@ from itertools import groupby
 
 import pandas as pd
 
-from normlens.papers import words
-from normlens.papers.base import Figure, Result, Table
-from normlens.papers.published import Comparison
-from normlens.papers.report.content import Report, Section
-from normlens.papers.report.formatting import fixed, signed, slug, unique
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.content import Report, Section
+from normlens.reports.formatting import fixed, signed, slug, unique
+from normlens.reports.published import Comparison
 
 FOLD, FOLD_FIRST = 14, 40  # tables with more rows are folded; the second: if it comes first
 FOLD_FROM = 4  # tables behind so many others (figures count as two) are folded

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from normlens.papers.report.content import Report
-from normlens.papers.report.facts import RUN_COLUMNS, facts, run_row
-from normlens.papers.report.formatting import count
-from normlens.papers.report.layout import JOINED, Finding, PlacedSection, PlacedTable
+from normlens.reports.content import Report
+from normlens.reports.facts import facts, run_table
+from normlens.reports.formatting import count
+from normlens.reports.layout import JOINED, Finding, PlacedSection, PlacedTable
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|$~&#@:])")
 
@@ -50,8 +50,8 @@ def markdown(report: Report, sections: Sequence[PlacedSection]) -> str:
     lines = [f"# {escaped(report.title)}", ""]
     lines += [f"- **{label}:** {escaped(text)}" for label, text in facts(report.header) if text]
     if report.header.runs:
-        right = [False, False, True, True, True, True]
-        lines += ["", *grid(RUN_COLUMNS, map(run_row, report.header.runs), right)]
+        runs = run_table(report.header)
+        lines += ["", *grid(runs.columns, runs.rows, runs.numeric)]
     lines += ["", "## Contents", ""]
     for placed in sections:
         title = escaped(placed.section.experiment.title)

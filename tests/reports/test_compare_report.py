@@ -16,10 +16,10 @@ pytest.importorskip("matplotlib")
 from report_examples import MODEL, report, result
 
 from normlens.errors import InputError
-from normlens.papers.base import Result, Table
-from normlens.papers.report import overlays
-from normlens.papers.report.compare import read_reports, write_comparison
-from normlens.papers.report.files import write
+from normlens.reports import overlays
+from normlens.reports.base import Result, Table
+from normlens.reports.compare import read_reports, write_comparison
+from normlens.reports.files import write
 
 DEEP = replace(MODEL, name="deep <model>", layers=4)
 

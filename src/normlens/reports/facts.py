@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from normlens.papers.report.content import Header, Measured, Model
-from normlens.papers.report.formatting import count, power, shortened
+from normlens.reports.content import Header, Measured, Model
+from normlens.reports.formatting import count, power, shortened
 
-RUN_COLUMNS = ("data", "", "sequences", "tokens", "failures", "completeness error")
+_COLUMNS = ("data", "", "sequences", "tokens", "failures", "completeness error")
+_NUMERIC = (False, False, True, True, True, True)
+#: Places of the columns that only runs of decomposed models have: masks, and the completeness error
+_DECOMPOSED = (1, 5)
 
 
 def model_facts(model: Model) -> list[tuple[str, str]]:
@@ -33,8 +37,8 @@ def facts(header: Header) -> list[tuple[str, str]]:
     between = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     return [
         *model_facts(header.model),
-        ("Layers", "counted from 1 in this report, as in the papers"),
-        ("Completeness error", completeness(header)),
+        *header.notes,
+        *([("Completeness error", completeness(header))] if header.decomposed else []),
         ("Settings", " · ".join(_settings(header.settings))),
         ("Versions", " · ".join(f"{name} {text}" for name, text in header.versions.items())),
         ("Date of the runs", between),
@@ -55,8 +59,28 @@ def _settings(settings: Mapping[str, Any]) -> Iterable[str]:
         yield f"{name.replace('_', ' ')} {text}"
 
 
-def run_row(run: Measured) -> tuple[str, ...]:
-    """Write a run as a row under `RUN_COLUMNS`."""
+@dataclass(frozen=True)
+class RunTable:
+    """The table of runs above a report's experiments, as text."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    numeric: tuple[bool, ...]
+
+
+def run_table(header: Header) -> RunTable:
+    """Write every run as a row."""
+    shown = [
+        place for place in range(len(_COLUMNS)) if header.decomposed or place not in _DECOMPOSED
+    ]
+    return RunTable(
+        tuple(_COLUMNS[place] for place in shown),
+        [tuple(_run_row(run)[place] for place in shown) for run in header.runs],
+        tuple(_NUMERIC[place] for place in shown),
+    )
+
+
+def _run_row(run: Measured) -> tuple[str, ...]:
     named = run.data if run.source in ("", run.data) else f"{run.data} ({run.source})"
     return (
         named,

@@ -8,11 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 from normlens.errors import MissingDependencyError
-from normlens.papers.report import facts
-from normlens.papers.report.content import Report
-from normlens.papers.report.formatting import count
-from normlens.papers.report.layout import FOLD, JOINED, PlacedSection
-from normlens.papers.report.pictures import inline
+from normlens.reports import facts
+from normlens.reports.content import Report
+from normlens.reports.formatting import count
+from normlens.reports.layout import FOLD, JOINED, PlacedSection
+from normlens.reports.pictures import inline
 
 
 def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[str, bytes]) -> str:
@@ -22,8 +22,7 @@ def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[st
         title=report.title,
         header=report.header,
         facts=[(label, text) for label, text in facts.facts(report.header) if text],
-        run_columns=facts.RUN_COLUMNS,
-        runs=[facts.run_row(run) for run in report.header.runs],
+        runs=facts.run_table(report.header),
         sections=sections,
         joined=JOINED,
         fold=FOLD,
@@ -44,7 +43,7 @@ def rendered(template: str, pictures: Mapping[str, bytes], **values: Any) -> str
 
 
 def _read(name: str) -> str:
-    return (files("normlens.papers.report") / name).read_text("utf-8")
+    return (files("normlens.reports") / name).read_text("utf-8")
 
 
 @cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-from normlens.papers.base import Table
-from normlens.papers.report.layout import is_numeric
+from normlens.reports.base import Table
+from normlens.reports.layout import is_numeric
 
 LONG = 45  # rows that fit on a page
 PAGE = 345.0  # points: the width of LaTeX's own article

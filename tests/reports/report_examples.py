@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normlens.papers.base import Experiment, Figure, Result, Table
-from normlens.papers.drawing import panels, style
-from normlens.papers.published import Comparison, Published
-from normlens.papers.report.content import Header, Measured, Model, Report, Section
+from normlens.reports.base import Experiment, Figure, Result, Table
+from normlens.reports.content import Header, Measured, Model, Report, Section
+from normlens.reports.drawing import panels, style
+from normlens.reports.published import Comparison, Published
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -40,6 +40,7 @@ MODEL = Model(
     revision="main",
     weights="sha256:" + "7a40" * 16,
 )
+NOTES = [("Layers", "counted from 1 in this report, as in the papers")]
 RUN = Measured("sst2", "sst2:dev.tsv", 10, 1234, 1, 3.14e-7, 0.12, "2026-01-31T10:00:00")
 
 
@@ -50,8 +51,6 @@ def experiment(name: str = "similarity", **fields: Any) -> Experiment:
         source="Kobayashi et al. 2024, Table 1",
         question="Does </p><script> matter?",
         method="Spearman's ρ with a < b.",
-        needs="masked",
-        work=lambda evidence: None,
         absent="the model has no such component",
     )
     return Experiment(**(own | fields))
@@ -127,4 +126,5 @@ def report(
     runs = [replace(RUN, data=data) for data, _ in found if data] or [RUN]
     queries = ("SELECT * FROM t WHERE a < 1 -- ``` & <b>",)
     own = Section(experiment(), found, runs=("runs/sst2-masked",), queries=queries, **section)
-    return Report("Report of <model> & data", Header(model, runs, {"seed": 0, "top_k": 10}), [own])
+    header = Header(model, runs, {"seed": 0, "top_k": 10}, notes=NOTES)
+    return Report("Report of <model> & data", header, [own])

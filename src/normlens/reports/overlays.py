@@ -13,16 +13,16 @@ import pandas as pd
 
 from normlens.errors import InputError, reason_of
 from normlens.figures.fonts import Fonts, fonts_for
-from normlens.papers.base import Figure
-from normlens.papers.drawing import COLOURS, panels, style
-from normlens.papers.report.formatting import slug, unique
-from normlens.papers.report.overlay_curves import (
+from normlens.reports.base import Figure
+from normlens.reports.drawing import COLOURS, panels, style
+from normlens.reports.formatting import slug, unique
+from normlens.reports.overlay_curves import (
     ReportTable,
     curves_of,
     draw_curves,
     legend_above,
 )
-from normlens.papers.words import LAYER
+from normlens.reports.words import LAYER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -12,12 +12,12 @@ from typing import Any
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.exports.spreadsheet import write_csv
 from normlens.json_text import parse_json
-from normlens.papers.published import Comparison
-from normlens.papers.report import html, markdown, pictures
-from normlens.papers.report.content import Report
-from normlens.papers.report.latex import latex
-from normlens.papers.report.layout import Finding, PlacedSection, arrange
 from normlens.plain_json import plain
+from normlens.reports import html, markdown, pictures
+from normlens.reports.content import Report
+from normlens.reports.latex import latex
+from normlens.reports.layout import Finding, PlacedSection, arrange
+from normlens.reports.published import Comparison
 
 FORMAT, VERSION = "normlens-report", 1
 RESULTS = "results.json"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from normlens.papers.base import Experiment, Result
+from normlens.reports.base import Experiment, Result
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Header:
     runs: Sequence[Measured]
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    #: further facts behind those of the model: label and text
+    notes: Sequence[tuple[str, str]] = ()
+    #: whether the runs took the model apart, so that masks and the completeness error say something
+    decomposed: bool = True
 
     @property
     def completeness(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Layers as the papers count them; the label of every axis and column of layers in their report.
+#: Layers as the papers count them; the label of every axis and column of layers in a report.
 LAYER = "layer (counted from 1)"
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from normlens.figures.fonts import Fonts
-from normlens.papers.drawing import COLOURS, MARKERS, panels, style
-from normlens.papers.report.layout import is_numeric
+from normlens.reports.drawing import COLOURS, MARKERS, panels, style
+from normlens.reports.layout import is_numeric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
