@@ -42,12 +42,10 @@ def test_it_is_paired() -> None:
 def test_sequences_that_were_not_scored_do_not_count() -> None:
     losses, intact, counts = example()
     more = [np.vstack([losses, [np.nan] * 3]), np.append(intact, np.nan), np.append(counts, 0)]
-    for a, b in zip(
-        loss_changes(*more, resamples=50).change,
-        loss_changes(losses, intact, counts, resamples=50).change,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
+    change, drawn = loss_changes(*more, resamples=50)
+    expected = loss_changes(losses, intact, counts, resamples=50).change.mean
+    np.testing.assert_allclose(change.mean, expected, rtol=1e-12)
+    assert np.isfinite(drawn).all()
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])

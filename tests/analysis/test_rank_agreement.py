@@ -48,6 +48,6 @@ def test_no_agreement_without_an_order(broken: str) -> None:
     else:
         values, reference, gold = values[:2], reference[:2], gold[:2]
     result = rank_agreement(values, reference, gold, 50)
-    assert np.isnan([end[0] for end in (*result.rho, *result.difference)]).all()
+    assert np.isnan([end[0] for end in (*result.rho, *result.difference, *result.drawn)]).all()
     if broken != "few":
-        assert np.isfinite([end[1] for end in (*result.rho, *result.difference)]).all()
+        assert np.isfinite([end[1] for end in (*result.rho, *result.difference, *result.drawn)]).all()

@@ -32,13 +32,13 @@ def loss_changes(
     sequences' changes. Whole sequences are drawn, each with its loss before and after: the interval
     is that of a paired difference (percentiles; Efron and Tibshirani 1993, chapter 13). A loss that
     is not finite makes its column NaN: the sequences that broke must not be left out. Intervals are
-    NaN for fewer than two sequences that were scored.
+    NaN for fewer than two sequences that were scored (n_s > 0). The resamples are those of every
+    bootstrap with this seed over as many sequences.
     """
     number = np.asarray(counts, dtype=np.float64)
     scored = number > 0
-    number = number[scored]
-    before, after = (np.asarray(given, np.float64)[scored] for given in (intact, losses))
-    difference = after - before[:, None]
+    before, after = (np.asarray(given, np.float64) for given in (intact, losses))
+    difference = np.where(scored[:, None], after - before[:, None], 0)
     finite = np.isfinite(difference).all(axis=0)
     weighted = number[:, None] * np.where(finite, difference, np.nan)
     change = divided(weighted.sum(axis=0), number.sum())
@@ -47,7 +47,7 @@ def loss_changes(
     drawn = np.full((resamples, difference.shape[1]), np.nan)
     for rows, weights in resample_counts(len(number), resamples, np.random.default_rng(seed)):
         drawn[rows] = change + divided(weights @ centred, (weights @ number)[:, None])
-    enough = np.where(finite & (len(number) > 1), level, np.nan)
+    enough = np.where(finite & (scored.sum() > 1), level, np.nan)
     return LossChanges(percentile_interval(change, drawn, enough), drawn)
 
 

@@ -15,6 +15,7 @@ class RankAgreement(NamedTuple):
 
     rho: Means  # (k,) each
     difference: Means  # (k,) each
+    drawn: Array  # the difference in every resample, (resamples, k)
 
 
 def rank_agreement(
@@ -53,6 +54,7 @@ def rank_agreement(
     return RankAgreement(
         percentile_interval(rho[1:], drawn[:, 1:], levels[1:]),
         percentile_interval(difference, moved, both),
+        moved,
     )
 
 
