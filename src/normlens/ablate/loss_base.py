@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from normlens.ablate.passes import body_pass
+from normlens.ablate.passes import bodies_of, body_pass, head_pass
 from normlens.ablate.questions import Outcome, Question
 from normlens.analysing.verdicts import SCORE_TOLERANCE
 from normlens.errors import InputError, UnsupportedModelError
@@ -63,6 +63,14 @@ class Loss:
 
 class ScoreLoss(Loss):
     """A loss of scores, which the model's head gives from what its body returned."""
+
+    def __init__(self, lens: Lens, *, seed: int = 0):
+        super().__init__(lens, seed=seed)
+        self._bodies = bodies_of(lens)
+
+    def scores(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """The scores that the model gives where its body returns `output`."""
+        return scores_of(head_pass(self.lens.adapter.whole, self._bodies, output, inputs))
 
     def from_scores(self, question: Question, scores: Tensor) -> Tensor:
         """The answer in the scores that the whole model returns for one sequence."""

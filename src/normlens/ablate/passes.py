@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
@@ -56,17 +56,18 @@ def last_vectors(output: Any) -> Tensor:
     return output[0]
 
 
-def head_pass(lens: Lens, output: Any, inputs: Mapping[str, Tensor]) -> Any:
+def head_pass(
+    whole: nn.Module, bodies: Sequence[nn.Module], output: Any, inputs: Mapping[str, Tensor]
+) -> Any:
     """What the whole model returns where its body returns `output`. For use inside `model_ready`.
 
     The head is the model's code with all that it does to its scores (soft caps, transforms).
     """
-    whole: Any = lens.adapter.whole
-    with other_forwards(dict.fromkeys(_bodies(lens), lambda _: lambda *__, **___: output)):
+    with other_forwards(dict.fromkeys(bodies, lambda _: lambda *__, **___: output)):
         return whole(**inputs, **plain_options(whole))
 
 
-def _bodies(lens: Lens) -> list[nn.Module]:
+def bodies_of(lens: Lens) -> list[nn.Module]:
     """The body, and those of its parts that hold all layers: OPT's head calls such a part."""
     blocks = set(lens.adapter.blocks())
     return [

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlens.ablate.loss_base import Loss, ScoreLoss, head_of, scores_of
-from normlens.ablate.passes import head_pass, last_vectors
+from normlens.ablate.loss_base import Loss, ScoreLoss, head_of
+from normlens.ablate.passes import last_vectors
 from normlens.ablate.questions import Outcome, Question
 from normlens.ablate.token_losses import negative_log_likelihood
 from normlens.errors import InputError
@@ -55,9 +55,9 @@ class ClassLoss(ScoreLoss):
     def read(
         self, questions: Sequence[Question], inputs: dict[str, Tensor], output: Any
     ) -> list[Tensor]:
-        scores = self._scores(inputs, output)  # (b, class)
+        scores = self._class_scores(inputs, output)  # (b, class)
         targets = torch.tensor([question.targets[0] for question in questions])
-        return list(negative_log_likelihood(scores, targets.to(scores.device)))
+        return list(negative_log_likelihood(scores, targets.to(scores.device)).cpu())
 
     def from_scores(self, question: Question, scores: Tensor) -> Tensor:
         targets = torch.tensor(question.targets, device=scores.device)
@@ -66,16 +66,16 @@ class ClassLoss(ScoreLoss):
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:
         return Outcome(float(answer), 1)
 
-    def _scores(self, inputs: dict[str, Tensor], output: Any) -> Tensor:
+    def _class_scores(self, inputs: dict[str, Tensor], output: Any) -> Tensor:
         config, size = self.lens.adapter.whole.config, len(inputs["input_ids"])
         if size == 1 or getattr(config, "pad_token_id", None) is not None:
-            return scores_of(head_pass(self.lens, output, inputs))
+            return self.scores(output, inputs)
         # A decoder without a padding token cannot tell where padded sequences end.
         lengths = inputs["attention_mask"].sum(1).tolist()
         rows = []
         for b, n in enumerate(lengths):
             alone = {name: values[b : b + 1, :n] for name, values in inputs.items()}
-            rows.append(scores_of(head_pass(self.lens, _row(output, b, n), alone)))
+            rows.append(self.scores(_row(output, b, n), alone))
         return torch.cat(rows)
 
     def _class(self, label: str | int) -> int:
@@ -120,7 +120,7 @@ class DriftLoss(Loss):
     ) -> list[Tensor]:
         y = last_vectors(output)
         texts = [text for question in questions for text in question.texts]
-        vectors = torch.stack([self._vector(y[b], len(text)) for b, text in enumerate(texts)])
+        vectors = torch.stack([self._vector(y[b], len(text)) for b, text in enumerate(texts)]).cpu()
         return list(vectors.split([len(question.texts) for question in questions]))
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normlens.ablate.loss_base import ScoreLoss, head_of, scores_of
-from normlens.ablate.passes import head_pass, last_vectors, with_vectors
+from normlens.ablate.loss_base import ScoreLoss, head_of
+from normlens.ablate.passes import last_vectors, with_vectors
 from normlens.ablate.questions import Outcome, Question
 from normlens.corpus.data.masking import mask_tokens
 from normlens.corpus.data.spans import EncodedRecord
@@ -46,7 +46,7 @@ class TokenLoss(ScoreLoss):
             )
         ]
         counts = [len(question.places) for question in questions]
-        return [part.mean() for part in torch.cat(losses).split(counts)]
+        return [part.mean() for part in torch.cat(losses).cpu().split(counts)]
 
     def from_scores(self, question: Question, scores: Tensor) -> Tensor:
         targets = torch.tensor(question.targets, device=scores.device)
@@ -61,8 +61,8 @@ class TokenLoss(ScoreLoss):
             "input_ids": targets[None],
             "attention_mask": torch.ones_like(targets[None]),
         }
-        answered = head_pass(self.lens, with_vectors(output, vectors[None]), inputs)
-        return negative_log_likelihood(scores_of(answered)[0], targets)
+        scores = self.scores(with_vectors(output, vectors[None]), inputs)  # (1, token, word)
+        return negative_log_likelihood(scores[0], targets)
 
     def _at_once(self) -> int:
         words = self.lens.adapter.config.vocab_size
