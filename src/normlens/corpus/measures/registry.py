@@ -26,7 +26,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 #: Built-in measures that run the model; their modules, which need torch, are imported when used.
 OF_MODEL = {
     "faithfulness": "normlens.evaluate.measure:FaithfulnessMeasure",
-    "ablation": "normlens.ablate.measure:AblationMeasure",
+    "ablation": "normlens.ablation.measure:AblationMeasure",
 }
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlens.ablate.layer_hooks import LayerHooks
-from normlens.ablate.passes import body_pass, model_ready
-from normlens.ablate.places import INPUT, NormPlace, Place, ResidualPlace, VectorPlace
-from normlens.ablate.plan import Plan
-from normlens.ablate.seeding import draws
-from normlens.ablate.statistics import RESERVOIR, Statistics, Where
+from normlens.ablation.layer_hooks import LayerHooks
+from normlens.ablation.passes import body_pass, model_ready
+from normlens.ablation.places import INPUT, NormPlace, Place, ResidualPlace, VectorPlace
+from normlens.ablation.plan import Plan
+from normlens.ablation.seeding import draws
+from normlens.ablation.statistics import RESERVOIR, Statistics, Where
 from normlens.advancing import Progress
 from normlens.analysing.batches import batches
 from normlens.components import cast

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from normlens.ablate.kinds import Ablation
+from normlens.ablation.kinds import Ablation
 
 
 def layers_to_keep(

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normlens.ablate.loss_base import ScoreLoss, head_of
-from normlens.ablate.passes import last_vectors, with_vectors
-from normlens.ablate.questions import Outcome, Question
+from normlens import heads
+from normlens.ablation.loss_base import ScoreLoss, head_of
+from normlens.ablation.loss_names import MASKED, NEXT_TOKEN
+from normlens.ablation.passes import last_vectors, with_vectors
+from normlens.ablation.questions import Outcome, Question
 from normlens.corpus.data.masking import mask_tokens
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.errors import InputError
-from normlens.heads import CAUSAL, MASKED
 from normlens.text import Encoded
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class TokenLoss(ScoreLoss):
 class NextTokenLoss(TokenLoss):
     """−log p(token i + 1 | tokens up to i), at every position but the last."""
 
-    name = "next-token"
+    name = NEXT_TOKEN
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head_of(lens, CAUSAL, self.name)
+        head_of(lens, heads.CAUSAL, self.name)
         if not lens.causal:
             raise InputError(
                 f"{lens.name} looks ahead, so it does not predict the next token; ask for the "
@@ -101,11 +102,11 @@ class NextTokenLoss(TokenLoss):
 class MaskedLoss(TokenLoss):
     """−log p(token) at the masked positions, given all others."""
 
-    name = "masked"
+    name = MASKED
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head_of(lens, MASKED, self.name)
+        head_of(lens, heads.MASKED, self.name)
         if getattr(lens.tokenizer, "mask_token_id", None) is None:
             raise InputError(
                 f"the loss {self.name!r} needs a tokenizer with a mask token; load {lens.name} "

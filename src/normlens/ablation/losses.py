@@ -4,7 +4,7 @@
 |---|---|---|
 | next-token | mean −log p(next token), special tokens included | causal language model |
 | masked | mean −log p(token) at seeded masks, 12 % of the ordinary tokens | masked language model |
-| class | −log p(label) | sequence classifier |
+| classes | −log p(label) | sequence classifier |
 | drift | 1 − cos(vector, vector of the intact model), the mean of a pair | any body |
 
 Scores are those that the model computes, logarithms are taken in float64.
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlens.ablate.loss_base import Loss
-from normlens.ablate.sentence_losses import ClassLoss, DriftLoss
-from normlens.ablate.token_losses import MaskedLoss, NextTokenLoss
+from normlens.ablation.loss_base import Loss
+from normlens.ablation.loss_names import AUTO
+from normlens.ablation.sentence_losses import ClassLoss, DriftLoss
+from normlens.ablation.token_losses import MaskedLoss, NextTokenLoss
 from normlens.errors import InputError
 from normlens.heads import CAUSAL, MASKED, SEQUENCES
 from normlens.models.heads import NoHead, read_head
@@ -24,7 +25,6 @@ from normlens.models.heads import NoHead, read_head
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-AUTO = "auto"
 LOSSES: dict[str, type[Loss]] = {
     loss.name: loss for loss in (NextTokenLoss, MaskedLoss, ClassLoss, DriftLoss)
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from normlens.ablate.kinds import (
+from normlens.ablation.kinds import (
     CONTROLS,
     DIMENSION_KINDS,
     DRAWS,
@@ -19,8 +19,8 @@ from normlens.ablate.kinds import (
     is_norm,
     kinds_of,
 )
-from normlens.ablate.places import ComponentPlace, NoPlace, NormPlace, component_places
-from normlens.ablate.seeding import chosen
+from normlens.ablation.places import ComponentPlace, NoPlace, NormPlace, component_places
+from normlens.ablation.seeding import chosen
 from normlens.analysis.special_dimensions import outlier_dimensions, special_dimensions
 from normlens.components import Layer
 from normlens.errors import InputError

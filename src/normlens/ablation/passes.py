@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
-from normlens.ablate.forwards import other_forwards
+from normlens.ablation.forwards import other_forwards
 from normlens.errors import InputError
 from normlens.models.readiness import check_weights, explain_failure
 from normlens.tracing.model_inputs import without_autocast

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from normlens.ablate.passes import bodies_of, body_pass, head_pass
-from normlens.ablate.questions import Outcome, Question
+from normlens.ablation.passes import bodies_of, body_pass, head_pass
+from normlens.ablation.questions import Outcome, Question
 from normlens.analysing.verdicts import SCORE_TOLERANCE
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import Head
@@ -46,14 +46,14 @@ class Loss:
     ) -> list[Tensor]:
         """The answers in what the body returned for these inputs, one for each question.
 
-        For use inside `normlens.ablate.passes.model_ready`.
+        For use inside `normlens.ablation.passes.model_ready`.
         """
         raise NotImplementedError
 
     def check(self, question: Question) -> None:
         """Raise unless the model, run whole on this sequence, gives the same answer.
 
-        For use inside `normlens.ablate.passes.model_ready`.
+        For use inside `normlens.ablation.passes.model_ready`.
         """
 
     def outcome(self, question: Question, answer: Tensor, intact: Tensor) -> Outcome:

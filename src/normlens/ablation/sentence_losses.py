@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normlens.ablate.loss_base import Loss, ScoreLoss, head_of
-from normlens.ablate.passes import last_vectors
-from normlens.ablate.questions import Outcome, Question
-from normlens.ablate.token_losses import negative_log_likelihood
+from normlens.ablation.loss_base import Loss, ScoreLoss, head_of
+from normlens.ablation.loss_names import CLASSES, DRIFT
+from normlens.ablation.passes import last_vectors
+from normlens.ablation.questions import Outcome, Question
+from normlens.ablation.token_losses import negative_log_likelihood
 from normlens.errors import InputError
 from normlens.explain.sentences import through_steps
 from normlens.heads import FIRST, LAST, MEAN, SEQUENCES
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class ClassLoss(ScoreLoss):
     """−log p(label) of a classifier whose classes exclude each other."""
 
-    name = "class"
+    name = CLASSES
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
@@ -34,7 +35,7 @@ class ClassLoss(ScoreLoss):
         classes = 0 if head.output is None else head.output.weight.shape[1]
         if not head.exclusive or classes < 2:
             raise InputError(
-                f"{lens.name} does not choose one of several classes, so it has no class loss; ask "
+                f"{lens.name} does not choose one of several classes, so it has no such loss; ask "
                 "for the drift of its vectors (drift)"
             )
         self._labels = {name: index for index, name in head.labels.items()}
@@ -99,7 +100,7 @@ class DriftLoss(Loss):
     A text's vectors become one as the model's sentence-transformers files say, or by their mean.
     """
 
-    name = "drift"
+    name = DRIFT
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normlens.ablate.forwards import Change, other_forwards
-from normlens.ablate.places import INPUT, OUTPUT, Place
+from normlens.ablation.forwards import Change, other_forwards
+from normlens.ablation.places import INPUT, OUTPUT, Place
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.tracing.running import Hooks

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from normlens.ablate.kinds import FROZEN_SIGMA, MEAN
+from normlens.ablation.kinds import FROZEN_SIGMA, MEAN
 from normlens.errors import InputError, OutputError, reason_of, system_reason
 
 FORMAT = "normlens ablation statistics 1"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normlens.ablate.kinds import LAYER, PARALLEL_NORM
+from normlens.ablation.kinds import LAYER, PARALLEL_NORM
 from normlens.components import (
     Attention,
     Branch,

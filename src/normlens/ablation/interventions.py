@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normlens.ablate.kinds import (
+from normlens.ablation.kinds import (
     FROZEN_SIGMA,
     LAYER,
     LEFT_OUT,
@@ -27,11 +27,11 @@ from normlens.ablate.kinds import (
     ZERO,
     Ablation,
 )
-from normlens.ablate.layer_hooks import LayerHooks
-from normlens.ablate.places import INPUT, OUTPUT, NormPlace, Place, ResidualPlace, VectorPlace
-from normlens.ablate.plan import Plan
-from normlens.ablate.seeding import draws
-from normlens.ablate.statistics import Statistics
+from normlens.ablation.layer_hooks import LayerHooks
+from normlens.ablation.places import INPUT, OUTPUT, NormPlace, Place, ResidualPlace, VectorPlace
+from normlens.ablation.plan import Plan
+from normlens.ablation.seeding import draws
+from normlens.ablation.statistics import Statistics
 from normlens.analysing.verdicts import TOLERANCE
 from normlens.components import cast
 from normlens.decomposition.norm import FrozenNorm
@@ -203,7 +203,7 @@ class Interventions:
         if self.statistics is None:
             raise InputError(
                 "mean, resample and frozen-sigma need statistics of other data; gather them first "
-                "(normlens.ablate.statistics.gather)"
+                "(normlens.ablation.statistics.gather)"
             )
         return self.statistics
 

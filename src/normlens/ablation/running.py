@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normlens.ablate.interventions import Interventions
-from normlens.ablate.kinds import Ablation
-from normlens.ablate.layer_hooks import LayerHooks
-from normlens.ablate.loss_base import Loss
-from normlens.ablate.passes import body_pass, last_vectors, model_ready
-from normlens.ablate.plan import Plan
-from normlens.ablate.prefix import layers_to_keep, start_behind
-from normlens.ablate.questions import Outcome, Question
-from normlens.ablate.statistics import Statistics
+from normlens.ablation.interventions import Interventions
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.layer_hooks import LayerHooks
+from normlens.ablation.loss_base import Loss
+from normlens.ablation.passes import body_pass, last_vectors, model_ready
+from normlens.ablation.plan import Plan
+from normlens.ablation.prefix import layers_to_keep, start_behind
+from normlens.ablation.questions import Outcome, Question
+from normlens.ablation.statistics import Statistics
 from normlens.advancing import Progress
 from normlens.decomposition.memory import GIB
 from normlens.models.readiness import padding_spoils
