@@ -50,4 +50,5 @@ def test_no_agreement_without_an_order(broken: str) -> None:
     result = rank_agreement(values, reference, gold, 50)
     assert np.isnan([end[0] for end in (*result.rho, *result.difference, *result.drawn)]).all()
     if broken != "few":
-        assert np.isfinite([end[1] for end in (*result.rho, *result.difference, *result.drawn)]).all()
+        ends = (*result.rho, *result.difference, *result.drawn)
+        assert np.isfinite([end[1] for end in ends]).all()

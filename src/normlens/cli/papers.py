@@ -65,12 +65,14 @@ def reproduce_command(
 
 
 def report_command(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that reproduce has made.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A folder that reproduce or ablate has made.")
+    ],
 ) -> None:
     """Build the report again from what is on disk; needs neither model nor data."""
-    from normlens.papers.reporting import build_report
+    from normlens.reports.registry import builder
 
-    print(build_report(out))
+    print(builder(out)(out))
 
 
 def compare_command(

@@ -81,10 +81,10 @@ def open_data(
     """Open the data set that `spec` names, in a fixed order and with stable record ids.
 
     `spec` is a file, a folder, a pattern ("data/*.jsonl"), a named data set ("sample", "sst2",
-    "conll2003", "wikitext", "stsb") or such a name with a local file ("sst2:path/dev.tsv"). `column` and
-    `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs of a .txt
-    file as sequences; `limit` takes the first ones only; `extra` names further columns that records
-    keep. Rows with a blank text are left out.
+    "conll2003", "wikitext", "stsb") or such a name with a local file ("sst2:path/dev.tsv").
+    `column` and `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs
+    of a .txt file as sequences; `limit` takes the first ones only; `extra` names further columns
+    that records keep. Rows with a blank text are left out.
     """
     options = ReadOptions(column, pair_column, paragraphs, tuple(extra))
     name, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
