@@ -13,7 +13,7 @@ from normlens.text import Encoded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "explain"))
 
-from heads import every_head, headed  # noqa: E402
+from heads import every_head, headed
 
 LENGTHS = (7, 5, 9, 2)
 #: One head of every family: of a language model.

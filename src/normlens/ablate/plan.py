@@ -146,19 +146,24 @@ class Plan:
             if any(kind in self.kinds(name) for name in components):
                 continue
             if kind in SPECIAL_KINDS and any(map(is_norm, components)):
-                reasons = (
-                    reason
-                    for component in components
-                    if is_norm(component)
-                    for layer in self._layers_with(component)
-                    if (reason := self._refusal(layer, component, kind)) is not None
-                )
-                raise InputError(next(reasons))
+                raise InputError(self._no_dimensions(components, kind))
             possible = dict.fromkeys(k for name in components for k in self.kinds(name))
             raise InputError(
                 f"{', '.join(components)} of {self.name} cannot be ablated by {kind!r}; choose one "
                 f"of: {', '.join(possible)}"
             )
+
+    def _no_dimensions(self, components: list[str], kind: str) -> str:
+        """Why none of these components has special dimensions of a kind."""
+        for component in components:
+            for layer in self._layers_with(component):
+                place = self.place(layer, component)
+                if isinstance(place, NormPlace) and place.behind_feed_forward:
+                    return str(self._refusal(layer, component, kind))
+        return (
+            f"special dimensions are those of a norm behind FF, and {self.name} has none among "
+            f"{', '.join(components)}; {self._having()}"
+        )
 
     def _check_dimensions(self, layer: int, component: str, kind: str) -> None:
         refusal = self._refusal(layer, component, kind)
