@@ -67,6 +67,8 @@ class Plan:
         wanted = list(dict.fromkeys(self.components() if components is None else components))
         for component in wanted:
             self._check_component(component)
+        for layer in layers or ():
+            self._check_layer(layer)
         chosen_kinds = None if kinds is None else list(dict.fromkeys(kinds))
         self._check_kinds(wanted, chosen_kinds)
         found: list[Ablation] = []
@@ -92,11 +94,7 @@ class Plan:
         """Raise one line unless every layer of an ablation has its component and its kind."""
         self._check_component(ablation.component)
         for layer in ablation.layers:
-            if layer >= len(self.places):
-                raise InputError(
-                    f"layer {layer} is out of range; {self.name} has layers 0 to "
-                    f"{len(self.places) - 1}"
-                )
+            self._check_layer(layer)
             self.place(layer, ablation.component)
             self._check_dimensions(layer, ablation.component, ablation.kind)
 
@@ -134,24 +132,38 @@ class Plan:
             return
         raise InputError(f"{self.name} has no {component}; {self._having()}")
 
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < len(self.places):
+            raise InputError(
+                f"layer {layer} is out of range; {self.name} has layers 0 to {len(self.places) - 1}"
+            )
+
     def _check_kinds(self, components: list[str], kinds: list[str] | None) -> None:
         for kind in kinds or ():
-            if kind in CONTROLS.values() or any(kind in self.kinds(name) for name in components):
+            if kind in CONTROLS.values():
+                special = next(name for name, control in CONTROLS.items() if control == kind)
+                raise InputError(f"{kind} comes with {special}; ask for that")
+            if any(kind in self.kinds(name) for name in components):
                 continue
             if kind in SPECIAL_KINDS and any(map(is_norm, components)):
-                reasons = (
-                    reason
-                    for component in components
-                    if is_norm(component)
-                    for layer in self._layers_with(component)
-                    if (reason := self._refusal(layer, component, kind)) is not None
-                )
-                raise InputError(next(reasons))
+                raise InputError(self._no_dimensions(components, kind))
             possible = dict.fromkeys(k for name in components for k in self.kinds(name))
             raise InputError(
                 f"{', '.join(components)} of {self.name} cannot be ablated by {kind!r}; choose one "
                 f"of: {', '.join(possible)}"
             )
+
+    def _no_dimensions(self, components: list[str], kind: str) -> str:
+        """Why none of these components has special dimensions of a kind."""
+        for component in components:
+            for layer in self._layers_with(component):
+                place = self.place(layer, component)
+                if isinstance(place, NormPlace) and place.behind_feed_forward:
+                    return str(self._refusal(layer, component, kind))
+        return (
+            f"special dimensions are those of a norm behind FF, and {self.name} has none among "
+            f"{', '.join(components)}; {self._having()}"
+        )
 
     def _check_dimensions(self, layer: int, component: str, kind: str) -> None:
         refusal = self._refusal(layer, component, kind)

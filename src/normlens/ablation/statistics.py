@@ -82,7 +82,7 @@ class Statistics:
         metadata = self._header() | {"digest": self.digest}
         try:
             save_file(self._tensors(), path, metadata=metadata)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise OutputError(f"cannot write {str(path)!r} ({system_reason(error)})") from error
 
     @classmethod
