@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ablation_examples import FAMILIES, lens_on
 
-from normlens.ablate.kinds import CONTROLS, DRAWS, Ablation
-from normlens.ablate.plan import Plan
+from normlens.ablation.kinds import CONTROLS, DRAWS, Ablation
+from normlens.ablation.plan import Plan
 from normlens.errors import InputError
 
 POST = ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "LAYER"]

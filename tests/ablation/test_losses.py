@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from ablation_examples import lens_on, questions, texts
 from heads import every_head
 
-from normlens.ablate import token_losses
-from normlens.ablate.kinds import Ablation
-from normlens.ablate.losses import choose_loss
-from normlens.ablate.running import Runner
+from normlens.ablation import token_losses
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.running import Runner
 from normlens.errors import InputError
 from normlens.lens import Lens
 
@@ -133,7 +133,7 @@ def test_scores_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REFUSED = [
     ("gpt2", "CausalLM", "masked", "is a causal language model"),
-    ("gpt2", "CausalLM", "class", "is a causal language model"),
+    ("gpt2", "CausalLM", "classes", "is a causal language model"),
     ("bert", "MaskedLM", "next-token", "is a masked language model"),
     ("bert", "TokenClassification", "auto", "no loss for .* token classifier"),
     ("gpt2", "CausalLM", "nonsense", "choose one of: auto, next-token, masked, class, drift"),

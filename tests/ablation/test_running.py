@@ -9,12 +9,12 @@ import pytest
 import torch
 from ablation_examples import FAMILIES, lens_on, questions, texts
 
-from normlens.ablate.gathering import gather
-from normlens.ablate.kinds import Ablation
-from normlens.ablate.losses import choose_loss
-from normlens.ablate.plan import Plan
-from normlens.ablate.prefix import layers_to_keep
-from normlens.ablate.running import Outcomes, Runner
+from normlens.ablation.gathering import gather
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.plan import Plan
+from normlens.ablation.prefix import layers_to_keep
+from normlens.ablation.running import Outcomes, Runner
 from normlens.errors import InputError
 from normlens.lens import Lens
 

@@ -10,11 +10,11 @@ from ablation_examples import lens_on, texts
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from normlens.ablate.gathering import gather
-from normlens.ablate.kinds import Ablation
-from normlens.ablate.losses import choose_loss
-from normlens.ablate.running import Runner
-from normlens.ablate.statistics import Statistics
+from normlens.ablation.gathering import gather
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.running import Runner
+from normlens.ablation.statistics import Statistics
 from normlens.errors import InputError, OutputError
 
 

@@ -12,11 +12,11 @@ import torch
 from ablation_examples import FAMILIES, MaskTokenizer, lens_on, questions, texts
 from torch import nn
 
-from normlens.ablate.kinds import Ablation
-from normlens.ablate.losses import choose_loss
-from normlens.ablate.places import NormPlace
-from normlens.ablate.plan import Plan
-from normlens.ablate.running import Runner
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.places import NormPlace
+from normlens.ablation.plan import Plan
+from normlens.ablation.running import Runner
 from normlens.components import Attention, FeedForward, Norm, ParallelFeedForward
 from normlens.lens import Lens
 

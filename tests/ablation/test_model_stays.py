@@ -10,12 +10,12 @@ import pytest
 import torch
 from ablation_examples import FAMILIES, lens_on, questions, texts
 
-from normlens.ablate.gathering import gather
-from normlens.ablate.interventions import Interventions
-from normlens.ablate.kinds import Ablation
-from normlens.ablate.losses import choose_loss
-from normlens.ablate.plan import Plan
-from normlens.ablate.running import Runner
+from normlens.ablation.gathering import gather
+from normlens.ablation.interventions import Interventions
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.plan import Plan
+from normlens.ablation.running import Runner
 from normlens.lens import Lens
 
 HOOKS = [

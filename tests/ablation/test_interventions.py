@@ -13,8 +13,8 @@ from heads import in_float64
 from layers_by_hand import LAYERS, Replaced, by_hand
 from torch import Tensor
 
-from normlens.ablate.gathering import gather
-from normlens.ablate.kinds import (
+from normlens.ablation.gathering import gather
+from normlens.ablation.kinds import (
     FROZEN_SIGMA,
     LEFT_OUT,
     MEAN,
@@ -24,10 +24,10 @@ from normlens.ablate.kinds import (
     Ablation,
     is_norm,
 )
-from normlens.ablate.losses import choose_loss
-from normlens.ablate.plan import Plan
-from normlens.ablate.running import Runner
-from normlens.ablate.seeding import draws
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.plan import Plan
+from normlens.ablation.running import Runner
+from normlens.ablation.seeding import draws
 from normlens.lens import Lens
 from normlens.models import adapt
 
