@@ -66,8 +66,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
     assert 0 < status.done < status.sequences
     done = resume(tmp_path / "run", measures=[measure])
     examples.assert_same_tables(done, whole, tolerance=0)
-    seconds = done.status().stages if hasattr(done.status(), "stages") else {"ablations": 1}
-    assert "ablations" in seconds
+    assert done.status().stages["ablations"] > 0
 
 
 def test_several_processes_come_to_the_same_bits(
@@ -90,7 +89,7 @@ def test_several_processes_come_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_ray_comes_to_the_same_bits(
+def test_ray_comes_to_the_same_numbers(
     tmp_path: Path,
     models: dict[str, Path],
     corpora: dict[str, Path],
@@ -111,7 +110,7 @@ def test_ray_comes_to_the_same_bits(
         )
     finally:
         ray.shutdown()
-    examples.assert_same_tables(done, whole, tolerance=0)
+    examples.assert_same_tables(done, whole)
 
 
 def test_batches_change_nothing_but_last_digits(
