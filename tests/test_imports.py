@@ -78,6 +78,7 @@ def test_function_level_imports_hide_no_cycle() -> None:
 def test_only_what_needs_torch_imports_it() -> None:
     """Rooms that read, draw and report do so without torch."""
     light = [
+        "normlens.ablate.kinds",
         "normlens.cli",
         "normlens.corpus.measures",
         "normlens.corpus.runs.results",
