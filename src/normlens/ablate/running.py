@@ -142,14 +142,8 @@ class Runner:
         columns = []
         for question in questions:
             parts = [self._answers([part], progress) for part in question.parts]
-            columns.append(
-                [
-                    torch.cat(rows) if len(rows) > 1 else rows[0]
-                    for rows in [
-                        [row[0] for row in ablation] for ablation in zip(*parts, strict=True)
-                    ]
-                ]
-            )
+            answers = [[row[0] for row in rows] for rows in zip(*parts, strict=True)]
+            columns.append([torch.cat(both) if len(both) > 1 else both[0] for both in answers])
         return [list(row) for row in zip(*columns, strict=True)]
 
     def _pass(
@@ -191,7 +185,9 @@ class Runner:
             try:
                 with self.interventions.applied(None, batch.keys, kept=kept, skip=skip):
                     again = last_vectors(body_pass(self.lens, batch.inputs))
-            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+                if is_out_of_memory(error):
+                    raise
                 return False  # such a model needs more of its layers than their vectors
             if not torch.equal(again, intact):
                 return False
