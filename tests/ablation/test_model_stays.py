@@ -83,6 +83,17 @@ def test_after_every_ablation_the_model_is_as_before(family: str, task: str) -> 
     assert torch.equal(output(lens, [7, 8, 9, 10]), said)
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_another_kind_of_attention_comes_back(family: str) -> None:
+    lens = lens_on(family, "MaskedLM" if family == "bert" else "CausalLM")
+    lens.adapter.whole.set_attn_implementation("sdpa")
+    before = state(lens)
+    runner = every_ablation(lens)
+    runner.run(questions(runner.loss, texts(lens)))
+    assert before["attention"] == "sdpa"
+    assert state(lens) == before
+
+
 def failing(error: BaseException, after: int) -> Callable[[int, int], None]:
     def progress(done: int, _: int) -> None:
         if done >= after:

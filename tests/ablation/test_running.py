@@ -15,7 +15,7 @@ from normlens.ablation.losses import choose_loss
 from normlens.ablation.plan import Plan
 from normlens.ablation.prefix import layers_to_keep
 from normlens.ablation.running import Outcomes, Runner
-from normlens.errors import InputError
+from normlens.errors import InputError, MemoryLimitError
 from normlens.lens import Lens
 
 
@@ -127,6 +127,50 @@ def test_windows_that_padding_would_spoil_run_one_by_one() -> None:
     assert np.isfinite(all_losses(outcomes)).all()
     assert all(outcome.cosine is not None for outcome in outcomes.intact)
     assert np.allclose([outcome.loss for outcome in outcomes.intact], 0, atol=1e-12)
+
+
+def test_a_batch_that_runs_out_of_memory_is_halved() -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    each = runner(lens)
+    asked = questions(each.loss, texts(lens))
+    expected = all_losses(each.run(asked))
+    most, sizes = 1, []
+
+    def need_memory(_: Any, args: Any, __: Any = None) -> None:
+        sizes.append(len(args[0]))
+        if len(args[0]) > most:
+            raise torch.OutOfMemoryError("out of memory")
+
+    next(iter(lens.adapter.blocks())).register_forward_pre_hook(need_memory)
+    np.testing.assert_allclose(all_losses(each.run(asked)), expected, rtol=1e-5)
+    assert sizes[0] == 4
+    most = 0
+    with pytest.raises(MemoryLimitError, match="7 tokens do not fit"):
+        each.run(asked)
+
+
+VARIANTS = [
+    ("opt", dict(do_layer_norm_before=False), "RES1 LN1 FF RES2 LN2"),
+    ("bloom", dict(apply_residual_connection_post_layernorm=True), "RES1 LN FF RES2"),
+    ("gpt_neox", dict(use_parallel_residual=False), "RES1 LN FF RES2"),
+    ("deberta-v2", dict(conv_kernel_size=3, conv_act="gelu"), "RES1 LN1 FF RES2 LN2"),
+    ("albert", dict(inner_group_num=2, num_hidden_groups=3), "RES1 LN1 FF RES2 LN2"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "components"), VARIANTS)
+def test_variants_of_families_pass_layers_by_too(
+    family: str, settings: dict[str, Any], components: str
+) -> None:
+    lens = lens_on(family, dict(FAMILIES)[family], **settings)
+    keeping = runner(lens)
+    assert set(components.split()) <= {ablation.component for ablation in keeping.ablations}
+    asked = questions(keeping.loss, texts(lens))
+    outcomes = keeping.run(asked)
+    assert keeping.passes_by
+    assert outcomes == runner(lens, keep=False).run(asked)
+    ablated = all_losses(outcomes)
+    assert (abs(ablated[1:] - ablated[0]).max(1) > 1e-6).all()
 
 
 def test_no_question_gives_no_outcome() -> None:

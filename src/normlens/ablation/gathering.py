@@ -41,7 +41,8 @@ def gather(
     """Statistics of a model over sequences, which are not those that ablations are measured on.
 
     `keys` name the sequences (by default their numbers); which positions are kept for resampling
-    depends on the seed, the key and the position alone. `progress` is called with the sequences
+    depends on the seed, the key and the position alone. Give them as the loss has the model read
+    them (`Question.encoded`), with masks where it masks. `progress` is called with the sequences
     done and all of them.
     """
     if not sequences:

@@ -2,8 +2,10 @@
 
 Components have the names of their layer's steps (`normlens.components.Layer.step_names`): ``ATTN``,
 ``FF``, ``RES1``, ``RES2``, ``LN1``, ``LN2``, and in brackets what stands before the attention,
-``(LN)``. ``(LN)FF`` is the norm that a parallel feed-forward block has for itself. ``LAYER`` is the
-whole layer. Nothing here needs torch.
+``(LN)``. ``(LN)FF`` is the norm that a parallel feed-forward block has for itself; where it shares
+the attention's, both read what replaces ``(LN)``. ``LAYER`` is the whole layer: *zero* hands its
+input on, while *mean* and *resample* replace its whole output, the residual stream included.
+Nothing here needs torch.
 """
 
 from __future__ import annotations

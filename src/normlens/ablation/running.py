@@ -25,7 +25,8 @@ from normlens.ablation.prefix import layers_to_keep, start_behind
 from normlens.ablation.questions import Outcome, Question
 from normlens.ablation.statistics import Statistics
 from normlens.advancing import Progress
-from normlens.decomposition.memory import GIB
+from normlens.decomposition.memory import GIB, is_out_of_memory
+from normlens.errors import MemoryLimitError, NormLensError
 from normlens.models.readiness import padding_spoils
 from normlens.tracing.model_inputs import model_inputs
 
@@ -75,13 +76,17 @@ class Runner:
         self._first = True
 
     def run(self, questions: Sequence[Question], progress: Progress | None = None) -> Outcomes:
-        """The losses of some sequences, run as one padded batch.
+        """The losses of some sequences, run as one padded batch, or halves of it if memory ends.
 
         `progress` is called with the passes done and all of them.
         """
         if not questions:
             return Outcomes([], [[] for _ in self.ablations])
-        answers = model_ready(self.lens, lambda: self._answers(questions, progress))
+        answers = self._run(questions, progress)
+        if answers is None:
+            half = len(questions) // 2
+            parts = self.run(questions[:half], progress), self.run(questions[half:], progress)
+            return _joined(*parts)
         judged = [
             [
                 self.loss.outcome(question, answer, intact)
@@ -90,6 +95,23 @@ class Runner:
             for row in answers
         ]
         return Outcomes(judged[0], judged[1:])
+
+    def _run(
+        self, questions: Sequence[Question], progress: Progress | None
+    ) -> list[list[Tensor]] | None:
+        """The answers of a batch; None where it runs out of memory and fewer may not."""
+        try:
+            return model_ready(self.lens, lambda: self._answers(questions, progress))
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, NormLensError) or not is_out_of_memory(error):
+                raise
+            if len(questions) == 1:
+                longest = max(len(text) for text in questions[0].texts)
+                raise MemoryLimitError(
+                    f"{longest} tokens do not fit into the memory of {self.lens.device}; use "
+                    "shorter texts, less memory for kept layers, or another device"
+                ) from error
+        return None
 
     def _answers(
         self, questions: Sequence[Question], progress: Progress | None
@@ -120,14 +142,8 @@ class Runner:
         columns = []
         for question in questions:
             parts = [self._answers([part], progress) for part in question.parts]
-            columns.append(
-                [
-                    torch.cat(rows) if len(rows) > 1 else rows[0]
-                    for rows in [
-                        [row[0] for row in ablation] for ablation in zip(*parts, strict=True)
-                    ]
-                ]
-            )
+            answers = [[row[0] for row in rows] for rows in zip(*parts, strict=True)]
+            columns.append([torch.cat(both) if len(both) > 1 else both[0] for both in answers])
         return [list(row) for row in zip(*columns, strict=True)]
 
     def _pass(
@@ -169,11 +185,19 @@ class Runner:
             try:
                 with self.interventions.applied(None, batch.keys, kept=kept, skip=skip):
                     again = last_vectors(body_pass(self.lens, batch.inputs))
-            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+            except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+                if is_out_of_memory(error):
+                    raise
                 return False  # such a model needs more of its layers than their vectors
             if not torch.equal(again, intact):
                 return False
         return True
+
+
+def _joined(first: Outcomes, second: Outcomes) -> Outcomes:
+    """The outcomes of two batches as those of one."""
+    rows = zip(first.ablated, second.ablated, strict=True)
+    return Outcomes(first.intact + second.intact, [a + b for a, b in rows])
 
 
 @dataclass(frozen=True)
