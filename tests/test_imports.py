@@ -79,6 +79,7 @@ def test_only_what_needs_torch_imports_it() -> None:
     """Rooms that read, draw and report do so without torch."""
     light = [
         "normlens.ablation.kinds",
+        "normlens.ablation.report.reporting",
         "normlens.cli",
         "normlens.corpus.measures",
         "normlens.corpus.runs.results",
