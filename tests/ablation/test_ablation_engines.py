@@ -13,6 +13,7 @@ import normlens
 from normlens.ablation.gathering import gather
 from normlens.ablation.measure import AblationMeasure
 from normlens.corpus import Run, resume, run
+from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError
 
@@ -128,7 +129,7 @@ def test_batches_change_nothing_but_last_digits(
 
 def test_other_ablations_do_not_go_on_with_a_run(measure: AblationMeasure, whole: Run) -> None:
     other = AblationMeasure(components=("FF",), kinds=("zero",))
-    with pytest.raises(InputError, match="ablation"):
+    with pytest.raises(RunError, match="it would mix two runs"):
         resume(whole.folder.url, measures=[other])
 
 

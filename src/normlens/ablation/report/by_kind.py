@@ -35,7 +35,7 @@ EXPERIMENT = Experiment(
 )
 #: What to think of it where one kind does most harm.
 _WHY = {
-    ZERO: ": zero alone would overstate what they are worth",
+    ZERO: ": zero alone would overstate what it costs",
     MEAN: ": a mean over all tokens is far from each of them where a few, such as [CLS], have very "
     "long vectors",
     RESAMPLE: ": it brings in what other tokens say",
@@ -50,6 +50,14 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
     figures: dict[str, Figure] = {}
     sentences: list[str] = []
     for suffix, cost in zip(("", "-agreement"), costs(evidence), strict=False):
+        means = means_table(cost.changes)
+        if means.shape[1] > 1:
+            tables[f"kinds-means{suffix}"] = Table(
+                means.reset_index(),
+                f"The mean change of the {cost.name} ({cost.unit}) over single layers.",
+                dict.fromkeys(means.columns, f"+.{cost.digits}f"),
+            )
+            sentences += overstated(means, cost.name)
         for name, kinds in GROUPS.items():
             rows = cost.changes[cost.changes["kind"].isin(kinds)]
             there = [kind for kind in kinds if kind in set(rows["kind"])]
@@ -67,14 +75,6 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
                     f"The change of the {cost.name} per layer of {name}, by how they are taken "
                     "away, with 95 % intervals.",
                 )
-        means = means_table(cost.changes)
-        if means.shape[1] > 1:
-            tables[f"kinds-means{suffix}"] = Table(
-                means.reset_index(),
-                f"The mean change of the {cost.name} ({cost.unit}) over single layers.",
-                dict.fromkeys(means.columns, f"+.{cost.digits}f"),
-            )
-            sentences += overstated(means, cost.name)
     return Result(tables, figures, sentences) if tables else None
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from normlens.ablation.report.evidence import AblationEvidence
 from normlens.ablation.report.outcomes import Cost, verdict_cost
+from normlens.ablation.report.rows import rows_of
 from normlens.ablation.report.scales import scale_changes
 from normlens.ablation.report.ways import SHORT, taken, ways
 from normlens.corpus.measures.scope_pairs import feed_forward_pair
@@ -72,7 +73,10 @@ def redundancy(evidence: AblationEvidence) -> Result | None:
                 f"Right: what taking FF away costs ({cost.unit}), and ATTN for comparison.",
             )
         },
-        sentences=verdict(table, cost.name, cost.has_zero, cost.digits),
+        sentences=[
+            *verdict(table, cost.name, cost.has_zero, cost.digits),
+            *_together(taken(cost.changes, way, each=False), cost),
+        ],
     )
 
 
@@ -128,8 +132,9 @@ def verdict(table: pd.DataFrame, name: str, has_zero: bool, digits: int) -> list
         else:
             return [
                 *sentences,
-                "As far as this loss shows, FF can go there, one layer at a time: in none of these "
-                f"layers does taking it away harm the {name} beyond chance (at most {largest}).",
+                "As far as these sequences show, FF can go there, one layer at a time: in none of "
+                f"these layers does taking it away harm the {name} beyond chance (at most "
+                f"{largest}; intervals reach up to {signed(cancelled['high'].max(), digits)}).",
             ]
         sentences.append(
             f"{text}, taking FF away harms the {name} beyond chance, by up to {largest}: the map "
@@ -159,6 +164,16 @@ def verdict(table: pd.DataFrame, name: str, has_zero: bool, digits: int) -> list
     return sentences
 
 
+def _together(rows: pd.DataFrame, cost: Cost) -> list[str]:
+    """What taking FF away in several layers at once costs."""
+    found = [row for row in rows_of(rows) if row.component == "FF" and row.change == row.change]
+    return [
+        f"Without FF in all {len(row.layers.split(','))} layers at once, the {cost.name} "
+        f"{cost.moves} {row.text(cost.digits)}."
+        for row in found
+    ]
+
+
 def _draw(table: pd.DataFrame, cost: Cost) -> Drawing:
     figure, (left, right) = panels(2, 1, width=3.6, height=2.6)
     left.bar(table["layer"], table["undone share"].clip(lower=-1), color=COLOURS[0], width=0.7)
@@ -171,7 +186,7 @@ def _draw(table: pd.DataFrame, cost: Cost) -> Drawing:
     if table["ATTN"].notna().any():
         right.plot(table["layer"], table["ATTN"], "s", ms=3.5, color=COLOURS[0], label="ATTN")
     right.axhline(0, color=FAINT, lw=0.6)
-    scale_changes(right, table[["FF", "ATTN"]])
+    scale_changes(right, table[["FF", "low", "high", "ATTN"]])
     style(right, x=words.LAYER, y=f"{cost.symbol} ({cost.unit})")
     legend(right)
     for panel in (left, right):

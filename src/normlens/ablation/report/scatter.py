@@ -44,7 +44,7 @@ def draw_scatter(points: pd.DataFrame, cost: Cost, found: CellCorrelation) -> Dr
                     fontsize=SMALL - 1,
                     color=colour,
                 )
-    scale_changes(axes, points["change"])
+    scale_changes(axes, points[["change", "low", "high"]])
     behind = "1 − ρ of the maps before and behind the component"
     style(axes, x=behind, y=f"{cost.symbol} ({cost.unit})")
     legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -147,5 +147,5 @@ def _draw(changes: pd.DataFrame, table: pd.DataFrame, symbol: str, unit: str) ->
         step = max(1, -(-len(rows) // 14))
         panel.set_xticks(range(0, len(rows), step), list(rows["layer"])[::step])
         style(panel, x="layer (counted from 1)", y=f"{symbol} ({unit})" if panel is axes[0] else "")
-        legend(panel)
+        legend(panel, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return figure
