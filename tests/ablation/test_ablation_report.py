@@ -66,6 +66,10 @@ def test_the_least_harmful_way_of_each_cell() -> None:
         ("FF", 2.0): 1.0,
         ("LN2", 1.0): 0.3,
     }
+    alone = EXAMPLE[EXAMPLE["layer"].notna()]
+    for way in (LEAST, "zero"):
+        assert taken(alone, way, each=False).empty
+        assert "change" in taken(alone, way, each=False)
     assert ways(EXAMPLE) == [LEAST, "mean", "resample", "zero"]
     assert ways(EXAMPLE[EXAMPLE["kind"] == "mean"]) == ["mean"]
 
@@ -84,7 +88,7 @@ def test_what_overstates() -> None:
     assert "For FF, zero does most harm" in sentence
     assert "zero alone would overstate" in sentence
     turned = means[["zero", "mean"]].rename(columns={"zero": "mean", "mean": "zero"})
-    assert "[CLS]" in overstated(turned, "loss")[0]
+    assert "very long vectors" in overstated(turned, "loss")[0]
 
 
 def test_special_dimensions_stand_among_their_own_draws() -> None:

@@ -36,8 +36,8 @@ EXPERIMENT = Experiment(
 #: What to think of it where one kind does most harm.
 _WHY = {
     ZERO: ": zero alone would overstate what it costs",
-    MEAN: ": a mean over all tokens is far from each of them where a few, such as [CLS], have very "
-    "long vectors",
+    MEAN: ": a mean over all tokens is far from each of them where a few, such as the first, have "
+    "very long vectors",
     RESAMPLE: ": it brings in what other tokens say",
 }
 #: Kinds that are alternatives of each other, by what they replace.

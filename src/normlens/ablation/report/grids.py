@@ -36,7 +36,7 @@ def draw_grids(grids: dict[str, pd.DataFrame], labels: dict[str, str]) -> Drawin
         panel.tick_params(length=0)
         for spine in panel.spines.values():
             spine.set_visible(False)
-        bar = figure.colorbar(image, ax=panel, fraction=0.05, pad=0.02, aspect=30)
+        bar = figure.colorbar(image, ax=panel, fraction=0.05, pad=0.02, aspect=8 * high)
         bar.set_label(labels[title], fontsize=TEXT, color=INK)
         bar.ax.tick_params(labelsize=SMALL, width=0.5, length=2)
         bar.outline.set_visible(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from normlens.ablation.kinds import (
@@ -40,12 +41,16 @@ def taken(changes: pd.DataFrame, way: str, *, each: bool = True) -> pd.DataFrame
     """The ablations that take a component away so: of each layer, or of all of them together."""
     scope = changes["layer"].notna() if each else changes["layer"].isna()
     rows = changes[scope & (changes["component"] != INTACT)]
+    wanted = KINDS if way == LEAST else (way,)
+    ours = [
+        kind in [kind_by(one, component) for one in wanted]
+        for component, kind in zip(rows["component"], rows["kind"], strict=True)
+    ]
+    rows = rows[np.array(ours, dtype=bool)]
     if way != LEAST:
-        return rows[rows["kind"] == [kind_by(way, name) for name in rows["component"]]]
-    kinds = [[kind_by(one, name) for one in KINDS] for name in rows["component"]]
-    ours = [kind in some for kind, some in zip(rows["kind"], kinds, strict=True)]
+        return rows
     # One whose loss is not finite does most harm.
-    ordered = rows[ours].sort_values("change", na_position="last", kind="stable")
+    ordered = rows.sort_values("change", na_position="last", kind="stable")
     return ordered.drop_duplicates(["component", "layers"]).sort_index()
 
 

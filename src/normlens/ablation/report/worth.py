@@ -73,8 +73,9 @@ def _figure(evidence: AblationEvidence, cost: Cost, rows: pd.DataFrame, way: str
     left = f"{cost.symbol}, {SHORT[way]}"
     right = "1 − ρ of the maps"
     changes = evidence.map_changes.mean().unstack("component")
-    changed = changes.reindex(index=range(1, evidence.layers + 1))
-    grids = {left: grid(rows, evidence.layers), right: changed}
+    worths = grid(rows, evidence.layers)
+    changed = changes.reindex(index=worths.index, columns=worths.columns)
+    grids = {left: worths, right: changed}
     labels = {left: cost.unit, right: "before / behind the component"}
     return Figure(
         lambda: draw_grids(grids, labels),
@@ -138,9 +139,9 @@ def _sentences(cost: Cost, rows: pd.DataFrame, way: str) -> list[str]:
             f"{cost.moves} {top.text(cost.digits)}"
         )
         if cost.has_zero:
-            good = int((finite["high"] < 0).sum())
-            text += f"; {int((finite['low'] > 0).sum())} of the cells do harm beyond chance"
-            text += f", and {good} do good" if good else ""
+            harm, good = int((finite["low"] > 0).sum()), int((finite["high"] < 0).sum())
+            text += f"; the interval lies above 0 for {harm} of the cells"
+            text += f", and below for {good}" if good else ""
         sentences.append(text + ".")
     if len(finite) < len(rows):
         which = ", ".join(
