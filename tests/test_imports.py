@@ -78,6 +78,8 @@ def test_function_level_imports_hide_no_cycle() -> None:
 def test_only_what_needs_torch_imports_it() -> None:
     """Rooms that read, draw and report do so without torch."""
     light = [
+        "normlens.ablation.kinds",
+        "normlens.ablation.report.reporting",
         "normlens.cli",
         "normlens.corpus.measures",
         "normlens.corpus.runs.results",
@@ -112,4 +114,4 @@ def test_reports_import_no_experiments() -> None:
     """A report is written without importing any room whose results it shows."""
     for module in (name for name in FILES if name.startswith("normlens.reports")):
         rooms = {name.split(".")[1] for name in brought_along(module) if "." in name}
-        assert not rooms & {"papers", "faithfulness", "ablate"}, module
+        assert not rooms & {"papers", "faithfulness", "ablation"}, module

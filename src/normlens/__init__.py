@@ -14,6 +14,7 @@ from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
     from normlens import rollouts
+    from normlens.ablation.ablate import ablate
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
     from normlens.faithfulness.evaluate import evaluate
@@ -34,6 +35,7 @@ _HOMES = {
     "Explanations": "normlens.results.explanations",
     "Lens": "normlens.lens",
     "Maps": "normlens.results.maps",
+    "ablate": "normlens.ablation.ablate",
     "evaluate": "normlens.faithfulness.evaluate",
     "load": "normlens.loading",
     "open": "normlens.results.store",
@@ -56,6 +58,7 @@ __all__ = [
     "NormLensError",
     "Run",
     "__version__",
+    "ablate",
     "evaluate",
     "load",
     "open",

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from normlens._version import __version__
+from normlens.cli.ablate import ablate_command
 from normlens.cli.cosine import cosine_command
 from normlens.cli.demo import demo_command
 from normlens.cli.doctor import doctor_command
@@ -91,6 +92,12 @@ app.command(
     "reproduce",
     epilog="Example: normlens reproduce ff --model minilm --data sample --out my-results",
 )(reproduce_command)
+app.command(
+    "ablate",
+    short_help="What each component of a model is worth: taken away, how does the loss change?",
+    epilog="Example: normlens ablate --model smollm2 --data wikitext:wiki.valid.raw --limit 300 "
+    "--out my-ablation",
+)(ablate_command)
 app.command("report", epilog="Example: normlens report my-results")(report_command)
 app.command("compare", epilog="Example: normlens compare bert/ gpt2/ --out comparison")(
     compare_command

@@ -10,11 +10,8 @@ import typer
 from normlens.cli.fields import TypedFields, with_field_options
 from normlens.cli.options import NoProgressOption
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.manifest import NAME as RUN
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
-from normlens.errors import InputError
 from normlens.papers.settings import KINDS, Settings, SettingsKeywords
-from normlens.wording import listed
 
 _DATA = "Data, and how it is read"
 _RUNS = "How the runs are done"
@@ -70,30 +67,13 @@ def reproduce_command(
 def report_command(
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="A folder that reproduce or evaluate has made."),
+        typer.Argument(metavar="OUT", help="A folder that reproduce, evaluate or ablate has made."),
     ],
 ) -> None:
     """Build the report again from what is on disk; needs neither model nor data."""
-    if (out / RUN).is_file():
-        print(_run_report(out))
-        return
-    from normlens.papers.reporting import build_report
+    from normlens.reports.registry import builder
 
-    print(build_report(out))
-
-
-def _run_report(folder: Path) -> Path:
-    """Build the report of a single run, by the tables that it has."""
-    from normlens.corpus.runs.results import Run
-    from normlens.faithfulness.report import build as faithfulness
-
-    tables = Run.open(folder).tables
-    if faithfulness.TABLE in tables:
-        return faithfulness.build_report(folder)
-    raise InputError(
-        f"there is no report for the run in {str(folder)!r}, whose tables are {listed(tables)}; "
-        "ask it with normlens query"
-    )
+    print(builder(out)(out))
 
 
 def compare_command(

@@ -24,7 +24,7 @@ from normlens.decomposition.readout import FrozenReadout
 from normlens.decomposition.vectors import Sources
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.vectors import check_one_sequence, push
-from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise, Head
+from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise, Head, HeadStep
 from normlens.text import Encoded
 from normlens.tracing.checks import Checks
 from normlens.tracing.model_inputs import model_inputs, without_autocast
@@ -51,11 +51,14 @@ def tokens_read(reads: str, n: int) -> slice:
 
 def text_vector(head: Head, output: Tensor) -> Tensor:
     """A text's vector from the model's own output (i, d), which has no padding."""
-    y = output[tokens_read(head.reads, len(output))].mean(0)
-    for step in head.steps:
+    return through_steps(head.steps, output[tokens_read(head.reads, len(output))].mean(0))
+
+
+def through_steps(steps: Sequence[HeadStep], y: Tensor) -> Tensor:
+    """What the steps behind the pooling make of a vector (…, d)."""
+    for step in steps:
         if isinstance(step, Dense):
-            bias = step.linear.bias
-            y = F.linear(y, step.linear.weight.T, bias)
+            y = F.linear(y, step.linear.weight.T, step.linear.bias)
         else:
             assert isinstance(step, Elementwise)
             y = activation(step.activation).value(y)

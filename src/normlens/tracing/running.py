@@ -21,14 +21,14 @@ class Hooks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _undo(self._remove)
+        undo(self._remove)
 
     def _remove(self) -> None:
         for handle in self.handles:
             handle.remove()
 
 
-def _undo(change: Callable[[], None]) -> None:
+def undo(change: Callable[[], None]) -> None:
     """Undo a change to the end, though Ctrl-C may strike meanwhile."""
     try:
         change()
@@ -50,7 +50,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         model.eval()
         yield
     finally:
-        _undo(restore)
+        undo(restore)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def eager_attention(model: Any) -> Iterator[None]:
         model.set_attn_implementation("eager")
         yield
     finally:
-        _undo(lambda: model.set_attn_implementation(previous))
+        undo(lambda: model.set_attn_implementation(previous))
 
 
 @contextmanager

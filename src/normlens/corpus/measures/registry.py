@@ -26,7 +26,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 #: Measures that run the model, behind commands of their own; their modules need torch.
 OF_MODEL = {
     "faithfulness": "normlens.faithfulness.measure:FaithfulnessMeasure",
-    "ablation": "normlens.ablate.measure:AblationMeasure",
+    "ablation": "normlens.ablation.measure:AblationMeasure",
 }
 
 

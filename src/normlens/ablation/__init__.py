@@ -1,0 +1,1 @@
+"""What each component of a model is worth: interventions in the real model, and its loss."""

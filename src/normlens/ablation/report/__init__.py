@@ -1,0 +1,1 @@
+"""The page of an ablation, made of its two runs' tables alone."""

@@ -1,0 +1,215 @@
+"""What the page of an ablation reads: losses under every ablation, and the maps' changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from normlens.ablation.folder import Told
+from normlens.ablation.kinds import CONTROLS, INTACT
+from normlens.ablation.options import AblateOptions
+from normlens.analysis.bootstrap import Array
+from normlens.analysis.loss_changes import LossChanges, loss_changes
+from normlens.analysis.rank_agreement import RankAgreement, rank_agreement
+from normlens.corpus.runs.results import Run
+from normlens.scopes import Step, consecutive, feed_forward_pairs
+
+#: A statistic of ranks is dear; so many resamples do for its interval.
+AGREEMENT_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True)
+class AblationEvidence:
+    """The two runs of an ablation. Layers are counted from 1, as in every report.
+
+    Tables of cells have a row per sequence of the run of ablations (`index`), NaN where the run of
+    maps has no such sequence, and a column per (component, layer).
+    """
+
+    options: AblateOptions
+    told: Told
+    ablations: Run
+    maps: Run
+
+    # Losses -------------------------------------------------------------------------------------
+
+    @cached_property
+    def plan(self) -> pd.DataFrame:
+        """Every ablation by its number: component, kind, layer (NaN: several), layers, draw."""
+        rows = self.ablations.sql(
+            "SELECT ablation, any_value(component) AS component, any_value(kind) AS kind, "
+            "any_value(layer) + 1 AS layer, any_value(layers) AS layers, any_value(draw) AS draw "
+            "FROM ablations GROUP BY ablation ORDER BY ablation"
+        ).set_index("ablation")
+        return rows.astype({"layer": float, "draw": float})
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        """The loss of every sequence (row) under every ablation (column); 0 is the intact model."""
+        return self._by_ablation("loss")
+
+    @cached_property
+    def cosines(self) -> pd.DataFrame:
+        """The cosine of every pair (row) under every ablation (column)."""
+        return self._by_ablation("cosine")
+
+    @cached_property
+    def counts(self) -> pd.Series:
+        """What each sequence's loss is a mean over: its scored tokens."""
+        rows = self.ablations.sql('SELECT "index", count FROM ablations WHERE ablation = 0')
+        return rows.set_index("index")["count"].reindex(self.losses.index)
+
+    @cached_property
+    def gold(self) -> pd.Series:
+        """The gold score of every pair; NaN where there is none."""
+        rows = self.ablations.sql('SELECT "index", gold FROM ablations WHERE ablation = 0')
+        return rows.set_index("index")["gold"].astype(float).reindex(self.losses.index)
+
+    @cached_property
+    def intact(self) -> float:
+        """The intact model's mean loss."""
+        loss, count = self.losses[0].to_numpy(), self.counts.to_numpy()
+        return float((loss * count).sum() / count.sum())
+
+    @cached_property
+    def _changes(self) -> LossChanges:
+        return loss_changes(
+            self.losses.drop(columns=0),
+            self.losses[0],
+            self.counts,
+            self.options.resamples,
+            self.options.seed,
+        )
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """Every ablation with its change of the loss and the ends of its interval."""
+        mean, low, high = self._changes.change
+        numbers = list(self.losses.columns[1:])
+        ends = pd.DataFrame({"change": mean, "low": low, "high": high}, index=numbers)
+        return self.plan.loc[numbers].join(ends)
+
+    def drawn(self, numbers: list[int]) -> Array:
+        """The changes of these ablations in every resample, (resamples, k)."""
+        places = self.losses.columns.get_indexer(pd.Index(numbers)) - 1
+        return self._changes.drawn[:, places]
+
+    def _by_ablation(self, column: str) -> pd.DataFrame:
+        rows = self.ablations.sql(f'SELECT "index", ablation, {column} FROM ablations')
+        return rows.pivot(index="index", columns="ablation", values=column).astype(float)
+
+    # Agreement with gold scores -----------------------------------------------------------------
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether the data are pairs with gold scores, all of which are known."""
+        return bool(self.told.apart and self.gold.notna().all())
+
+    @cached_property
+    def _agreed(self) -> tuple[list[int], RankAgreement]:
+        kept = self.plan.index[
+            ~self.plan["kind"].isin(CONTROLS.values()) & (self.plan["component"] != INTACT)
+        ]
+        resamples = min(self.options.resamples, AGREEMENT_RESAMPLES)
+        values = self.cosines[kept]
+        return list(kept), rank_agreement(
+            values, self.cosines[0], self.gold, resamples, self.options.seed
+        )
+
+    @cached_property
+    def agreement(self) -> pd.DataFrame:
+        """Every ablation but random draws: Spearman's ρ with gold scores, and its change."""
+        numbers, agreed = self._agreed
+        columns = {
+            "rho": agreed.rho.mean,
+            "rho_low": agreed.rho.low,
+            "rho_high": agreed.rho.high,
+            "change": agreed.difference.mean,
+            "low": agreed.difference.low,
+            "high": agreed.difference.high,
+        }
+        return self.plan.loc[numbers].join(pd.DataFrame(columns, index=numbers))
+
+    def drawn_agreement(self, numbers: list[int]) -> Array:
+        """The changes of the agreement in every resample, (resamples, k)."""
+        every, agreed = self._agreed
+        return agreed.drawn[:, pd.Index(every).get_indexer(pd.Index(numbers))]
+
+    @cached_property
+    def intact_agreement(self) -> float:
+        """The intact model's ρ with gold scores."""
+        result = rank_agreement(
+            self.cosines[[0]], self.cosines[0], self.gold, resamples=1, seed=self.options.seed
+        )
+        return float(result.rho.mean[0])
+
+    # Maps ---------------------------------------------------------------------------------------
+
+    @property
+    def scopes(self) -> list[str]:
+        return list(self.maps.manifest.model["scopes"])
+
+    @property
+    def steps(self) -> list[Step]:
+        """The components that have a map before and behind them."""
+        return consecutive(self.scopes)
+
+    @property
+    def layers(self) -> int:
+        return int(self.maps.manifest.model["layers"])
+
+    @cached_property
+    def map_changes(self) -> pd.DataFrame:
+        """1 − ρ between the maps before and behind a component."""
+        frames = {
+            step.component: 1 - self.similarity(step.before, step.after) for step in self.steps
+        }
+        return _cells(frames, self.losses.index)
+
+    @cached_property
+    def strengths(self) -> pd.DataFrame:
+        """The root mean square of FF-amp, the block's change of every pair's share."""
+        pairs = feed_forward_pairs(self.scopes)
+        if not pairs:
+            return _cells({}, self.losses.index)
+        listed = ", ".join(f"('{before}', '{after}')" for before, after in pairs)
+        rows = self._of_maps(
+            "amplification_distance",
+            "sqrt(sum(sum_squares) / sum(count))",
+            f"WHERE (before, after) IN ({listed})",
+        )
+        return _cells({"FF": rows}, self.losses.index)
+
+    @cached_property
+    def norm_ratios(self) -> pd.DataFrame:
+        """‖FF output‖ ÷ ‖what bypasses the block‖."""
+        rows = self._of_maps("norms", "avg(ff_output_norm / bypassed_norm)")
+        return _cells({"FF": rows}, self.losses.index)
+
+    def similarity(self, a: str, b: str) -> pd.DataFrame:
+        """Spearman's ρ between two scopes: a row per sequence, a column per layer."""
+        order = self.scopes
+        first, second = sorted((a, b), key=order.index)
+        where = f"WHERE scope_a = '{first}' AND scope_b = '{second}'"
+        return self._of_maps("similarity", "avg(rho)", where).reindex(self.losses.index)
+
+    def _of_maps(self, table: str, value: str, where: str = "") -> pd.DataFrame:
+        """A value per sequence and layer; the texts of a pair were analysed one by one."""
+        index = '"index" // 2' if self.told.apart else '"index"'
+        rows = self.maps.sql(
+            f'SELECT {index} AS "index", layer + 1 AS layer, {value} AS value FROM {table} {where} '
+            "GROUP BY ALL"
+        )
+        return rows.pivot(index="index", columns="layer", values="value").astype(float)
+
+
+def _cells(frames: dict[str, pd.DataFrame], index: pd.Index) -> pd.DataFrame:
+    """Columns of (component, layer) out of a table of layers for each component."""
+    kept = {name: frame.reindex(index) for name, frame in frames.items() if frame.shape[1]}
+    if not kept:
+        empty = pd.MultiIndex.from_arrays([[], []], names=["component", "layer"])
+        return pd.DataFrame(np.empty((len(index), 0)), index=index, columns=empty)
+    return pd.concat(kept, axis=1, names=["component", "layer"])

@@ -1,0 +1,53 @@
+"""Which room builds the report of a folder, as the folder's contents say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.results import Run
+from normlens.errors import InputError
+from normlens.json_text import parse_json
+from normlens.wording import listed
+
+SETTINGS = "settings.json"
+#: The function that builds a report, by what the settings of a folder say that it is of.
+BUILDERS = {"ablation": "normlens.ablation.report.reporting:build_report"}
+PAPERS = "normlens.papers.reporting:build_report"
+#: The function that builds the report of a single run, by a table that the run has.
+RUN_BUILDERS = {"faithfulness": "normlens.faithfulness.report.build:build_report"}
+
+
+def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:
+    """The function that builds a folder's report; that of the papers unless its contents say."""
+    place = Path(folder)
+    if (place / MANIFEST).is_file():
+        return _imported(_of_run(place))
+    return _imported(BUILDERS.get(_kind(place / SETTINGS), PAPERS))
+
+
+def _of_run(folder: Path) -> str:
+    tables = Run.open(folder).tables
+    for table, function in RUN_BUILDERS.items():
+        if table in tables:
+            return function
+    raise InputError(
+        f"there is no report for the run in {str(folder)!r}, whose tables are {listed(tables)}; "
+        "ask it with normlens query"
+    )
+
+
+def _imported(function: str) -> Callable[[str | os.PathLike[str]], Path]:
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _kind(settings: Path) -> str:
+    try:
+        contents = parse_json(settings.read_text("utf-8"))
+        return str(contents["report"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""

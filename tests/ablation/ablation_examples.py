@@ -1,0 +1,50 @@
+"""Tiny models with heads, sequences for them, and a tokenizer that only knows its mask."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlens.lens import Lens
+from normlens.text import Encoded
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "explain"))
+
+from heads import every_head, headed
+
+LENGTHS = (7, 5, 9, 2)
+#: One head of every family: of a language model.
+FAMILIES = [
+    (family, task)
+    for family, task in every_head()
+    if task == "MaskedLM" or (task == "CausalLM" and (family, "MaskedLM") not in every_head())
+]
+
+
+class MaskTokenizer:
+    """Just enough of a tokenizer to mask tokens."""
+
+    mask_token, mask_token_id, unk_token_id = "[MASK]", 5, None
+    all_special_ids = (0, 1, 2, 5)
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [str(i) for i in ids]
+
+
+def lens_on(family: str, task: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Lens:
+    """A lens on a tiny model of a family with the head of a task."""
+    return Lens(headed(family, task, dtype, **settings), MaskTokenizer())
+
+
+def texts(lens: Lens, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[Encoded]:
+    """Random sequences of ordinary tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(6, 60, (n,), generator=generator).tolist() for n in lengths]
+    return [lens.encode(input_ids=row)[0] for row in ids]
+
+
+def questions(loss: Any, encoded: list[Encoded]) -> list[Any]:
+    return [loss.question(one, f"text {i}", label=i % 3) for i, one in enumerate(encoded)]

@@ -1,0 +1,221 @@
+"""From a model and data to a page, for every loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import normlens
+from normlens.ablation.ablate import ablate
+from normlens.ablation.folder import ABLATION, MAPS, STATISTICS, load_settings
+from normlens.ablation.loss_names import NAMES
+from normlens.ablation.losses import LOSSES, choose_loss
+from normlens.ablation.report.reporting import build_report, describe
+from normlens.ablation.statistics import Statistics
+from normlens.corpus import Run
+from normlens.errors import InputError, NormLensError
+
+FEW: dict[str, Any] = {"resamples": 100, "draws": 3}
+CPU: Any = {"execution": {"device": "cpu"}}
+#: 18 sequences, of which a fifth are set apart.
+APART, MEASURED = 3, 15
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path], corpora: dict[str, Path]
+) -> dict[str, Path]:
+    """An ablation for every loss, and one of pairs with gold scores."""
+    folder = tmp_path_factory.mktemp("ablations")
+    for name, data in corpora.items():
+        model = models["drift" if name == "pairs" else name]
+        page = ablate(model, data, folder / name, **FEW, **CPU)
+        assert page == folder / name / "report.html"
+    return {name: folder / name for name in corpora}
+
+
+EVERY = ("next-token", "masked", "classes", "drift", "pairs")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_sequence_has_every_ablation(name: str, made: dict[str, Path]) -> None:
+    done = Run.open(made[name] / ABLATION)
+    assert done.status().complete
+    assert done.status().failures == 0
+    rows = done.table("ablations")
+    plan = rows.groupby("ablation")[["component", "kind", "layers"]].first()
+    assert plan.loc[0].tolist() == ["intact", "intact", ""]
+    assert len(rows) == MEASURED * len(plan)
+    assert rows["loss"].notna().all()
+    assert load_settings(made[name])[1].loss == ("drift" if name == "pairs" else name)
+    drift = name in ("drift", "pairs")
+    intact, others = rows[rows["ablation"] == 0], rows[rows["ablation"] > 0]
+    assert np.allclose(intact["loss"], 0, atol=1e-6) == drift
+    assert (others["loss"].to_numpy() != 0).mean() > 0.9
+    assert intact["cosine"].notna().all() == (name == "pairs")
+    assert intact["gold"].notna().all() == (name == "pairs")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_page_answers_every_question_that_applies(name: str, made: dict[str, Path]) -> None:
+    results = json.loads((made[name] / "results.json").read_text())
+    absent = {one["name"] for one in results["experiments"] if one["absent"]}
+    # GPT-2 has no norm behind its feed-forward block.
+    assert absent == ({"special-dimensions"} if name == "next-token" else set())
+    for experiment in results["experiments"]:
+        for result in experiment["results"]:
+            assert result["sentences"]
+            assert not any("nan" in sentence.lower() for sentence in result["sentences"])
+            assert result["tables"]
+            assert result["figures"]
+    page = (made[name] / "report.html").read_text()
+    assert "nobody has set these maps beside the loss" in page
+    assert f"the first {APART} of the 18 sequences" in page
+    assert ("gold scores" in page) == (name in ("drift", "pairs"))  # a drift asks for them
+
+
+def test_the_first_pass_reads_the_sequences_that_are_set_apart(made: dict[str, Path]) -> None:
+    statistics = Statistics.load(made["next-token"] / STATISTICS)
+    assert statistics.sequences == APART
+    pairs = Statistics.load(made["pairs"] / STATISTICS)
+    assert pairs.sequences == 2 * APART
+    done = Run.open(made["next-token"] / ABLATION)
+    assert done.manifest.measures["ablation"]["options"]["digest"] == statistics.digest
+    assert str(made["next-token"]) not in json.dumps(done.manifest.measures)
+    first = done.table("sequences")["sequence"].iloc[0]
+    assert first.endswith(f":{APART}")
+
+
+def test_losses_are_those_of_the_model(made: dict[str, Path], models: dict[str, Path]) -> None:
+    rows = Run.open(made["next-token"] / ABLATION).table("ablations")
+    lens = normlens.load(models["next-token"], device="cpu")
+    data = list(normlens.corpus.open_data(load_settings(made["next-token"])[0].data))
+    loss = choose_loss(lens)
+    question = loss.question(lens.encode(str(data[APART].text))[0], "any")
+    intact = rows[(rows["ablation"] == 0) & (rows["index"] == 0)].iloc[0]
+    ids = torch.tensor([question.encoded.ids])
+    with torch.no_grad():
+        expected = float(lens.adapter.whole(input_ids=ids, labels=ids).loss)
+    assert intact["loss"] == pytest.approx(expected, rel=1e-5)
+    assert intact["count"] == len(question.encoded) - 1
+
+
+def test_maps_are_of_the_same_sequences(made: dict[str, Path]) -> None:
+    for name in EVERY:
+        ablated, maps = (Run.open(made[name] / run).table("sequences") for run in (ABLATION, MAPS))
+        if name == "pairs":
+            assert maps["sequence"].tolist() == [
+                f"{s}{e}" for s in ablated["sequence"] for e in "ab"
+            ]
+        else:
+            assert maps["sequence"].tolist() == ablated["sequence"].tolist()
+    masked = Run.open(made["masked"] / MAPS)
+    counts = Run.open(made["masked"] / ABLATION).sql(
+        "SELECT count FROM ablations WHERE ablation = 0 ORDER BY index"
+    )
+    # The masks of the loss and of the maps are the same ones.
+    assert masked.table("sequences")["masked"].tolist() == counts["count"].tolist()
+
+
+def test_changes_are_weighted_by_tokens(made: dict[str, Path]) -> None:
+    rows = Run.open(made["next-token"] / ABLATION).table("ablations")
+    table = describe(made["next-token"]).sections[0].results[0][1].tables["ablations"].frame
+    one = table[(table["component"] == "FF") & (table["kind"] == "mean") & (table["layers"] == "2")]
+    wide = rows.pivot(index="index", columns="ablation", values="loss")
+    [number] = rows[(rows["component"] == "FF") & (rows["kind"] == "mean") & (rows["layer"] == 1)][
+        "ablation"
+    ].unique()
+    count = rows[rows["ablation"] == 0].set_index("index")["count"]
+    expected = ((wide[number] - wide[0]) * count).sum() / count.sum()
+    assert one["change"].item() == pytest.approx(expected)
+    assert one["low"].item() < expected < one["high"].item()
+
+
+def test_the_same_call_again_goes_on(
+    made: dict[str, Path], models: dict[str, Path], corpora: dict[str, Path]
+) -> None:
+    out = made["classes"]
+    before = (out / ABLATION / "manifest.json").read_bytes()
+    (out / ABLATION / "shards" / "shard-000000.json").unlink()
+    ablate(models["classes"], corpora["classes"], out, **{**FEW, "resamples": 120}, **CPU)
+    assert (out / ABLATION / "manifest.json").read_bytes() == before
+    assert Run.open(out / ABLATION).status().complete
+    assert load_settings(out)[0].resamples == 120
+    with pytest.raises(InputError, match="holds results with draws 3, not 4"):
+        ablate(models["classes"], corpora["classes"], out, resamples=100, draws=4, **CPU)
+
+
+def test_a_changed_statistics_file_is_refused(
+    tmp_path: Path, models: dict[str, Path], corpora: dict[str, Path]
+) -> None:
+    few: Any = {"kinds": ("mean",), "components": ("FF",), "resamples": 100, **CPU}
+    ablate(models["drift"], corpora["drift"], tmp_path / "a", **few)
+    ablate(models["drift"], corpora["drift"], tmp_path / "b", reference_size=1, **few)
+    (tmp_path / "b" / STATISTICS).replace(tmp_path / "a" / STATISTICS)
+    with pytest.raises(NormLensError) as raised:
+        ablate(models["drift"], corpora["drift"], tmp_path / "a", **few)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_may_move(
+    tmp_path: Path, models: dict[str, Path], corpora: dict[str, Path]
+) -> None:
+    few: Any = {"kinds": ("mean",), "components": ("FF",), "resamples": 100, **CPU}
+    ablate(models["drift"], corpora["drift"], tmp_path / "a", **few)
+    before = Run.open(tmp_path / "a" / ABLATION).table("ablations")
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / ABLATION / "shards" / "shard-000000.json").unlink()
+    ablate(models["drift"], corpora["drift"], tmp_path / "b", **few)
+    after = Run.open(tmp_path / "b" / ABLATION).table("ablations")
+    assert after.equals(before)
+
+
+def test_other_data_for_the_first_pass(
+    tmp_path: Path, models: dict[str, Path], corpora: dict[str, Path]
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("ab cd ef\n" * 7)
+    few: Any = {"kinds": ("mean",), "components": ("FF",), "resamples": 100, **CPU}
+    ablate(
+        models["drift"],
+        corpora["drift"],
+        tmp_path / "out",
+        reference=other,
+        reference_size=5,
+        **few,
+    )
+    assert Statistics.load(tmp_path / "out" / STATISTICS).sequences == 5
+    assert Run.open(tmp_path / "out" / ABLATION).status().done == 18
+
+
+def test_kinds_that_need_no_first_pass_have_none(
+    tmp_path: Path, models: dict[str, Path], corpora: dict[str, Path]
+) -> None:
+    ablate(
+        models["next-token"],
+        corpora["next-token"],
+        tmp_path / "out",
+        kinds="zero",
+        layers="all",
+        resamples=100,
+        **CPU,
+    )
+    assert not (tmp_path / "out" / STATISTICS).exists()
+    done = Run.open(tmp_path / "out" / ABLATION)
+    assert done.status().done == 18
+    assert done.table("ablations")["layer"].isna().all()
+
+
+def test_a_report_of_what_is_not_finished_is_refused(made: dict[str, Path]) -> None:
+    (made["drift"] / ABLATION / "shards" / "shard-000000.json").unlink()
+    with pytest.raises(InputError, match="not finished"):
+        build_report(made["drift"])
+
+
+def test_names_of_losses_are_those_of_the_options() -> None:
+    assert ("auto", *LOSSES) == NAMES

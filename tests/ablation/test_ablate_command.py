@@ -1,0 +1,123 @@
+"""``normlens ablate``: what is refused in one line, and what it prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_examples as examples
+
+from normlens.ablation.options import AblateOptions, parse_layer_choice
+from normlens.cli import main
+from normlens.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return examples.tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return examples.corpus_file(tmp_path_factory.mktemp("data") / "letters.txt", 16)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    assert "Traceback" not in error
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--components", "LN3"], "has no LN3; its layers (ATTN RES LN FF RES LN) have: ATTN"),
+        (["--components", "(LN)"], "has no (LN)"),
+        (["--components", "FF", "--kinds", "no-affine"], "cannot be ablated by 'no-affine'"),
+        (["--kinds", "half"], "unknown --kinds 'half'"),
+        (["--loss", "next-token"], "has no head"),
+        (["--loss", "perplexity"], "unknown --loss 'perplexity'"),
+        (["--layers", "2"], "layer 2 is out of range"),
+        (["--layers", "last"], "cannot read --layers 'last'"),
+        (["--limit", "9"], "has 8 sequences to measure beside 1 that are set apart"),
+        (["--label", "label"], "leave --label out"),
+        (["--score", "score"], "leave --score out"),
+        (["--resamples", "5"], "--resamples must be at least 100"),
+        (["--draws", "0"], "--draws must be at least 1"),
+        (["--reference", "{letters}"], "the first pass needs other data"),
+        (["--reference", "nowhere.txt"], "there is no data at"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_starts(
+    words: list[str],
+    line: str,
+    bert: Path,
+    letters: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    given = [word.format(letters=letters) for word in words]
+    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(out)]
+    assert main([*call, "--device", "cpu", *given]) == 2
+    assert line in one_line(capsys)
+    assert not out.exists()
+
+
+def test_a_folder_with_other_files_is_refused(
+    bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(tmp_path)]
+    assert main(call) == 2
+    assert "holds other files" in one_line(capsys)
+
+
+def test_the_page_is_printed_and_built_again_without_torch(
+    bert: Path, letters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--components", "FF,LN2", "--kinds", "zero,lowest-gamma,left-out", "--layers", "0,1"]
+    words += ["--draws", "2", "--resamples", "100", "--device", "cpu", "--quiet"]
+    call = ["ablate", "--model", str(bert), "--data", str(letters), "--out", str(out), *words]
+    assert main(call) == 0
+    page = out / "report.html"
+    assert capsys.readouterr().out.strip() == str(page)
+    before = page.read_bytes()
+    page.unlink()
+    code = (
+        "import sys; from normlens.cli import main; status = main(sys.argv[1:]); "
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, "report", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert page.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "each", "together"),
+    [
+        ("each", None, True, False),
+        ("all", None, False, True),
+        ("each,all", None, True, True),
+        ("0,3-5", [0, 5, 4, 3], True, True),
+        ("0,3-5,all", [0, 5, 4, 3], False, True),
+        ("each, 2", [2], True, False),
+    ],
+)
+def test_layers_and_words(text: str, layers: list[int] | None, each: bool, together: bool) -> None:
+    choice = parse_layer_choice(text)
+    assert (None if choice.layers is None else list(choice.layers)) == layers
+    assert (choice.each, choice.together) == (each, together)
+
+
+def test_options_survive_a_file() -> None:
+    options = AblateOptions("m", "d", components=("FF",), kinds=("zero", "mean"), layers="0-2,all")
+    assert AblateOptions.from_json(options.as_json()) == options
+    with pytest.raises(InputError, match="layers 'all', not '0-2,all'"):
+        options.check_continues(AblateOptions("m", "d", ("FF",), ("zero", "mean"), "all"))

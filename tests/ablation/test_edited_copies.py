@@ -1,0 +1,168 @@
+"""An ablation equals the same model with other weights, in every family."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ablation_examples import FAMILIES, MaskTokenizer, lens_on, questions, texts
+from torch import nn
+
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.places import NormPlace
+from normlens.ablation.plan import Plan
+from normlens.ablation.running import Runner
+from normlens.components import Attention, FeedForward, Norm, ParallelFeedForward
+from normlens.lens import Lens
+
+
+def losses(lens: Lens, ablations: list[Ablation]) -> list[np.ndarray]:
+    loss = choose_loss(lens)
+    outcomes = Runner(lens, loss, ablations).run(questions(loss, texts(lens)))
+    return [np.array([o.loss for o in row]) for row in (outcomes.intact, *outcomes.ablated)]
+
+
+def edited(lens: Lens, edit: Callable[[Lens], None]) -> np.ndarray:
+    """The losses of a copy of the model whose weights were changed."""
+    other = Lens(copy.deepcopy(lens.adapter.whole), MaskTokenizer())
+    with torch.no_grad():
+        edit(other)
+    return losses(Lens(other.adapter.whole, MaskTokenizer()), [])[0]
+
+
+def zeroed(linear: Any) -> None:
+    linear.module.weight.zero_()
+    if linear.module.bias is not None:
+        linear.module.bias.zero_()
+
+
+def blocks_of(lens: Lens, kinds: Any) -> list[Any]:
+    return [step for layer in lens.layers for step in layer.steps if isinstance(step, kinds)]
+
+
+def without_feed_forward(lens: Lens) -> None:
+    for step in blocks_of(lens, (FeedForward, ParallelFeedForward)):
+        zeroed((step.feed_forward if isinstance(step, ParallelFeedForward) else step).down)
+
+
+def without_attention(lens: Lens) -> None:
+    for step in blocks_of(lens, Attention):
+        zeroed(step.output)
+
+
+def norm_weights(norm: Norm, values: torch.Tensor) -> None:
+    """Give a norm these values of γ; some families hold γ − 1."""
+    module: Any = norm.module
+    offset = (norm.gamma - module.weight).mean().round()
+    module.weight.copy_(values - offset)
+
+
+def without_affine(component: str) -> Callable[[Lens], None]:
+    def edit(lens: Lens) -> None:
+        for place in norm_places(lens, component):
+            norm_weights(place.norm, torch.ones_like(place.norm.gamma))
+            if place.norm.beta is not None:
+                place.norm.beta.zero_()
+
+    return edit
+
+
+def left_out(component: str) -> Callable[[Lens], None]:
+    def edit(lens: Lens) -> None:
+        for place in norm_places(lens, component):
+            place.module.forward = lambda x: x
+
+    return edit
+
+
+def norm_places(lens: Lens, component: str) -> list[NormPlace]:
+    plan = Plan(lens.layers, "tiny")
+    return [plan.place(layer, component) for layer in plan.components()[component]]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("family", "task"), FAMILIES)
+def test_ablations_of_all_layers_equal_edited_weights(family: str, task: str) -> None:
+    lens = lens_on(family, task)
+    components = Plan(lens.layers, "tiny").components()
+    edits: dict[Ablation, Callable[[Lens], None]] = {
+        Ablation("FF", "zero", components["FF"]): without_feed_forward,
+        Ablation("ATTN", "zero", components["ATTN"]): without_attention,
+    }
+    for name, layers in components.items():
+        if "LN" in name:
+            edits[Ablation(name, "no-affine", layers)] = without_affine(name)
+            edits[Ablation(name, "left-out", layers)] = left_out(name)
+    intact, *ablated = losses(lens, list(edits))
+    for (ablation, edit), found in zip(edits.items(), ablated, strict=True):
+        expected = edited(lens, edit)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, err_msg=str(ablation))
+        assert not np.allclose(intact, expected, rtol=2e-5), ablation
+
+
+@pytest.mark.parametrize(("family", "task"), [f for f in FAMILIES if f[0] != "albert"])
+def test_one_layer_without_its_block_equals_edited_weights(family: str, task: str) -> None:
+    lens = lens_on(family, task)
+    _, ff, attention, bypass = losses(
+        lens,
+        [
+            Ablation("FF", "zero", (1,)),
+            Ablation("ATTN", "zero", (1,)),
+            Ablation("LAYER", "zero", (1,)),
+        ],
+    )
+    maps = lens.layers[1].linear_maps
+
+    def without(module: nn.Module) -> Callable[[Lens], None]:
+        place = [linear.module for linear in maps].index(module)
+        return lambda other: zeroed(other.layers[1].linear_maps[place])
+
+    assert maps[-1].module is not None
+    np.testing.assert_allclose(ff, edited(lens, without(maps[-1].module)), rtol=2e-5)
+    output = lens.layers[1].attention.output.module
+    assert output is not None
+    np.testing.assert_allclose(attention, edited(lens, without(output)), rtol=2e-5)
+
+    def skip(other: Lens) -> None:
+        block: Any = list(other.adapter.blocks())[1]
+        real = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            x = args[0] if args else kwargs["hidden_states"]
+            given = real(*args, **kwargs)
+            return (x, *given[1:]) if isinstance(given, tuple) else x
+
+        block.forward = forward
+
+    np.testing.assert_allclose(bypass, edited(lens, skip), rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["lowest-gamma", "outliers", "random-outliers"])
+def test_special_dimensions_equal_weights_of_zero(kind: str) -> None:
+    lens = lens_on("bert", "MaskedLM")
+    with torch.no_grad():
+        for block in lens.adapter.blocks():
+            block.output.LayerNorm.weight[4] = 9.0
+    lens = Lens(lens.adapter.whole, MaskTokenizer())
+    plan = Plan(lens.layers, "tiny")
+    draw = 2 if kind.startswith("random") else None
+    ablation = Ablation("LN2", kind, (0, 1), draw)
+    chosen = [plan.dimensions(layer, "LN2", kind, draw) for layer in (0, 1)]
+    gammas = [block.output.LayerNorm.weight for block in lens.adapter.blocks()]
+    for dimensions, gamma in zip(chosen, gammas, strict=True):
+        assert len(dimensions) == 1
+        assert (dimensions == 4).any() == (kind == "outliers")
+        assert (dimensions == gamma.argmin()).any() or kind != "lowest-gamma"
+
+    def edit(other: Lens) -> None:
+        for dimensions, block in zip(chosen, other.adapter.blocks(), strict=True):
+            norm: Any = block.output.LayerNorm
+            norm.weight[dimensions] = 0
+            norm.bias[dimensions] = 0
+
+    _, found = losses(lens, [ablation])
+    np.testing.assert_allclose(found, edited(lens, edit), rtol=2e-5)

@@ -1,0 +1,175 @@
+"""A model is bit for bit as before, whichever way an ablation ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ablation_examples import FAMILIES, lens_on, questions, texts
+
+from normlens.ablation.gathering import gather
+from normlens.ablation.interventions import Interventions
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.plan import Plan
+from normlens.ablation.running import Runner
+from normlens.lens import Lens
+
+HOOKS = [
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+]
+
+
+def state(lens: Lens) -> dict[str, Any]:
+    """All that could have been changed, by its bits and its identity."""
+    whole = lens.adapter.whole
+    tensors = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    return {
+        "bits": {k: t.detach().reshape(-1).view(torch.uint8).tolist() for k, t in tensors.items()},
+        "identity": {k: (id(t), t.data_ptr(), t._version) for k, t in tensors.items()},
+        "gradients": {k: (t.requires_grad, t.grad) for k, t in tensors.items()},
+        "hooks": {n: [list(vars(m)[h]) for h in HOOKS] for n, m in whole.named_modules()},
+        "attributes": {n: set(vars(m)) for n, m in whole.named_modules()},
+        "training": {n: m.training for n, m in whole.named_modules()},
+        "config": whole.config.to_dict(),
+        "attention": whole.config._attn_implementation,
+    }
+
+
+def output(lens: Lens, ids: list[int]) -> torch.Tensor:
+    whole = lens.adapter.whole
+    modes = {m: m.training for m in whole.modules()}
+    whole.eval()
+    with torch.no_grad():
+        scores = whole(input_ids=torch.tensor([ids])).logits
+    for module, mode in modes.items():
+        module.training = mode
+    return scores
+
+
+def every_ablation(lens: Lens) -> Runner:
+    statistics = gather(lens, texts(lens, seed=3), batch_size=2)
+    ablations = Plan(lens.layers, "tiny").ablations(draws=1)
+    return Runner(lens, choose_loss(lens), ablations, statistics=statistics)
+
+
+def unsettled(lens: Lens) -> None:
+    """A model in training mode, with frozen weights and a hook of its user's."""
+    whole = lens.adapter.whole
+    whole.train()
+    next(iter(lens.adapter.blocks())).eval()
+    first = next(whole.parameters())
+    first.requires_grad_(False)
+    next(iter(lens.adapter.blocks())).register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(("family", "task"), FAMILIES)
+def test_after_every_ablation_the_model_is_as_before(family: str, task: str) -> None:
+    lens = lens_on(family, task)
+    unsettled(lens)
+    before, said = state(lens), output(lens, [7, 8, 9, 10])
+    runner = every_ablation(lens)
+    runner.run(questions(runner.loss, texts(lens)))
+    assert state(lens) == before
+    assert torch.equal(output(lens, [7, 8, 9, 10]), said)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_another_kind_of_attention_comes_back(family: str) -> None:
+    lens = lens_on(family, "MaskedLM" if family == "bert" else "CausalLM")
+    lens.adapter.whole.set_attn_implementation("sdpa")
+    before = state(lens)
+    runner = every_ablation(lens)
+    runner.run(questions(runner.loss, texts(lens)))
+    assert before["attention"] == "sdpa"
+    assert state(lens) == before
+
+
+def failing(error: BaseException, after: int) -> Callable[[int, int], None]:
+    def progress(done: int, _: int) -> None:
+        if done >= after:
+            raise error
+
+    return progress
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken"), SystemExit(3)])
+@pytest.mark.parametrize("after", [1, 10, 40])
+def test_after_an_error_between_passes_the_model_is_as_before(
+    error: BaseException, after: int
+) -> None:
+    lens = lens_on("bert", "MaskedLM")
+    unsettled(lens)
+    before = state(lens)
+    runner = every_ablation(lens)
+    with pytest.raises(type(error)):
+        runner.run(questions(runner.loss, texts(lens)), failing(error, after))
+    assert state(lens) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")])
+@pytest.mark.parametrize("place", ["layer", "head", "embeddings"])
+def test_after_an_error_inside_the_model_it_is_as_before(error: BaseException, place: str) -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    runner = every_ablation(lens)
+    asked = questions(runner.loss, texts(lens))
+    whole: Any = lens.adapter.whole
+    module = {"layer": whole.transformer.h[1].mlp, "head": whole.lm_head}.get(
+        place, whole.transformer.wte
+    )
+    calls = 0
+
+    def break_down(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 20:
+            raise error
+
+    handle = module.register_forward_pre_hook(break_down)
+    before = state(lens)
+    with pytest.raises(type(error)):
+        runner.run(asked)
+    assert state(lens) == before
+    handle.remove()
+    assert all(outcome.loss > 0 for outcome in runner.run(asked).intact)
+
+
+def test_a_closed_generator_takes_its_interventions_along() -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    before = state(lens)
+    interventions = Interventions(lens, Plan(lens.layers, "tiny"))
+
+    def passes() -> Any:
+        with interventions.applied(Ablation("FF", "zero", (0, 1)), ["a"]):
+            yield output(lens, [7, 8, 9])
+            yield None
+
+    running = passes()
+    ablated = next(running)
+    assert state(lens)["hooks"] != before["hooks"]
+    running.close()
+    assert state(lens) == before
+    assert not torch.equal(output(lens, [7, 8, 9]), ablated)
+
+
+def test_another_thread_gets_the_intact_model() -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    intact = output(lens, [7, 8, 9])
+    interventions = Interventions(lens, Plan(lens.layers, "tiny"))
+    seen: list[torch.Tensor] = []
+    with interventions.applied(Ablation("FF", "zero", (0, 1)), ["a"]):
+        thread = threading.Thread(target=lambda: seen.append(output(lens, [7, 8, 9])))
+        thread.start()
+        thread.join()
+        ablated = output(lens, [7, 8, 9])
+    assert torch.equal(seen[0], intact)
+    assert not torch.equal(ablated, intact)

@@ -1,0 +1,140 @@
+"""Which ablations a family has, and one line where it has not."""
+
+from __future__ import annotations
+
+import pytest
+from ablation_examples import FAMILIES, lens_on
+
+from normlens.ablation.kinds import CONTROLS, DRAWS, Ablation
+from normlens.ablation.plan import Plan
+from normlens.errors import InputError
+
+POST = ["ATTN", "RES1", "LN1", "FF", "RES2", "LN2", "LAYER"]
+PRE = ["(LN)", "ATTN", "RES1", "LN", "FF", "RES2", "LAYER"]
+COMPONENTS = {
+    "bert": POST,
+    "gpt2": PRE,
+    "llama": PRE,
+    "gemma2": ["(LN)", "ATTN", "LN1", "RES1", "LN2", "FF", "LN3", "RES2", "LAYER"],
+    "olmo2": ["ATTN", "LN1", "RES1", "FF", "LN2", "RES2", "LAYER"],
+    "gptj": ["(LN)", "ATTN", "FF", "RES", "LAYER"],
+    "gpt_neox": ["(LN)", "ATTN", "FF", "(LN)FF", "RES", "LAYER"],
+}
+
+
+def plan_of(family: str, **settings: object) -> Plan:
+    task = dict(FAMILIES)[family]
+    return Plan(lens_on(family, task, **settings).layers, family)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", COMPONENTS)
+def test_components_are_the_steps_of_the_layers(family: str) -> None:
+    components = plan_of(family).components()
+    assert list(components) == COMPONENTS[family]
+    assert set(components.values()) == {(0, 1)}
+
+
+def test_layers_that_differ_have_different_components() -> None:
+    assert plan_of("modernbert").components()["(LN)"] == (1, 2)
+
+
+def test_each_layer_alone_and_all_together() -> None:
+    plan = plan_of("bert")
+    found = plan.ablations(components=["FF"], kinds=["zero", "mean"])
+    assert [(a.kind, a.layers) for a in found] == [
+        ("zero", (0,)),
+        ("zero", (1,)),
+        ("zero", (0, 1)),
+        ("mean", (0,)),
+        ("mean", (1,)),
+        ("mean", (0, 1)),
+    ]
+    each = plan.ablations(components=["FF"], kinds=["zero"], together=False)
+    assert [a.layers for a in each] == [(0,), (1,)]
+    together = plan.ablations(components=["FF"], kinds=["zero"], each=False)
+    assert [a.layers for a in together] == [(0, 1)]
+    one = plan.ablations(components=["FF"], kinds=["zero"], each=False, layers=[1])
+    assert [a.layers for a in one] == [(1,)]
+
+
+def test_special_dimensions_come_with_their_draws() -> None:
+    found = plan_of("bert").ablations(kinds=["lowest-gamma"])
+    assert {a.component for a in found} == {"LN2"}
+    controls = [a for a in found if a.kind == CONTROLS["lowest-gamma"]]
+    assert len(found) == 3 * (1 + DRAWS)
+    assert [a.draw for a in controls if a.layers == (0,)] == list(range(DRAWS))
+
+
+def test_random_dimensions_are_seeded_and_never_the_special_ones() -> None:
+    plan = plan_of("bert", hidden_size=512)
+    special = set(plan.dimensions(0, "LN2", "lowest-gamma").tolist())
+    draws = [
+        plan.dimensions(0, "LN2", "random-lowest-gamma", draw, seed).tolist()
+        for seed in (0, 1)
+        for draw in range(4)
+    ]
+    assert len(special) == 5
+    assert all(len(set(draw)) == 5 for draw in draws)
+    assert not any(special & set(draw) for draw in draws)
+    assert len({tuple(draw) for draw in draws}) == len(draws)
+    assert draws[2] == plan.dimensions(0, "LN2", "random-lowest-gamma", 2, 0).tolist()
+
+
+REFUSED = [
+    ("gpt2", dict(components=["LN2"]), "gpt2 has no LN2; its layers .* have: .*LN, FF"),
+    ("gpt2", dict(kinds=["lowest-gamma"]), "those of a norm behind FF, and gpt2 has none"),
+    ("bert", dict(components=["LN1"], kinds=["outliers"]), "bert has none among LN1;"),
+    ("gptj", dict(components=["RES2"]), "gptj has no RES2; .*ATTN ∥ .*FF RES"),
+    ("bert", dict(kinds=["outliers"]), "no γ of LN2 in layer 0 .* beyond 3σ"),
+    ("bert", dict(kinds=["random-outliers"]), "comes with outliers"),
+    ("bert", dict(components=["FF"], kinds=["frozen-sigma"]), "choose one of: zero, mean"),
+    ("bert", dict(components=["FF"], kinds=["nonsense"]), "cannot be ablated by 'nonsense'"),
+    ("bert", dict(layers=[7]), "layer 7 is out of range"),
+    ("modernbert", dict(components=["(LN)"], layers=[0]), "no layer that was chosen"),
+]
+
+
+@pytest.mark.parametrize(("family", "asked", "line"), REFUSED)
+def test_what_a_family_does_not_have_is_refused_in_one_line(
+    family: str, asked: dict[str, list[str]], line: str
+) -> None:
+    plan = plan_of(family)
+    with pytest.raises(InputError, match=line) as raised:
+        plan.ablations(**asked)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("ablation", "line"),
+    [
+        (Ablation("RES2", "zero", (0,)), "gptj has no RES2"),
+        (Ablation("FF", "zero", (0, 5)), "layer 5 is out of range"),
+        (Ablation("(LN)", "lowest-gamma", (0,)), "the norm behind FF"),
+    ],
+)
+def test_an_ablation_is_checked_against_the_model(ablation: Ablation, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        plan_of("gptj").check(ablation)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("FF", "left-out", (0,), None),
+        ("LN1", "zero", (0,), None),
+        ("FF", "zero", (), None),
+        ("FF", "zero", (1, 0), None),
+        ("FF", "zero", (0,), 3),
+        ("LN2", "random-outliers", (0,), None),
+    ],
+)
+def test_ablations_without_sense_are_refused(wrong: tuple[str, str, tuple[int, ...], int]) -> None:
+    with pytest.raises(InputError):
+        Ablation(*wrong)
+
+
+def test_ablations_say_what_they_are() -> None:
+    assert str(Ablation("FF", "zero", (3,))) == "FF zero in layer 3"
+    assert str(Ablation("LN2", "random-outliers", (0, 1), 4)) == (
+        "LN2 random-outliers (draw 4) in layers 0–1"
+    )

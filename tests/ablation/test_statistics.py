@@ -1,0 +1,113 @@
+"""What the first pass gathers, whatever the batches; and the file that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ablation_examples import lens_on, texts
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from normlens.ablation.gathering import gather
+from normlens.ablation.kinds import Ablation
+from normlens.ablation.losses import choose_loss
+from normlens.ablation.running import Runner
+from normlens.ablation.statistics import Statistics
+from normlens.errors import InputError, OutputError
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
+def test_batches_and_padding_do_not_matter(family: str) -> None:
+    lens = lens_on(family, "MaskedLM" if family == "bert" else "CausalLM")
+    encoded = texts(lens, (7, 2, 9, 4, 5))
+    alone = gather(lens, encoded, reservoir=8, batch_size=1)
+    together = gather(lens, encoded, reservoir=8, batch_size=5)
+    assert alone.positions == together.positions == 27
+    assert alone.sequences == together.sequences == 5
+    assert alone.means.keys() == together.means.keys()
+    for where, mean in alone.means.items():
+        torch.testing.assert_close(together.means[where], mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            together.samples[where], alone.samples[where], rtol=1e-4, atol=1e-5
+        )
+        assert alone.samples[where].shape == (8, 16)
+    for where, sigma in alone.sigmas.items():
+        assert together.sigmas[where] == pytest.approx(sigma, rel=1e-5)
+
+
+def test_means_and_samples_are_those_of_the_models_vectors() -> None:
+    lens = lens_on("gpt2", "CausalLM", torch.float64)
+    encoded = texts(lens)
+    statistics = gather(lens, encoded, reservoir=1000, batch_size=1)
+    seen: list[torch.Tensor] = []
+    block = list(lens.adapter.blocks())[1]
+    block.mlp.register_forward_hook(lambda _, __, y: seen.append(y[0]))  # type: ignore[union-attr]
+    for one in encoded:
+        with torch.no_grad():
+            lens.model(input_ids=torch.tensor([one.ids]))
+    vectors = torch.cat(seen)
+    torch.testing.assert_close(statistics.mean(1, "FF"), vectors.mean(0))
+    sample = statistics.sample(1, "FF")
+    assert len(sample) == len(vectors)  # a reservoir that is not full holds every position
+    order = [int((vectors - row).norm(dim=-1).argmin()) for row in sample]
+    assert sorted(order) == list(range(len(vectors)))
+    torch.testing.assert_close(sample, vectors[order])
+
+
+def test_the_reservoir_depends_on_the_seed() -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    one, other = (gather(lens, texts(lens), seed=seed, reservoir=4) for seed in (1, 2))
+    assert not torch.equal(one.sample(0, "FF"), other.sample(0, "FF"))
+    assert torch.equal(one.mean(0, "FF"), other.mean(0, "FF"))
+
+
+def test_a_file_gives_the_same_statistics_back(tmp_path: Path) -> None:
+    lens = lens_on("bert", "MaskedLM", torch.bfloat16)
+    statistics = gather(lens, texts(lens), reservoir=4)
+    statistics.save(tmp_path / "statistics.safetensors")
+    again = Statistics.load(tmp_path / "statistics.safetensors")
+    assert again.digest == statistics.digest
+    assert again.sigmas == statistics.sigmas
+    assert again.samples[0, "FF"].dtype == torch.bfloat16
+    for where, mean in statistics.means.items():
+        assert torch.equal(again.means[where], mean)
+
+
+def test_files_that_were_changed_or_are_none_are_refused(tmp_path: Path) -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    path = tmp_path / "statistics.safetensors"
+    gather(lens, texts(lens), reservoir=4).save(path)
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors["mean/0/FF"][3] += 1
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(InputError, match="digest"):
+        Statistics.load(path)
+    save_file(tensors, path)
+    with pytest.raises(InputError, match="no ablation statistics"):
+        Statistics.load(path)
+    path.write_text("nothing")
+    with pytest.raises(InputError, match="cannot read"):
+        Statistics.load(path)
+    with pytest.raises(InputError, match="cannot read"):
+        Statistics.load(tmp_path / "missing")
+    with pytest.raises(OutputError, match="cannot write"):
+        gather(lens, texts(lens), reservoir=4).save(tmp_path / "missing" / "file")
+
+
+def test_ablations_that_need_statistics_say_so_before_anything_runs() -> None:
+    lens = lens_on("gpt2", "CausalLM")
+    loss = choose_loss(lens)
+    mean = Ablation("FF", "mean", (0,))
+    with pytest.raises(InputError, match="need statistics"):
+        Runner(lens, loss, [mean])
+    small = lens_on("gpt2", "CausalLM", n_layer=1)
+    statistics = gather(small, texts(small))
+    Runner(lens, loss, [mean], statistics=statistics)
+    with pytest.raises(InputError, match="hold no FF of layer 1"):
+        Runner(lens, loss, [Ablation("FF", "mean", (1,))], statistics=statistics)
+    with pytest.raises(InputError, match="no sequence"):
+        gather(lens, [])
