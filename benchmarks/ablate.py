@@ -1,30 +1,106 @@
-"""What it saves that an ablation does not run the layers before its own again.
+"""What components are worth, in three models, and what it saves to pass layers by.
 
-Every layer's FF is ablated on one batch, once with the outputs of the intact pass's layers kept and
-once with whole passes. The two are taken in turn in one run, and the losses must be equal to the
-last bit:
+    python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2
+    python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
+    python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
+    python benchmarks/ablate.py docs       # writes what they found into docs/ablate.md
+    python benchmarks/ablate.py saving     # MiniLM and SmolLM2 on a CPU
+    python benchmarks/ablate.py saving --gpu    # a Llama 1B shape in bfloat16 on a GPU
+
+Data is read from NORMLENS_TEST_DATA (or --data), results go to --out. Every ablation of SmolLM2
+takes minutes on a GPU and hours on two cores; what was stopped is gone on with.
+
+The saving: every layer's FF is ablated on one batch, once with the outputs of the intact pass's
+layers kept and once with whole passes. The two are taken in turn in one run, and the losses must be
+equal to the last bit:
 
     layers    layers that ran, of all that whole passes run
     time      with kept layers / whole passes
-
-    python benchmarks/ablate.py          # MiniLM and SmolLM2 on a CPU
-    python benchmarks/ablate.py --gpu    # a Llama 1B shape in bfloat16 on a GPU
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from finetune import finetune
 
 import normlens
 from normlens.ablation.losses import choose_loss
 from normlens.ablation.plan import Plan
+from normlens.ablation.report.reporting import build_report, describe
 from normlens.ablation.running import Runner
+from normlens.corpus.runs.progress import Progress
 
 REPEATS = 2
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "ablate.md"
+TITLES = {
+    "wikitext": "SmolLM2-135M-Instruct on WikiText-2 (next-token loss)",
+    "stsb": "all-MiniLM-L6-v2 on STS-B dev (drift, and Spearman's ρ with the gold scores)",
+    "sst2": "MiniLM fine-tuned on SST-2, dev (classification loss)",
+}
+
+
+class Printed(Progress):
+    """Says what is done, line by line."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def ablate(kind: str, data: Path, out: Path) -> Path:
+    """Ablate one of the three models, or go on with it."""
+    options: dict[str, Any] = {}
+    if kind == "wikitext":
+        model, file = "smollm2", f"wikitext:{data / 'wikitext2' / 'wiki.valid.raw'}"
+        options["limit"] = 300  # of which a fifth is set apart for the first pass
+    elif kind == "stsb":
+        model, file = "minilm", str(data / "stsb" / "sts-dev.csv")
+    else:
+        checkpoint = out / "sst2-minilm"
+        if not checkpoint.is_dir():
+            print(f"accuracy: {finetune(data / 'sst2', checkpoint):.4f}", flush=True)
+        model, file = str(checkpoint), str(data / "sst2" / "dev.tsv")
+        options["reference"] = str(data / "sst2" / "train.tsv")
+    return normlens.ablate(model, file, out / kind, page=False, progress=Printed(), **options)
+
+
+def findings(folder: Path) -> str:
+    """The page's sentences and its tables that are short enough to be read in a document."""
+    parts = []
+    for section in describe(folder).sections:
+        for _, result in section.results:
+            if result is not None:
+                parts.append(f"**{section.experiment.title}**")
+                parts.append("\n".join(f"- {sentence}" for sentence in result.sentences))
+    return "\n\n".join(parts)
+
+
+def write_docs(out: Path) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    for kind, title in TITLES.items():
+        if not (out / kind / "settings.json").is_file():
+            print(f"no ablation {kind!r} in {out}; what is said of it stays as it is")
+            continue
+        print(build_report(out / kind))
+        begin, end = (
+            f"<!-- {kind}: written by `python benchmarks/ablate.py docs` -->",
+            f"<!-- /{kind} -->",
+        )
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.S)
+        if not pattern.search(page):
+            raise SystemExit(f"{DOCS} has no place for {kind!r}")
+        text = f"{begin}\n\n### {title}\n\n{findings(out / kind)}\n\n{end}"
+        page = pattern.sub(lambda _, text=text: text, page)
+    DOCS.write_text(page, encoding="utf-8")
+
+
+# What it saves to pass layers by ------------------------------------------------------------------
 
 
 def measure(lens: Any, batch: int, tokens: int) -> str:
@@ -70,20 +146,33 @@ def llama() -> Any:
     return normlens.load(model.eval(), False)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", action="store_true")
-    chosen = parser.parse_args()
+def saving(gpu: bool) -> None:
+    """Print the table of what it saves to pass layers by."""
     print("| model | batch | ablations | layers | time | kept | whole |")
     print("|---|---|---|---|---|---|---|")
-    if chosen.gpu:
+    if gpu:
         lens = llama()
         for batch in (1, 8, 32):
             print(measure(lens, batch, 128), flush=True)
         return
     print(measure(normlens.load("minilm", device="cpu"), 8, 64), flush=True)
     print(measure(normlens.load("smollm2", device="cpu"), 1, 64), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=[*TITLES, "docs", "saving"])
+    here = os.environ.get("NORMLENS_TEST_DATA", "../shared/data")
+    parser.add_argument("--data", type=Path, default=Path(here))
+    parser.add_argument("--out", type=Path, default=Path("ablations"))
+    parser.add_argument("--gpu", action="store_true")
+    given = parser.parse_args()
+    if given.what == "saving":
+        saving(given.gpu)
+    elif given.what == "docs":
+        write_docs(given.out)
+    else:
+        print(ablate(given.what, given.data, given.out))
 
 
 if __name__ == "__main__":

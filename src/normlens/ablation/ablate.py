@@ -35,6 +35,7 @@ from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.option_fields import names_of, shows_fields_of
+from normlens.reports.needs import NO_PAGE, check_packages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,6 +53,7 @@ def ablate(
     data: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    page: bool = True,
     progress: Progress | None = None,
     execution: ExecutionKeywords | None = None,
     **options: Unpack[AblateKeywords],
@@ -60,10 +62,13 @@ def ablate(
 
     Replaces components of the real model one by one, and compares the change of its loss with the
     change of its maps. Gathers statistics in a first pass over other sequences, does or resumes the
-    runs of ablations and of maps in ``out/runs`` and builds the report; gives its path. `options`
-    are fields of `AblateOptions`, `execution` is how the runs are done (device, engine, workers,
-    …). The same call again goes on where an earlier one was stopped.
+    runs of ablations and of maps in ``out/runs`` and builds the report; gives its path (without
+    `page`, the folder's: `normlens report` builds it there). `options` are fields of
+    `AblateOptions`, `execution` is how the runs are done (device, engine, workers, …). The same
+    call again goes on where an earlier one was stopped.
     """
+    if page:
+        check_packages(NO_PAGE)
     progress, how = progress or Progress(), execution or {}
     folder = Path(out)
     asked = _options(model, data, options)
@@ -92,6 +97,8 @@ def ablate(
     runs.do(ABLATION, opened.measured, measures=[measure], extra_columns=opened.extra)
     progress.say(f"maps of the same sequences: {folder / MAPS}")
     runs.do(MAPS, opened.of_maps, mask=SHARE if loss.name == MASKED else None, **_MAPS)
+    if not page:
+        return folder
     progress.say("building the report")
     return build_report(folder)
 

@@ -9,7 +9,7 @@ import typer
 
 from normlens.ablation.options import AblateKeywords, AblateOptions
 from normlens.cli.fields import TypedFields, with_field_options
-from normlens.cli.options import NoProgressOption
+from normlens.cli.options import NoProgressOption, PageOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
 
@@ -35,6 +35,7 @@ def ablate_command(
     options: Annotated[AblateKeywords, TypedFields(of=(AblateOptions,))],
     reading: Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=_READING, panel=_DATA)],
     execution: Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel=_RUNS)],
+    page: PageOption = True,
     quiet: NoProgressOption = False,
 ) -> None:
     """What each component of a model is worth: taken away, how does the loss change?
@@ -47,7 +48,9 @@ def ablate_command(
 
     shown = progress.for_stream(quiet)
     try:
-        report = ablate(model, data, out, progress=shown, execution=execution, **options, **reading)
+        report = ablate(
+            model, data, out, page=page, progress=shown, execution=execution, **options, **reading
+        )
     finally:
         shown.stop()
     print(report)

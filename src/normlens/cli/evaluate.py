@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from normlens.cli.fields import TypedFields, with_field_options
-from normlens.cli.options import NoProgressOption
+from normlens.cli.options import NoProgressOption, PageOption
 from normlens.cli.run import INTERRUPTED, report_run, stopped
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
@@ -50,9 +50,7 @@ def evaluate_command(
     execution: Annotated[
         ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")
     ],
-    page: Annotated[
-        bool, typer.Option("--page/--no-page", help="Build the page when the tables are done.")
-    ] = True,
+    page: PageOption = True,
     quiet: NoProgressOption = False,
 ) -> None:
     """Which attributions are true of the model: every method side by side, on a corpus.

@@ -47,3 +47,6 @@ OutOption = Annotated[
         help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
     ),
 ]
+PageOption = Annotated[
+    bool, typer.Option("--page/--no-page", help="Build the page when the tables are done.")
+]

@@ -18,7 +18,7 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.refusals import check_free
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError
 from normlens.faithfulness.options import (
     RUN_FIELDS,
     EvaluateKeywords,
@@ -30,6 +30,7 @@ from normlens.faithfulness.report.build import FOLDER, build_report
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.option_fields import names_of, shows_fields_of
+from normlens.reports.needs import NO_PAGE, check_packages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,6 +59,8 @@ def evaluate(
     columns), of `normlens.run` and of `Execution`. What the model or the data does not allow is
     refused before the run begins.
     """
+    if page:
+        check_packages(NO_PAGE)
     own, of_run = _options(dict(options))
     folder = open_folder(out)
     progress = progress or Progress()
@@ -100,6 +103,8 @@ def resume_evaluation(
     **options: Unpack[EvaluateKeywords],
 ) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
+    if page:
+        check_packages(NO_PAGE)
     own, of_run = _options(dict(options))
     return _finish(open_folder(out), model, data, own, of_run, page, progress or Progress())
 
@@ -165,10 +170,7 @@ def _with_page(done: Run, progress: Progress) -> Run:
         progress.say(f"note: {done.folder} is not on this machine, so that it has no page yet")
         return done
     progress.say("building the page")
-    try:
-        build_report(done.folder.url)
-    except MissingDependencyError as error:
-        progress.say(f"note: the tables are done, and the page is not: {error}")
+    build_report(done.folder.url)
     return done
 
 

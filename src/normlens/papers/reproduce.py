@@ -28,6 +28,7 @@ from normlens.papers.results_folder import (
     save_settings,
 )
 from normlens.papers.settings import Settings, SettingsKeywords
+from normlens.reports.needs import check_packages
 from normlens.reports.formatting import short_names
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def reproduce(
     engine, workers, …). A folder may be used again for other experiments, for more data, or with
     other options of the report.
     """
+    check_packages()
     progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
