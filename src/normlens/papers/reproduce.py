@@ -28,8 +28,8 @@ from normlens.papers.results_folder import (
     save_settings,
 )
 from normlens.papers.settings import Settings, SettingsKeywords
-from normlens.reports.needs import check_packages
 from normlens.reports.formatting import short_names
+from normlens.reports.needs import check_packages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
