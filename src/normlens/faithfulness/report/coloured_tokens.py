@@ -51,7 +51,7 @@ def page(text: ColouredText) -> Markup:
     from markupsafe import Markup
 
     marked = [False] * len(text.tokens) if text.evidence is None else text.evidence.tolist()
-    frame = "; framed: the word that must decide" if any(marked) else ""
+    frame = "; framed: the deciding word" if any(marked) else ""
     rows = []
     for method, value, strengths in zip(text.methods, text.values, text.strengths(), strict=True):
         # Spaces let a line break between tokens.
@@ -61,8 +61,8 @@ def page(text: ColouredText) -> Markup:
         rows.append(by + Markup("<div>{}</div>").format(tokens))
     key = Markup(
         '<div class="key"><span>against the score</span><span class="bar" '
-        'style="background:linear-gradient(90deg,{},#fff,{})"></span><span>for it; each '
-        "method by its largest score in this text; grey tokens are never removed{}</span></div>"
+        'style="background:linear-gradient(90deg,{},#fff,{})"></span><span>for it, by the '
+        "method's largest score in this text; grey tokens stay{}</span></div>"
     ).format(_colour(NEGATIVE, _STRONGEST), _colour(POSITIVE, _STRONGEST), frame)
     return Markup('<div class="tokens">\n{}\n</div>\n{}').format(Markup("\n").join(rows), key)
 

@@ -87,12 +87,14 @@ def _sentences(table: pd.DataFrame) -> list[str]:
     model_bound = table[table["passes"] > 0]
     if len(model_bound) < 2:
         return []
-    fewest, most = model_bound["passes"].min(), model_bound.iloc[-1]
-    cheapest = list(model_bound["method"][model_bound["passes"] == fewest])
+    passes = model_bound["passes"]
+    fewest, most = passes.min(), passes.max()
+    cheapest = list(model_bound["method"][passes == fewest])
+    dearest = list(model_bound["method"][passes == most])
     sentences = [
         f"Of the methods that run the model, {listed(cheapest)} need"
         f"{'s' if len(cheapest) == 1 else ''} the fewest passes ({number(fewest, 1)} per text) and "
-        f"{most['method']} the most ({number(most['passes'], 1)})."
+        f"{listed(dearest)} the most ({number(most, 1)})."
     ]
     timed = model_bound[model_bound[TIME].notna()].sort_values(TIME)
     if len(timed) > 1:

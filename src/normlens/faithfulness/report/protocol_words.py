@@ -79,7 +79,7 @@ PROTOCOLS = {
     ),
     "evidence": ProtocolWords(
         title="Evidence: rank of the word that decides",
-        question="Who ranks the word that must decide first?",
+        question="Who gives the deciding word the highest rank?",
         source="BLiMP's minimal pairs: Warstadt et al. 2020; indirect objects: Wang et al. 2023",
         method="Words are ranked by the sum of their tokens' scores. The value is the mean "
         "reciprocal rank of the deciding word; of several occurrences the best counts.",

@@ -16,6 +16,7 @@ from normlens.faithfulness.report.protocol_words import PRIORS
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.reports.base import Evidence, Experiment, Figure, Result, Table
 from normlens.reports.words import number
+from normlens.results.tokens import readable_tokens
 
 EXPERIMENT = Experiment(
     name="examples",
@@ -46,8 +47,6 @@ def worked_examples(evidence: Evidence, rankings: Sequence[Ranking]) -> Result |
         text = _text(ranking, scores[scores["index"] == index], index)
         if text is not None:
             caption = f"Example {place}: {_about(texts.loc[index])}"
-            if text.evidence is not None and text.evidence.any():
-                caption += f" The word that must decide: {_deciding(text)!r}."
             figures[f"example-{place}"] = Figure(
                 partial(draw_matrix, text), caption, partial(page, text)
             )
@@ -79,9 +78,10 @@ def _text(ranking: Ranking, scores: pd.DataFrame, index: int) -> ColouredText | 
     by_method = {name: scores[scores["method"] == name] for name in methods}
     first = by_method[methods[0]]
     deciding = first.get("evidence")
+    ordinary = first["ordinary"].to_numpy(bool)
     return ColouredText(
-        tokens=list(map(str, first["token"])),
-        ordinary=first["ordinary"].to_numpy(bool),
+        tokens=readable_tokens(list(map(str, first["token"])), (~ordinary).tolist()),
+        ordinary=ordinary,
         methods=methods,
         scores=np.array([by_method[name]["score"].to_numpy(float) for name in methods]),
         values=[float(ranking.values[name].get(index, np.nan)) for name in methods],
@@ -100,18 +100,13 @@ def _about(text: pd.Series) -> str:
         parts.append(f"the score is of {text['target']!r}{contrast}{sure}")
     else:
         parts.append(f"the score is {number(text['score'])}")
+    if _given(text.get("evidence")):
+        parts.append(f"the word that must decide is {text['evidence']!r}")
     if _given(text["label"]):
         parts.append(f"labelled {text['label']!r}")
     if _given(text["correct"]):
         parts.append("the model is right" if text["correct"] else "the model is wrong")
     return "; ".join(parts) + "."
-
-
-def _deciding(text: ColouredText) -> str:
-    assert text.evidence is not None
-    return " ".join(
-        token for token, decides in zip(text.tokens, text.evidence, strict=True) if decides
-    )
 
 
 def _given(value: Any) -> bool:
