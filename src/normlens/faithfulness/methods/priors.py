@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 def random_scores(
     lens: Lens, questions: Sequence[Question], options: MethodOptions
 ) -> list[Scores]:
-    """Scores (k,) from 0 to 1 that depend on a text's tokens and the seed alone."""
-    return [_generator(question, options.seed).random(len(question)) for question in questions]
+    """Scores (k,) from −1 to 1 that depend on a text's tokens and the seed alone.
+
+    Their mean is 0: positive ones would add up to rank words of many tokens first.
+    """
+    return [
+        2 * _generator(question, options.seed).random(len(question)) - 1 for question in questions
+    ]
 
 
 def _generator(question: Question, seed: int) -> np.random.Generator:
