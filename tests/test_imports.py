@@ -86,6 +86,7 @@ def test_only_what_needs_torch_imports_it() -> None:
         "normlens.exports.map_export",
         "normlens.figures",
         "normlens.results.maps",
+        "normlens.evaluate.report.build",
         "normlens.reports.compare",
         "normlens.papers.reporting",
         "normlens.viewer",

@@ -27,10 +27,11 @@ from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
 from normlens.papers.published import compare, published
 from normlens.papers.reporting import EXPERIMENTS, build_report, describe
 from normlens.papers.reproduce import plan, reproduce
-from normlens.papers.results_folder import load_settings, short_names
+from normlens.papers.results_folder import load_settings
 from normlens.papers.settings import KINDS, Settings
 from normlens.reports import words
 from normlens.reports.base import Table
+from normlens.reports.formatting import short_names
 from normlens.reports.layout import arrange
 
 FEW = {"resamples": 200}

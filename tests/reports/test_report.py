@@ -559,3 +559,10 @@ def test_header_of_a_report_that_takes_no_model_apart() -> None:
     assert table.rows == [("sst2 (sst2:dev.tsv)", "10", "1,234", "1")]
     assert len(table.numeric) == 4
     assert len(facts.run_table(Header(MODEL, [RUN])).rows[0]) == 6
+
+
+def test_a_table_that_is_to_be_seen_is_never_folded() -> None:
+    frame = pd.DataFrame({"row": range(60)})
+    tables = {f"t{place}": Table(frame, "", open=place % 2 == 0) for place in range(8)}
+    (placed,) = arrange(report([("sst2", Result(tables=tables))]))
+    assert [table.folded for table in placed.findings[0].tables] == [False, True] * 4

@@ -25,10 +25,11 @@ from normlens.papers.kobayashi2024 import (
     table1_figure5_component_similarity,
     tables2_3_amplified_pairs,
 )
-from normlens.papers.results_folder import MODEL, RUNS, load_settings, short_names
+from normlens.papers.results_folder import MODEL, RUNS, load_settings
 from normlens.papers.settings import Settings
 from normlens.reports.content import Header, Report, Section
 from normlens.reports.files import write
+from normlens.reports.formatting import short_names
 from normlens.reports.runs import measured, model_of
 
 #: The experiments of each paper, in the report's order.

@@ -12,6 +12,7 @@ import pandas as pd
 from normlens.reports.published import Comparison
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.figure import Figure as Drawing
 
     from normlens.corpus.runs.results import Run
@@ -49,6 +50,7 @@ class Table:
     caption: str
     formats: Mapping[str, str] = field(default_factory=dict)
     shown: int | None = None  # rows that a report shows; files hold all of them
+    open: bool = False  # never folded, however long it is
 
     def text(self) -> pd.DataFrame:
         """Format every cell as text; missing values become a dash."""
@@ -61,7 +63,7 @@ class Table:
         )
 
     def _cell(self, column: str, value: Any) -> str:
-        if value is None or value != value:
+        if pd.isna(value):
             return "–"
         if isinstance(value, bool):
             return "yes" if value else "no"
@@ -76,10 +78,14 @@ def _number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a report, drawn only when its `draw` is called."""
+    """A figure of a report, drawn only when its `draw` is called.
+
+    `page` gives HTML for the page to show in the drawing's place; Markdown links to the drawing.
+    """
 
     draw: Callable[[], Drawing]
     caption: str
+    page: Callable[[], Markup] | None = None
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ class Report:
     title: str
     header: Header
     sections: Sequence[Section]
+    style: str = ""  # CSS for what only this report's figures have on the page
 
     @property
     def data(self) -> list[str]:

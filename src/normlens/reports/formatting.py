@@ -1,10 +1,12 @@
-"""Numbers, hashes and file names as a reader of a report sees them."""
+"""Numbers, hashes, names of data and of files as a reader of a report sees them."""
 
 from __future__ import annotations
 
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 DASH = "–"
@@ -70,3 +72,17 @@ def unique(name: str, taken: set[str]) -> str:
         free, copy = f"{name}-{copy}", copy + 1
     taken.add(free)
     return free
+
+
+def short_names(data: Sequence[str]) -> dict[str, str]:
+    """Give each data set the short name that reports and folders use: its name, or its file's."""
+    names: dict[str, str] = {}
+    for spec in data:
+        name, _, _ = spec.partition(":")
+        short = name if name.isalnum() else Path(spec).stem
+        short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-") or "data"
+        free, number = short, 2
+        while free in names.values():
+            free, number = f"{short}-{number}", number + 1
+        names[spec] = free
+    return names

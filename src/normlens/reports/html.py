@@ -27,17 +27,20 @@ def page(report: Report, sections: Sequence[PlacedSection], pictures: Mapping[st
         joined=JOINED,
         fold=FOLD,
         pictures=pictures,
+        further_style=report.style,
     )
 
 
-def rendered(template: str, pictures: Mapping[str, bytes], **values: Any) -> str:
+def rendered(
+    template: str, pictures: Mapping[str, bytes], further_style: str = "", **values: Any
+) -> str:
     """Fill a template, with everything escaped but the style sheet and the pictures."""
     from markupsafe import Markup
 
     def picture(name: str, caption: str) -> Markup:
         return Markup(inline(pictures[name], f"{name}--", caption))
 
-    style = Markup(_read("style.css"))
+    style = Markup(_read("style.css") + further_style)
     text = _environment().get_template(template).render(picture=picture, style=style, **values)
     return text.rstrip() + "\n"
 

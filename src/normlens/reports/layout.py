@@ -68,7 +68,8 @@ class PlacedTable:
 
     @property
     def folded(self) -> bool:
-        return self.place >= FOLD_FROM or self.limit > (FOLD if self.place else FOLD_FIRST)
+        many = self.limit > (FOLD if self.place else FOLD_FIRST)
+        return not self.table.open and (many or self.place >= FOLD_FROM)
 
     @property
     def dense(self) -> bool:

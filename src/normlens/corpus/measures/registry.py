@@ -23,7 +23,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 }
 
 
-#: Built-in measures that run the model; their modules, which need torch, are imported when used.
+#: Measures that run the model, behind commands of their own; their modules need torch.
 OF_MODEL = {
     "faithfulness": "normlens.evaluate.measure:FaithfulnessMeasure",
     "ablation": "normlens.ablation.measure:AblationMeasure",
@@ -31,8 +31,8 @@ OF_MODEL = {
 
 
 def names() -> list[str]:
-    """List the names of the built-in measures."""
-    return [*BUILT_IN, *OF_MODEL]
+    """List the names of the built-in measures of maps and explanations."""
+    return list(BUILT_IN)
 
 
 def get(name: str, **options: Any) -> Measure:

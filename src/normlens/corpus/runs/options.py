@@ -206,7 +206,7 @@ class RunKeywords(ExecutionKeywords, total=False):
     column: str | None
     pair_column: str | None
     paragraphs: bool
-    extra_columns: Sequence[str]
+    extra_columns: str | Sequence[str]
     revision: str | None
     precision: str
     shard_size: int
