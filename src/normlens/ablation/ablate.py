@@ -40,10 +40,10 @@ from normlens.reports.needs import NO_PAGE, check_packages
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: What is measured of the maps. Samples of pairs are not read, so that few are kept.
+#: What is measured of the maps. Pairs of subwords and samples are not read.
 _MAPS: dict[str, Any] = {
     "measures": "similarity,amplification,norms",
-    "settings": {"amplification": {"keep": 1, "keep_other": 1}},
+    "settings": {"amplification": {"keep": 1, "keep_other": 1, "subwords": False}},
 }
 
 

@@ -260,3 +260,18 @@ def test_values_that_are_not_finite_are_refused():
         pytest.raises(InputError, match="not finite"),
     ):
         measures.get("amplification").rows(replace(one, maps=replace(one.maps, arrays=arrays)))
+
+
+def test_sums_by_subwords_can_be_left_out():
+    one = item(seed=0)
+    whole = measures.get("amplification")
+    less = measures.get("amplification", subwords=False)
+    with_pairs, without = whole.rows(one), less.rows(one)
+    assert with_pairs["amplification_pairs"].num_rows > 0
+    assert without["amplification_pairs"].num_rows == 0
+    for table in ("amplification_distance", "amplification_sample"):
+        assert without[table].equals(with_pairs[table])
+    merged = less.combine("amplification_pairs", without["amplification_pairs"])
+    assert merged.num_rows == 0
+    assert "subwords" not in whole.options  # runs from before can be resumed
+    assert less.options["subwords"] is False

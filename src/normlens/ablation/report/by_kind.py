@@ -56,6 +56,7 @@ def by_kind(evidence: AblationEvidence) -> Result | None:
                 means.reset_index(),
                 f"The mean change of the {cost.name} ({cost.unit}) over single layers.",
                 dict.fromkeys(means.columns, f"+.{cost.digits}f"),
+                open=True,
             )
             sentences += overstated(means, cost.name)
         for name, kinds in GROUPS.items():

@@ -43,8 +43,9 @@ class Amplification:
     with a special token count unless excluded. ``sum / count`` of a pair of subwords, over its
     relations in amplification_pairs, is amp(w_j, w_i); amplification_distance keeps every
     sequence's sums, so that sequences can be resampled; the sample keeps `keep` pairs per layer of
-    each relation in `tokens.RELATIONS` and `keep_other` others per distance. `relations` are a
-    user's own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
+    each relation in `tokens.RELATIONS` and `keep_other` others per distance. Without `subwords`,
+    amplification_pairs, by far the largest of the tables, stays empty. `relations` are a user's
+    own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
     """
 
     pairs: tuple[ScopePair, ...] | None = None
@@ -54,6 +55,7 @@ class Amplification:
     keep: int = 20_000
     keep_other: int = 2_000
     relations: tuple[str, ...] = ()
+    subwords: bool = True
 
     name = "amplification"
     tables = TABLES
@@ -89,7 +91,10 @@ class Amplification:
     @property
     def options(self) -> dict[str, Any]:
         pairs = None if self.pairs is None else [list(pair) for pair in self.pairs]
-        return {**asdict(self), "pairs": pairs, "relations": list(self.relations)}
+        given = {**asdict(self), "pairs": pairs, "relations": list(self.relations)}
+        if self.subwords:
+            del given["subwords"]  # as in the manifests of runs before it could be left out
+        return given
 
     @property
     def _user_relations(self) -> dict[str, Relation]:
@@ -125,8 +130,10 @@ class Amplification:
                 )
                 score = after - before
                 whose = {"index": item.index, "sequence": 0}
+                if self.subwords:
+                    by_type = pairs.by_type(layers, at, before, after)
+                    blocks[PAIRS].add(before=code, after=code, **by_type)
                 for name, columns in (
-                    (PAIRS, pairs.by_type(layers, at, before, after)),
                     (DISTANCE, {**whose, **pairs.by_distance(layers, at, score)}),
                     (SAMPLE, {**whose, **drawn, "score": score.ravel()[chosen]}),
                 ):
@@ -139,7 +146,13 @@ class Amplification:
             "relation": (*RELATIONS, *user_relations),
             "sequence": [item.sequence],
         }
-        return {name: build(TABLES[name], b.columns(), labels) for name, b in blocks.items()}
+        left_out = () if self.subwords else (PAIRS,)
+        return {
+            name: TABLES[name].empty_table()
+            if name in left_out
+            else build(TABLES[name], made.columns(), labels)
+            for name, made in blocks.items()
+        }
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
         """Sum equal keys, keep each sequence's rows, or keep each stratum's lowest priorities."""
