@@ -263,7 +263,7 @@ def test_values_that_are_not_finite_are_refused():
 
 
 def test_sums_by_subwords_can_be_left_out():
-    one = item(seed=0)
+    one = item(0)
     whole = measures.get("amplification")
     less = measures.get("amplification", subwords=False)
     with_pairs, without = whole.rows(one), less.rows(one)
