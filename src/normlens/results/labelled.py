@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,13 @@ from normlens.results.axes import (
 from normlens.results.equality import same
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
+
+if TYPE_CHECKING:
+    from normlens.results.maps import Maps
+
+
+#: What the groups of columns are called where sources are two sequences.
+OWN_SEQUENCE, OTHER_SEQUENCE = "decoder", "encoder"
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,8 @@ class LabelledMaps:
     #: [target, source], whether both are the same token; None: on the diagonal, or (where the
     #: sources are other tokens) nowhere
     same_token: NDArray[np.bool_] | None = None
+    #: the encoder's maps beside these, which are the decoder's; None: there are none
+    encoder: Maps | None = None
 
     def __post_init__(self) -> None:
         sizes = {"target": len(self.targets), "source": len(self.sources)}
@@ -121,6 +130,20 @@ class LabelledMaps:
         if self.source_axis is None:
             return np.eye(len(self.targets), dtype=bool)
         return np.zeros((len(self.targets), len(self.sources)), dtype=bool)
+
+    @property
+    def source_sequences(self) -> list[str]:
+        """The sequence of each source: "decoder", the targets' own, or "encoder", the other one.
+
+        Empty where all sources are the targets.
+        """
+        if self.source_axis is None:
+            return []
+        own = np.flatnonzero(self.is_same_token.any(axis=0))
+        names = [OTHER_SEQUENCE] * len(self.sources)
+        for place in own:
+            names[place] = OWN_SEQUENCE
+        return names
 
     # Arrays -------------------------------------------------------------------------------------
 
@@ -221,7 +244,10 @@ class LabelledMaps:
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
         sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
+        tokens = f"{len(self.raw_tokens)} tokens"
+        if self.source_axis is not None:
+            tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
         return (
-            f"Maps({model}: {len(self.raw_tokens)} tokens, {len(self.layers)} layers, "
+            f"Maps({model}: {tokens}, {len(self.layers)} layers, "
             f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
         )
