@@ -11,6 +11,7 @@ from normlens.text import Encoded, Ids, Text, Texts, check_token_types, encode_i
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+    from normlens.pair_inputs import GivenPairs
 
 
 def encode_input(
@@ -47,9 +48,10 @@ def encode_input(
     return encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary), many
 
 
-def check_one_sequence_given(lens: Lens, target: object, ids: object, features: object) -> None:
+def check_one_sequence_given(lens: Lens, given: GivenPairs) -> None:
     """Raise for a second sequence where the model has one stack."""
-    if any(given is not None for given in (target, ids, features)):
+    second = given.target, given.decoder_input_ids, given.input_features
+    if any(value is not None for value in second):
         raise InputError(
             f"{lens.name} reads one sequence, and a target (or decoder_input_ids, input_features) "
             "is for an encoder–decoder; pass the text alone, or a pair of texts as a tuple"

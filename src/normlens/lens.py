@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Literal, overload
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from normlens.advancing import Progress
@@ -22,25 +20,22 @@ from normlens.checkpoints.sentences import Pooling
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_PREPARED
+from normlens.encoding import Encodes, Features, encode_any
 from normlens.explaining import Explains
-from normlens.inputs import check_one_sequence_given, check_stacks, encode_input
+from normlens.inputs import check_stacks
 from normlens.models import adapt
 from normlens.models.two_stacks import TwoStacks
 from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions
-from normlens.pair_inputs import GivenPairs, SourceTarget, encode_pairs
-from normlens.pairs import Item, Pair
+from normlens.pair_inputs import GivenPairs, SourceTarget
+from normlens.pairs import Item
 from normlens.parsing import parse_bytes
 from normlens.results.maps import Maps
-from normlens.text import Encoded, Ids, Text, Texts, Tokenizer
+from normlens.text import Ids, Text, Texts, Tokenizer
 from normlens.text_sides import Side
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-#: What an audio model hears, (mel bins, time steps) or a batch of it.
-Features: TypeAlias = torch.Tensor | NDArray[np.floating] | list[list[float]]
 
 
 class TextKeywords(AnalysisKeywords, total=False):
@@ -61,7 +56,7 @@ class IdKeywords(AnalysisKeywords, total=False):
     progress: Progress | None
 
 
-class Lens(Explains):
+class Lens(Encodes, Explains):
     """A model seen through its attribution maps. Made by `normlens.load`."""
 
     def __init__(
@@ -194,28 +189,16 @@ class Lens(Explains):
         explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
         """
         chosen = AnalysisOptions(**options)
-        items: Sequence[Item]
-        if self.two_stacks:
-            given = GivenPairs(
-                text,
-                target,
-                input_ids,
-                attention_mask,
-                decoder_input_ids,
-                decoder_attention_mask,
-                input_features,
-            )
-            items, many = encode_pairs(self, given, truncate=truncate)
-        else:
-            check_one_sequence_given(self, target, decoder_input_ids, input_features)
-            items, many = encode_input(
-                self,
-                text,  # type: ignore[arg-type]
-                input_ids,
-                attention_mask,
-                token_type_ids,
-                truncate=truncate,
-            )
+        given = GivenPairs(
+            text,
+            target,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            input_features,
+        )
+        items, many = encode_any(self, given, token_type_ids, truncate=truncate)
         results = self.analyse(items, chosen, progress=progress)
         return results if many else results[0]
 
@@ -242,44 +225,6 @@ class Lens(Explains):
             refresh_products(self._products, self, layers)
         analyser = Analyser(self, stacks, self._products, progress)
         return analyser.maps(encoded, options.batch_size)
-
-    def encode(
-        self,
-        text: Text | Texts | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        truncate: bool = False,
-    ) -> list[Encoded]:
-        """Texts, or token ids, as `analyse` takes them."""
-        return encode_input(
-            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
-        )[0]
-
-    def encode_pairs(
-        self,
-        source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
-        target: Side | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        decoder_input_ids: Ids | None = None,
-        decoder_attention_mask: Ids | None = None,
-        input_features: Features | None = None,
-        truncate: bool = False,
-    ) -> list[Pair]:
-        """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
-        given = GivenPairs(
-            source,
-            target,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            input_features,
-        )
-        return encode_pairs(self, given, truncate=truncate)[0]
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.

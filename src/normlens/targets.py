@@ -62,7 +62,7 @@ def generated(lens: Lens, source: Encoded, features: torch.Tensor | None) -> Pai
     )
     inputs = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
     options = {"num_beams": 1, "do_sample": False, "max_new_tokens": limit - 1}
-    options |= adapter.generation_options(_example_labels(lens, adapter)) if lens.tokenizer else {}
+    options |= adapter.generation_options(_example_labels(lens))
 
     def run() -> Any:
         with without_autocast(lens.device), reading(whole), quiet_transformers():
@@ -94,8 +94,10 @@ def _from_ids(ids: list[int], lens: Lens) -> Encoded:
     return Encoded(ids, _tokens(ids, tokenizer), special, text=text or None)
 
 
-def _example_labels(lens: Lens, adapter: TwoStacks) -> list[int]:
-    """Any target as the tokenizer writes it, which shows its language's token."""
+def _example_labels(lens: Lens) -> list[int] | None:
+    """Some target as the tokenizer writes it, which shows the token of its language."""
+    if lens.tokenizer is None:
+        return None
     return SideReader(lens.tokenizer, is_target=True).read("a").ids
 
 

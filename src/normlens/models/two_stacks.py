@@ -91,8 +91,8 @@ class TwoStacks(Adapter):
             "starts with (decoder_start_token_id); set it, or pass decoder_input_ids=…"
         )
 
-    def generation_options(self, labels: Sequence[int]) -> dict[str, Any]:
-        """What `generate` has to be told, by how the tokenizer writes a target (its `labels`)."""
+    def generation_options(self, labels: Sequence[int] | None) -> dict[str, Any]:
+        """What `generate` has to be told, given how the tokenizer writes some target, if any."""
         return {}
 
 

@@ -14,5 +14,5 @@ from normlens.models.two_stacks import TINY
 class M2M100(Bart):
     norm_first = True
 
-    def generation_options(self, labels: Sequence[int]) -> dict[str, Any]:
-        return {"forced_bos_token_id": labels[0]}
+    def generation_options(self, labels: Sequence[int] | None) -> dict[str, Any]:
+        return {} if labels is None else {"forced_bos_token_id": labels[0]}

@@ -19,7 +19,9 @@ class MBart(Bart):
         # language.
         return labels[-1]
 
-    def generation_options(self, labels: Sequence[int]) -> dict[str, Any]:
+    def generation_options(self, labels: Sequence[int] | None) -> dict[str, Any]:
+        if labels is None:
+            return {}
         first, last = labels[0], labels[-1]
         if last == self.config.eos_token_id:
             return {"decoder_start_token_id": last, "forced_bos_token_id": first}

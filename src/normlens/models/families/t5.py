@@ -6,6 +6,7 @@ square root of a head's width. Both act on α alone, which is read as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from normlens.components import Attention, FeedForward, Norm, Step
@@ -49,6 +50,11 @@ class T5(TwoStacks):
 
     def max_positions(self) -> None:
         return None  # relative positions end nowhere
+
+    def generation_options(self, labels: Sequence[int] | None) -> dict[str, Any]:
+        # transformers makes room for as many layers as the encoder has.
+        fits = len(self.decoder_blocks()) <= len(self.encoder_blocks())
+        return {} if fits else {"use_cache": False}
 
     def steps(self, block: Any) -> list[Step]:
         first, *cross, last = block.layer
