@@ -86,7 +86,8 @@ def reference(
     """Walk the layer's steps for input `x` (j, d) and attention weights `alpha` (h, i, j).
 
     `other` are the vectors (k, d) of another sequence and the weights (h, i, k) that an attention
-    gives them; its columns come before those of the layer's own tokens.
+    gives them; its columns come before those of the layer's own tokens, and its maps of weights
+    and heads are those of CROSS.
     """
     layer, x, alpha = layer.to(torch.float64), x.double(), alpha.double()
     n, d = x.shape
@@ -130,6 +131,7 @@ def reference(
             prefix += step.symbol
             scopes[f"{prefix}-N"] = state
     heads = zip(alpha, head_outputs(layer, x), strict=True)
+    cross = crossing(layer, other, n)
     mean = alpha.mean(0)
     eye = torch.eye(n, dtype=torch.float64, device=x.device)
     weights = {"ATTN-W": mean, "ATTNRES-W": 0.5 * mean + 0.5 * eye}
@@ -138,15 +140,18 @@ def reference(
         parts=scopes,
         maps={
             **{scope: torch.cat([nothing, w], 1) for scope, w in weights.items()},
+            **{scope: w.mean(0) for scope, w in cross.items() if scope.endswith("-W")},
             **{scope: parts.map for scope, parts in scopes.items()},
         },
         mixing={
             **{scope: 1 - w.diagonal() for scope, w in weights.items()},
+            **{scope: torch.ones(n).to(x) for scope in cross if scope.endswith("-W")},
             **{scope: parts.mixing for scope, parts in scopes.items()},
         },
         head_maps={
             "ATTN-W": alpha,
             "ATTN-N": torch.stack([(a[:, :, None] * f).norm(dim=-1) for a, f in heads]),
+            **cross,
         },
     )
 
@@ -175,6 +180,18 @@ def per_head(step: Attention, s: Tensor) -> list[Tensor]:
             value = value + step.value.bias[columns]
         outputs.append(value @ step.output.weight[head * width : (head + 1) * width])
     return outputs
+
+
+def crossing(layer: Layer, other: tuple[Tensor, Tensor] | None, n: int) -> dict[str, Tensor]:
+    """Each head's weights and norms of an attention to another sequence, with zeros for its own."""
+    steps = [s for s in layer.steps if isinstance(s, Attention) and s.source is not None]
+    if not steps or other is None:
+        return {}
+    vectors, alpha = (t.double() for t in other)
+    heads = zip(alpha, per_head(steps[0], vectors), strict=True)
+    norms = torch.stack([(a[:, :, None] * f).norm(dim=-1) for a, f in heads])
+    none = torch.zeros(len(alpha), n, n).to(alpha)
+    return {"CROSS-W": torch.cat([alpha, none], 2), "CROSS-N": torch.cat([norms, none], 2)}
 
 
 def head_outputs(layer: Layer, x: Tensor) -> list[Tensor]:
@@ -373,6 +390,53 @@ def observe(model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int
     return Observed(inputs, outputs, [alpha[0] for alpha in result.attentions])
 
 
+@dataclass(frozen=True)
+class ObservedPair:
+    """One run of an encoder–decoder on one pair."""
+
+    encoder: Observed
+    decoder: Observed
+    cross: list[Tensor]  # each (h, i, k), the weights of a decoder layer's second attention
+    memory: Tensor  # (k, d), what the encoder returned
+
+
+def observe_pair(
+    model: torch.nn.Module,
+    stacks: tuple[list[torch.nn.Module], list[torch.nn.Module]],
+    inputs: dict[str, Tensor],
+) -> ObservedPair:
+    """Run an encoder–decoder once and keep what enters and leaves each block of both stacks."""
+    seen: dict[str, list[Tensor]] = {"x": [], "y": []}
+
+    def before(_: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        seen["x"].append((args[0] if args else kwargs["hidden_states"])[0])
+
+    def after(_: object, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        seen["y"].append((output[0] if isinstance(output, tuple) else output)[0])
+
+    handles = []
+    for block in [*stacks[0], *stacks[1]]:
+        handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(block.register_forward_hook(after))
+    try:
+        with torch.no_grad():
+            result = model(**inputs, output_attentions=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    count = len(stacks[0])
+
+    def stack(attentions: tuple[Tensor, ...], rows: slice) -> Observed:
+        return Observed(seen["x"][rows], seen["y"][rows], [alpha[0] for alpha in attentions])
+
+    return ObservedPair(
+        stack(result.encoder_attentions, slice(count)),
+        stack(result.decoder_attentions, slice(count, None)),
+        [alpha[0] for alpha in result.cross_attentions],
+        result.encoder_last_hidden_state[0],
+    )
+
+
 # Comparing --------------------------------------------------------------------------------------
 
 
@@ -396,6 +460,30 @@ def references(model: torch.nn.Module, ids: list[int], rule: str = "ig") -> list
         assert torch.allclose(total, y.double(), rtol=1e-4, atol=1e-5 * float(y.abs().max()))
         found.append(expected)
     return found
+
+
+def pair_references(
+    model: torch.nn.Module, inputs: dict[str, Tensor], rule: str = "ig"
+) -> tuple[list[Reference], list[Reference]]:
+    """What every layer of an encoder–decoder should give: the encoder's, then the decoder's.
+
+    The sum of parts and bias at the end of a layer is compared with the block's real output.
+    """
+    from normlens.models import adapt
+
+    adapter = adapt(model)
+    stacks = list(adapter.encoder_blocks()), list(adapter.decoder_blocks())
+    seen = observe_pair(adapter.model, stacks, inputs)
+    others = [None] * len(stacks[0]), [(seen.memory, alpha) for alpha in seen.cross]
+    both: tuple[list[Reference], list[Reference]] = [], []
+    for place, stack in enumerate((seen.encoder, seen.decoder)):
+        rows = zip(stacks[place], stack.x, stack.alpha, others[place], stack.output, strict=True)
+        for block, x, alpha, other, y in rows:
+            expected = reference(adapter.layer(block), x, alpha, rule, other)
+            total = list(expected.parts.values())[-1].total
+            assert torch.allclose(total, y.double(), rtol=1e-4, atol=1e-5 * float(y.abs().max()))
+            both[place].append(expected)
+    return both
 
 
 def largest_error(found: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:

@@ -12,7 +12,7 @@ import torch
 from reference import largest_error, references
 
 import normlens
-from normlens.analysing import analyser
+from normlens.analysing import stack_run
 from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisKeywords, AnalysisOptions
@@ -382,7 +382,7 @@ def test_statistics_are_there_on_request_only(lens):
 def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[int]:
     """Batches of more than `largest` sequences do not fit; returns the sizes that were tried."""
     tried = []
-    real = analyser.decompose_layer
+    real = stack_run.decompose_layer
 
     def guarded(layer, x, *rest, **options):
         tried.append(len(x))
@@ -390,7 +390,7 @@ def fail_above(monkeypatch, largest: int, error=torch.OutOfMemoryError) -> list[
             raise error("out of memory")
         return real(layer, x, *rest, **options)
 
-    monkeypatch.setattr(analyser, "decompose_layer", guarded)
+    monkeypatch.setattr(stack_run, "decompose_layer", guarded)
     return tried
 
 
@@ -417,7 +417,7 @@ def test_other_errors_come_through(lens, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(analyser, "decompose_layer", broken)
+    monkeypatch.setattr(stack_run, "decompose_layer", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         lens.maps(input_ids=IDS)
 
@@ -516,9 +516,13 @@ def test_options_of_a_lens_are_the_options_of_an_analysis():
     given = {
         "self",
         "text",
+        "target",
         "input_ids",
         "attention_mask",
         "token_type_ids",
+        "decoder_input_ids",
+        "decoder_attention_mask",
+        "input_features",
         "truncate",
         "progress",
     }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from normlens.matmul import splits, times
 from normlens.reach import Reach
+from normlens.scopes import WEIGHT_SCOPES
 
 __all__ = [
     "Attention",
@@ -110,9 +111,10 @@ class Attention:
     output: Linear  # (heads · d_head, d)
     heads: int
     groups: int
-    weights: nn.Module | None = None  # returns α, alone or as its second output
+    weights: nn.Module | None = None  # returns α, alone or beside other outputs
     module: nn.Module | None = None  # returns the attention's output vector
     source: str | None = None  # another sequence that it reads; None: the layer's tokens
+    weights_at: int = 1  # the place of α among several outputs of `weights`
 
     @property
     def symbol(self) -> str:
@@ -238,8 +240,10 @@ class Layer:
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The scopes of this layer: the two weight-based ones, then one per prefix."""
-        return ("ATTN-W", "ATTNRES-W", *self.scope_of_step.values())
+        """The scopes of this layer: those of weights alone, then one per prefix."""
+        cross = any(attention.source is not None for attention in self.attentions)
+        weights = WEIGHT_SCOPES if cross else WEIGHT_SCOPES[:2]
+        return (*weights, *self.scope_of_step.values())
 
     @property
     def component_sequence(self) -> str:

@@ -9,7 +9,7 @@ from itertools import groupby
 from normlens.errors import reason_of
 from normlens.estimate import skeleton
 from normlens.models import supported_families
-from normlens.models.tiny import tiny_config, tiny_families
+from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_families
 
 _log = logging.getLogger(__name__)
 
@@ -22,17 +22,23 @@ class Family:
     causal: bool | None = None  # None: there is no tiny model to tell
     components: str = "unknown"
     scopes: tuple[str, ...] = ()
+    two_stacks: bool = False
 
     @property
     def attention(self) -> str:
         if self.causal is None:
             return "unknown"
+        if self.two_stacks:
+            return "encoder–decoder"
         return "causal" if self.causal else "bidirectional"
 
 
 def family_table() -> list[Family]:
-    """Every model type that has an adapter: encoders, decoders, then those without a tiny model."""
-    tiny = set(tiny_families())
+    """Every model type that has an adapter: encoders, decoders, then encoder–decoders.
+
+    Those without a tiny model come last.
+    """
+    tiny = {*tiny_families(), *tiny_encoder_decoders()}
     families = [
         _family(model_type) if model_type in tiny else Family(model_type)
         for model_type in supported_families()
@@ -41,7 +47,9 @@ def family_table() -> list[Family]:
 
 
 def _rank(family: Family) -> int:
-    return 2 if family.causal is None else int(family.causal)
+    if family.causal is None:
+        return 3
+    return 2 if family.two_stacks else int(family.causal)
 
 
 def _family(model_type: str) -> Family:
@@ -56,7 +64,9 @@ def _family(model_type: str) -> Family:
             reason_of(error),
         )
         return Family(model_type)
-    return Family(model_type, lens.causal, lens.component_sequence, tuple(lens.scopes))
+    return Family(
+        model_type, lens.causal, lens.component_sequence, tuple(lens.scopes), lens.two_stacks
+    )
 
 
 def by_components(families: list[Family]) -> list[list[Family]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
+from normlens.pairs import Item, Pair
 from normlens.text import Encoded, Ids, Text, Texts, check_token_types, encode_ids, encode_texts
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+    from normlens.pair_inputs import GivenPairs
 
 
 def encode_input(
@@ -21,6 +24,11 @@ def encode_input(
     truncate: bool,
 ) -> tuple[list[Encoded], bool]:
     """The sequences, and whether they were given as a list."""
+    if lens.two_stacks:
+        raise InputError(
+            f"{lens.name} is an encoder–decoder, of which this analysis needs one stack; only "
+            "lens.maps(source, target) takes both"
+        )
     if (text is None) == (input_ids is None):
         raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")
     vocabulary = getattr(lens.adapter.config, "vocab_size", None)
@@ -38,3 +46,21 @@ def encode_input(
     many = isinstance(text, list)
     texts = list(text) if isinstance(text, list) else [text]
     return encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary), many
+
+
+def check_one_sequence_given(lens: Lens, given: GivenPairs) -> None:
+    """Raise for a second sequence where the model has one stack."""
+    second = given.target, given.decoder_input_ids, given.input_features
+    if any(value is not None for value in second):
+        raise InputError(
+            f"{lens.name} reads one sequence, and a target (or decoder_input_ids, input_features) "
+            "is for an encoder–decoder; pass the text alone, or a pair of texts as a tuple"
+        )
+
+
+def check_stacks(lens: Lens, items: Sequence[Item]) -> None:
+    """Raise unless the items are pairs for an encoder–decoder, and single sequences for others."""
+    if any(isinstance(item, Pair) != lens.two_stacks for item in items):
+        takes = "pairs of a source and a target" if lens.two_stacks else "single sequences"
+        maker = "encode_pairs" if lens.two_stacks else "encode"
+        raise InputError(f"{lens.name} takes {takes}; make them with lens.{maker}(…)")

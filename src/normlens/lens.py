@@ -11,23 +11,28 @@ from torch import nn
 
 from normlens.advancing import Progress
 from normlens.analysing.analyser import Analyser
+from normlens.analysing.limits import check_memory_limit
 from normlens.analysing.products import refresh_products
-from normlens.analysing.unlike_layers import chosen_scopes, components_in_words, scopes_of
+from normlens.analysing.stacks import layers_by_stack, stacks_of
+from normlens.analysing.unlike_layers import components_in_words, scopes_of
 from normlens.analysing.verdicts import check_finite
 from normlens.checkpoints.sentences import Pooling
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
-from normlens.decomposition.least import check_limit, check_vectors_limit
-from normlens.decomposition.memory import DEFAULT_LIMIT, DEFAULT_PREPARED
+from normlens.decomposition.memory import DEFAULT_PREPARED
+from normlens.encoding import Encodes, Features, encode_any
 from normlens.explaining import Explains
-from normlens.inputs import encode_input
+from normlens.inputs import check_stacks
 from normlens.models import adapt
+from normlens.models.two_stacks import TwoStacks
 from normlens.option_fields import shows_fields_of
-from normlens.options import AnalysisKeywords, AnalysisOptions, Request
-from normlens.origins import INPUT
+from normlens.options import AnalysisKeywords, AnalysisOptions
+from normlens.pair_inputs import GivenPairs, SourceTarget
+from normlens.pairs import Item
 from normlens.parsing import parse_bytes
 from normlens.results.maps import Maps
-from normlens.text import Encoded, Ids, Text, Texts, Tokenizer
+from normlens.text import Ids, Text, Texts, Tokenizer
+from normlens.text_sides import Side
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,10 +50,13 @@ class IdKeywords(AnalysisKeywords, total=False):
 
     attention_mask: Ids | None
     token_type_ids: Ids | None
+    target: Side | None
+    decoder_input_ids: Ids | None
+    decoder_attention_mask: Ids | None
     progress: Progress | None
 
 
-class Lens(Explains):
+class Lens(Encodes, Explains):
     """A model seen through its attribution maps. Made by `normlens.load`."""
 
     def __init__(
@@ -79,9 +87,14 @@ class Lens(Explains):
     def causal(self) -> bool:
         return self.adapter.causal
 
+    @property
+    def two_stacks(self) -> bool:
+        """Whether the model is an encoder–decoder."""
+        return self.adapter.two_stacks
+
     @cached_property
     def layers(self) -> list[Layer]:
-        """Every layer as the adapter describes it; they may differ."""
+        """Every layer as the adapter describes it; they may differ. An encoder's come first."""
         return [self.adapter.layer(block) for block in self.adapter.blocks()]
 
     @property
@@ -96,7 +109,10 @@ class Lens(Explains):
     @property
     def component_sequence(self) -> str:
         """The order of a layer's components; of each kind of layer where they differ."""
-        return components_in_words(self.layers)
+        if not isinstance(self.adapter, TwoStacks):
+            return components_in_words(self.layers)
+        both = layers_by_stack(self.adapter, self.layers)
+        return "; ".join(f"{components_in_words(each)} ({name})" for name, each in both.items())
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +144,12 @@ class Lens(Explains):
     def maps(self, text: Text, **options: Unpack[TextKeywords]) -> Maps: ...
 
     @overload
-    def maps(self, text: Texts, **options: Unpack[TextKeywords]) -> list[Maps]: ...
+    def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
+
+    @overload
+    def maps(
+        self, text: Texts | list[SourceTarget], **options: Unpack[TextKeywords]
+    ) -> list[Maps]: ...
 
     @overload
     def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
@@ -142,16 +163,25 @@ class Lens(Explains):
     @shows_fields_of(AnalysisOptions)
     def maps(
         self,
-        text: Text | Texts | None = None,
+        text: Text | Texts | Side | list[SourceTarget] | None = None,
+        target: Side | None = None,
         *,
         input_ids: Ids | None = None,
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
+        decoder_input_ids: Ids | None = None,
+        decoder_attention_mask: Ids | None = None,
+        input_features: Features | None = None,
         truncate: bool = False,
         progress: Progress | None = None,
         **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
+
+        An encoder–decoder takes a source and a `target`, each a text or a list of words, or a list
+        of such pairs; without a target the model generates one, always the likeliest token. Its
+        maps are the decoder's, with the encoder's as ``maps.encoder``. Ids of what the decoder
+        reads are `decoder_input_ids`; a model that hears takes `input_features`.
 
         `truncate` accepts the beginning of a text that is too long. `progress` is called with the
         layers done and the layers asked for, after each layer of each batch; what it raises ends
@@ -159,65 +189,42 @@ class Lens(Explains):
         explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
         """
         chosen = AnalysisOptions(**options)
-        encoded, many = encode_input(
-            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        given = GivenPairs(
+            text,
+            target,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            input_features,
         )
-        results = self.analyse(encoded, chosen, progress=progress)
+        items, many = encode_any(self, given, token_type_ids, truncate=truncate)
+        results = self.analyse(items, chosen, progress=progress)
         return results if many else results[0]
 
     def analyse(
         self,
-        encoded: Sequence[Encoded],
+        encoded: Sequence[Item],
         options: AnalysisOptions = AnalysisOptions(),
         *,
         arrays: bool = True,
         correlations: bool = False,
         progress: Progress | None = None,
     ) -> list[Maps]:
-        """Maps of sequences that are tokenised already (`encode`).
+        """Maps of sequences, or pairs of them, that are tokenised already (`encode`).
 
         `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
         `arrays` the maps themselves stay there, and only what was made of them is returned.
         """
-        layers = options.layers_of(self.n_layers, self.name)
-        request = Request(
-            chosen_scopes(options, self.layers, layers, self.name),
-            layers,
-            options.settings,
-            arrays,
-            correlations,
-            options.origin,
-        )
-        limit, lengths = request.settings.memory_limit or DEFAULT_LIMIT, [*map(len, encoded)]
-        if options.memory_limit is not None and options.origin == INPUT:
-            check_vectors_limit(limit, self.layers, lengths, self.compute_dtype.itemsize)
-        elif options.memory_limit is not None:
-            check_limit(
-                limit,
-                [self.layers[index] for index in request.layers],
-                lengths,
-                self.scopes if options.statistics else request.scopes,
-                request.settings.rule,
-                self.compute_dtype.itemsize,
-            )
+        check_stacks(self, encoded)
+        stacks = stacks_of(self, options, arrays, correlations)
+        for stack in stacks if options.memory_limit is not None else ():
+            check_memory_limit(self, stack, encoded)
         if self._products is not None:
-            refresh_products(self._products, self, request.layers)
-        analyser = Analyser(self, request, self._products, progress)
+            layers = [stack.first + k for stack in stacks for k in stack.request.layers]
+            refresh_products(self._products, self, layers)
+        analyser = Analyser(self, stacks, self._products, progress)
         return analyser.maps(encoded, options.batch_size)
-
-    def encode(
-        self,
-        text: Text | Texts | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        truncate: bool = False,
-    ) -> list[Encoded]:
-        """Texts, or token ids, as `analyse` takes them."""
-        return encode_input(
-            self, text, input_ids, attention_mask, token_type_ids, truncate=truncate
-        )[0]
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.

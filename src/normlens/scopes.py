@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from normlens.errors import UnknownScopeError
 
-WEIGHT_SCOPES = ("ATTN-W", "ATTNRES-W")
+WEIGHT_SCOPES = ("ATTN-W", "ATTNRES-W", "CROSS-W")
 _COMPONENT = re.compile(r"ATTN|CROSS|RES|LN|FF")
 
 
@@ -19,11 +19,21 @@ def components_of(scope: str) -> list[str]:
     return _COMPONENT.findall(scope.rsplit("-", 1)[0])
 
 
+def holds(scope: str) -> tuple[bool, bool]:
+    """Whether a scope has parts of the targets' own tokens, and of another sequence's.
+
+    Behind CROSS alone there is nothing of the targets; they come back by the residual.
+    """
+    parts = components_of(scope)
+    return parts[-1] != "CROSS", "CROSS" in parts
+
+
 def aliases(scopes: Iterable[str]) -> dict[str, str]:
     """Short names: a scope's last component, numbered where the layer has several of its kind.
 
     BERT has ATTN, RES1, LN1, FF, RES2 and LN2; the name without its ``-N`` works too. Where layers
-    differ, a name that would stand for several scopes is left out.
+    differ, a name that would stand for several scopes is left out. CROSS and CROSS-N are the
+    scope that ends with the attention to another sequence: nothing but its output is there.
     """
     return {name: given[0] for name, given in _named(list(scopes)).items() if len(given) == 1}
 
@@ -44,6 +54,8 @@ def _named(scopes: Sequence[str]) -> dict[str, list[str]]:
         # Numbered names hold even where only some of the layer's scopes are at hand.
         names.setdefault(f"{last}{parts.count(last)}", []).append(scope)
         names.setdefault(scope.removesuffix("-N"), []).append(scope)
+        if last == "CROSS":
+            names.setdefault("CROSS-N", []).append(scope)
     return {name: list(dict.fromkeys(given)) for name, given in names.items()}
 
 

@@ -54,7 +54,7 @@ def encode_texts(
         )
     encoded = [_encode_text(text, tokenizer, limit, truncate) for text in texts]
     for sequence in encoded:
-        _check_ids(sequence.ids, vocabulary, limit)
+        check_ids(sequence.ids, vocabulary, limit)
     return encoded
 
 
@@ -127,7 +127,7 @@ def encode_ids(
         ids = row[tokens]
         if not ids:
             raise InputError("input_ids has an empty sequence; give at least one token")
-        _check_ids(ids, vocabulary, limit)
+        check_ids(ids, vocabulary, limit)
         types = None if kind is None else kind[tokens]
         special_ids = set(getattr(tokenizer, "all_special_ids", ()))
         encoded.append(
@@ -172,7 +172,8 @@ def check_token_types(encoded: Sequence[Encoded], count: int, name: str) -> None
             )
 
 
-def _check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> None:
+def check_ids(ids: list[int], vocabulary: int | None, limit: int | None) -> None:
+    """Raise for token ids that a model does not have, or for more of them than it takes."""
     if vocabulary is not None:
         wrong = next((i for i in ids if not 0 <= i < vocabulary), None)
         if wrong is not None:

@@ -15,7 +15,7 @@ from normlens.components import Attention, Branch, FeedForward, Linear, Residual
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError
 from normlens.models import adapter_class, base
 from normlens.models.base import layer_norm, linear, tiny_settings
-from normlens.models.tiny import tiny_config, tiny_families
+from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_families
 
 IDS = [3, 9, 1, 14, 5]
 
@@ -42,7 +42,7 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
         normlens.load(model)
     message = str(raised.value)
     assert "'xlnet'" in message
-    assert all(family in message for family in tiny_families())
+    assert all(family in message for family in [*tiny_families(), *tiny_encoder_decoders()])
     assert "normlens.Adapter" in message
     assert '@normlens.register("xlnet")' in message
     assert "\n" not in message
@@ -51,9 +51,9 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
 @pytest.mark.parametrize(
     ("model_type", "settings"),
     [
-        ("t5", {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}),
+        ("longt5", {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}),
         (
-            "bart",
+            "led",
             {
                 "d_model": 16,
                 "encoder_layers": 1,
@@ -62,6 +62,7 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
                 "decoder_attention_heads": 2,
                 "encoder_ffn_dim": 24,
                 "decoder_ffn_dim": 24,
+                "attention_window": 4,
             },
         ),
     ],
@@ -73,7 +74,8 @@ def test_an_encoder_decoder_is_named_with_what_to_do(model_type, settings):
     message = str(raised.value)
     assert repr(model_type) in message
     assert "encoder–decoder" in message
-    assert "supported are: albert, bert" in message
+    assert "supported are: albert, bart, bert" in message
+    assert "normlens.models.two_stacks.TwoStacks" in message
     assert "docs/adapters.md" in message
 
 

@@ -15,7 +15,7 @@ import normlens
 from normlens.components import Norm
 from normlens.errors import MemoryLimitError
 from normlens.models import adapt, supported_families
-from normlens.models.tiny import scramble, tiny_config, tiny_families
+from normlens.models.tiny import scramble, tiny_config, tiny_encoder_decoders, tiny_families
 
 FAMILIES = tiny_families()
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -58,7 +58,8 @@ def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float 
 
 def test_every_family_is_tried():
     """One that was registered without a tiny configuration would pass through no test below."""
-    assert list(FAMILIES) == sorted(supported_families())
+    encoder_decoders = tiny_encoder_decoders()  # tests/models/test_encoder_decoders.py
+    assert sorted([*FAMILIES, *encoder_decoders]) == sorted(supported_families())
     assert {"bert", "gpt2", "llama"} <= set(FAMILIES)
 
 

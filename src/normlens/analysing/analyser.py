@@ -5,36 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from normlens.advancing import Progress
 from normlens.analysing.batches import affordable, batches, launched, vector_batch
 from normlens.analysing.collect import Collected
-from normlens.analysing.columns import Columns
-from normlens.analysing.packing import packed
-from normlens.analysing.provenance import provenance
-from normlens.analysing.verdicts import TOLERANCE, check_completeness, check_kernels
-from normlens.analysis import special_dimensions
-from normlens.components import Layer
-from normlens.decomposition import Settings, decompose_layer
+from normlens.analysing.packing import token_axis
+from normlens.analysing.stack_run import StackRun, collected_maps
+from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
+from normlens.models.two_stacks import DECODER
 from normlens.options import Request
 from normlens.origins import INPUT
+from normlens.pairs import Item, Pair, sequences_of
 from normlens.precisions import AUTO
 from normlens.results.maps import Maps
-from normlens.text import Encoded
-from normlens.tracing.checks import Checks
-from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.results.tokens import TokenAxis
+from normlens.text import Encoded, Text
+from normlens.tracing.model_inputs import model_inputs, pair_inputs, without_autocast
 from normlens.tracing.trace import LayerTrace, trace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+
+#: What a batch has given: runs of its stacks, or what was collected on the way from the input.
+Launched = list[StackRun] | Collected
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,32 @@ class Analyser:
     """What one call needs: the lens, the request, and memory that is this call's alone."""
 
     lens: Lens
-    request: Request
+    stacks: tuple[Stack, ...]  # the decoder, or the model's only one, is the last
     products: ProductStore | None = None
     progress: Progress | None = None
     buffers: Buffers = field(default_factory=Buffers)
 
-    def maps(self, encoded: Sequence[Encoded], batch_size: int | str) -> list[Maps]:
-        """The maps of every sequence, in the order given."""
-        results: list[Maps | None] = [None] * len(encoded)
-        for indices, batch in self._results(encoded, batch_size):
+    @property
+    def request(self) -> Request:
+        """What is asked of the last stack; all have the same options."""
+        return self.stacks[-1].request
+
+    def maps(self, items: Sequence[Item], batch_size: int | str) -> list[Maps]:
+        """The maps of every sequence or pair, in the order given."""
+        results: list[Maps | None] = [None] * len(items)
+        for indices, batch in self._results(items, batch_size):
             for index, maps in zip(indices, batch, strict=True):
                 results[index] = maps
         return [maps for maps in results if maps is not None]
 
     def _results(
-        self, encoded: Sequence[Encoded], batch_size: int | str
+        self, items: Sequence[Item], batch_size: int | str
     ) -> Iterator[tuple[list[int], list[Maps]]]:
         """Each batch's places and maps. A GPU works on the next one while the last is packed up."""
         device = self.lens.device
         waiting: list[tuple[list[int], Callable[[], list[Maps]]]] = []
-        for indices in batches(self.lens, encoded, self._batch_size(encoded, batch_size)):
-            batch = [encoded[i] for i in indices]
+        for indices in batches(self.lens, items, self._batch_size(items, batch_size)):
+            batch = [items[i] for i in indices]
             waiting.append((indices, launched(batch, self._launch, self._finish, device)))
             while len(waiting) > (0 if device.type == "cpu" else 1):
                 places, finish = waiting.pop(0)
@@ -70,98 +76,102 @@ class Analyser:
         for places, finish in waiting:
             yield places, finish()
 
-    def _batch_size(self, encoded: Sequence[Encoded], batch_size: int | str) -> int | str:
+    def _batch_size(self, items: Sequence[Item], batch_size: int | str) -> int | str:
         """The batch size that is asked for, or fewer where whole vectors would not fit."""
         if self.request.origin != INPUT:
             return batch_size
-        longest = max(map(len, encoded), default=1)
+        longest = max(map(len, items), default=1)
         wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
         limit = self.request.settings.memory_limit or DEFAULT_LIMIT
         return vector_batch(self.lens, longest, wanted, limit)
 
-    def _launch(self, batch: list[Encoded]) -> Collected:
+    def _launch(self, batch: list[Item]) -> Launched:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         if self.request.origin == INPUT:
-            return collect_whole_way(self.lens, self.request, batch, self.progress)
-        lens, request = self.lens, self.request
-        lengths = [len(sequence) for sequence in batch]
-        inputs = model_inputs(lens.adapter, batch, lens.device)
-        checks = Checks(lens.adapter, lens.dtype, lengths)
-        columns = Columns(lengths, self._other_tokens(inputs))
-        collected = Collected(columns, request.scopes, checks, request.arrays, request.correlations)
+            return collect_whole_way(self.lens, self.request, _alone(batch), self.progress)
+        inputs = self._inputs(batch)
+        runs = self._runs(batch, inputs)
+        layers = [run.stack.first + k for run in runs for k in run.stack.request.layers]
 
         def consume(traced: LayerTrace) -> None:
-            dtype = lens.compute_dtype
-            layer = traced.layer.to(dtype)
-            columns.check(traced.sources)
-            checks.add(traced, layer)
-            result = decompose_layer(
-                layer,
-                traced.x.to(dtype),
-                [alpha.to(dtype) for alpha in traced.alphas],
-                lengths,
-                request.scopes,
-                self._settings_of(traced.index),
-                traced.real,
-                None if self.products is None else self.products.of(traced.block),
-                self.buffers,
-                _ordinary_dimensions(layer) if request.settings.statistics else None,
-                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
-            )
-            collected.add(result, traced.index, layer)
+            run = next(run for run in reversed(runs) if traced.index >= run.stack.first)
+            run.consume(replace(traced, index=traced.index - run.stack.first))
             if self.progress is not None:
-                self.progress(request.layers.index(traced.index) + 1, len(request.layers))
+                self.progress(layers.index(traced.index) + 1, len(layers))
 
-        with without_autocast(lens.device):
-            trace(lens.adapter, inputs, request.layers, consume)
-        return collected
+        with without_autocast(self.lens.device):
+            trace(self.lens.adapter, inputs, layers, consume)
+        return runs
 
-    def _settings_of(self, layer: int) -> Settings:
-        """One layer's settings: kernels are sampled in the first and the last that use them."""
-        settings, layers = self.request.settings, self.lens.layers
-        stages = [k for k in self.request.layers if layers[k].feed_forward is not None]
-        sampled = layer in stages[:1] + stages[-1:]
-        return settings if sampled else replace(settings, sample_kernels=False)
+    def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
+        lens = self.lens
+        pairs = [item for item in batch if isinstance(item, Pair)]
+        if pairs:
+            return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
+        return model_inputs(lens.adapter, _alone(batch), lens.device)
 
-    def _other_tokens(self, inputs: Mapping[str, Tensor]) -> list[list[str]]:
+    def _runs(self, batch: Sequence[Item], inputs: Mapping[str, Tensor]) -> list[StackRun]:
+        """What each stack has to do for a batch; a decoder reads the encoder's tokens, too."""
+        runs = []
+        for stack in self.stacks:
+            place = -1 if stack.name == DECODER else 0
+            sequences = [sequences_of(item)[place] for item in batch]
+            if stack.name == DECODER:
+                others = [token_axis(sequences_of(item)[0]) for item in batch]
+            else:
+                others = self._other_tokens(stack, inputs)
+            runs.append(StackRun(self.lens, stack, sequences, others, self.products, self.buffers))
+        return runs
+
+    def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
         """Each text's tokens of the other sequence that layers read; none if they read none."""
         lens = self.lens
-        names = {a.source for layer in lens.layers for a in layer.attentions if a.source}
+        names = {a.source for layer in stack.layers for a in layer.attentions if a.source}
         if len(names) > 1:
             raise UnsupportedModelError(
                 f"the layers of {lens.name} read several other sequences "
                 f"({', '.join(sorted(names))}); NormLens can label the columns of one"
             )
-        return lens.adapter.source_tokens(names.pop(), inputs) if names else []
+        if not names:
+            return []
+        return [TokenAxis(tokens) for tokens in lens.adapter.source_tokens(names.pop(), inputs)]
 
-    def _finish(self, batch: list[Encoded], collected: Collected) -> list[Maps]:
+    def _finish(self, batch: list[Item], launched: Launched) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        collected.checks.judge()
-        errors = collected.errors()
-        check_completeness(errors, self.lens.dtype)
-        check_kernels(collected.kernel_errors(), collected.precision)
-        worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
+        if isinstance(launched, Collected):
+            return collected_maps(self.lens, self.stacks[-1], _alone(batch), launched)
+        *encoder, last = launched
+        if not last.stack.name:
+            return last.maps()
+        pairs = [item for item in batch if isinstance(item, Pair)]
+        of_encoder: list[Maps] | list[None] = [None] * len(pairs)
+        if encoder:
+            of_encoder = encoder[0].maps()
+        of_decoder = last.maps([_texts(pair) for pair in pairs])
         return [
-            packed(
-                sequence, index, results, collected, self._provenance(worst, collected.precision)
-            )
-            for index, (sequence, results) in enumerate(
-                zip(batch, collected.sequences(), strict=True)
-            )
+            _together(pair, decoder, encoder_maps)
+            for pair, decoder, encoder_maps in zip(pairs, of_decoder, of_encoder, strict=True)
         ]
 
-    def _provenance(self, completeness: float, precision: str | None) -> dict[str, Any]:
-        lens, settings = self.lens, self.request.settings
-        said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
-        said |= {"origin": self.request.origin, "precision": precision}
-        if (outside := lens.adapter.outside_scopes()) is not None:
-            said["outside_scopes"] = outside
-        if settings.rule == "shapley":
-            said |= {"samples": settings.samples, "seed": settings.seed}
-        return said
+
+def _alone(batch: Sequence[Item]) -> list[Encoded]:
+    return [item for item in batch if isinstance(item, Encoded)]
 
 
-def _ordinary_dimensions(layer: Layer) -> Tensor | None:
-    """Every dimension but the special ones of the norm behind the feed-forward block."""
-    norm = layer.norm_behind_feed_forward
-    return None if norm is None or norm.gamma is None else special_dimensions(norm.gamma)[1]
+def _texts(pair: Pair) -> Text | None:
+    source, target = pair.source.text, pair.target.text
+    return (source, target) if isinstance(source, str) and isinstance(target, str) else None
+
+
+def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:
+    """The decoder's maps with the encoder's, as exact as the worse of them."""
+    errors = [maps.completeness for maps in (decoder, encoder) if maps is not None]
+    known = [error for error in errors if not math.isnan(error)]
+    worst = max(known, default=math.nan)
+    said = {"completeness": worst, "target": pair.generated or "given"}
+    return replace(
+        decoder,
+        encoder=encoder,
+        completeness=worst,
+        provenance={**decoder.provenance, **said},
+    )

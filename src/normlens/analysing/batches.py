@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -13,16 +13,16 @@ from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.models.readiness import padding_spoils
 from normlens.options import at_least_one
-from normlens.text import Encoded
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
     from normlens.results.maps import Maps
 
+Each = TypeVar("Each", bound=Sized)  # a sequence, or a pair of them
 Started = TypeVar("Started")
 
 
-def batches(lens: Lens, encoded: Sequence[Encoded], batch_size: int | str) -> Iterator[list[int]]:
+def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iterator[list[int]]:
     """Indices of the sequences in each batch, which are of similar length."""
     if batch_size == "auto":
         size = affordable(lens, max(map(len, encoded), default=1))
@@ -42,9 +42,9 @@ def affordable(lens: Lens, n: int) -> int:
 
     Other programs may leave less memory than this assumes; then `launched` halves the batch.
     """
-    attentions = [attention for layer in lens.layers for attention in layer.attentions]
-    heads = max(attention.heads for attention in attentions)
-    d = attentions[0].output.weight.shape[1]
+    # A decoder layer that reads the encoder has the weights of two attentions.
+    heads = max(sum(attention.heads for attention in layer.attentions) for layer in lens.layers)
+    d = lens.layers[0].attention.output.weight.shape[1]
     each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     return affordable_sequences(lens.device, weights, each)
@@ -57,9 +57,9 @@ def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
 
 
 def launched(
-    batch: list[Encoded],
-    launch: Callable[[list[Encoded]], Started],
-    finish: Callable[[list[Encoded], Started], list[Maps]],
+    batch: list[Each],
+    launch: Callable[[list[Each]], Started],
+    finish: Callable[[list[Each], Started], list[Maps]],
     device: torch.device,
 ) -> Callable[[], list[Maps]]:
     """Launch one batch and return a function that waits for its maps.
@@ -88,7 +88,7 @@ def launched(
     return wait
 
 
-def _check_memory(error: BaseException, batch: list[Encoded], device: torch.device) -> None:
+def _check_memory(error: BaseException, batch: list[Each], device: torch.device) -> None:
     """Raise `error`, or one that explains it, unless a smaller batch may help."""
     if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
         raise error

@@ -18,6 +18,7 @@ from torch import Tensor
 from normlens.components import Layer
 from normlens.errors import UnsupportedModelError
 from normlens.results.axes import axes_of, take
+from normlens.results.tokens import TokenAxis
 from normlens.scopes import components_of
 
 #: The group of results that has no axis of tokens: Spearman's ρ between scopes.
@@ -27,15 +28,15 @@ CORRELATIONS = "correlations"
 class Columns:
     """How many tokens each sequence of a batch has, and which of another sequence it reads."""
 
-    def __init__(self, lengths: Sequence[int], others: Sequence[list[str]] = ()):
+    def __init__(self, lengths: Sequence[int], others: Sequence[TokenAxis] = ()):
         self.lengths = list(lengths)
         self.others = [len(tokens) for tokens in others]
         self.width = max(self.others, default=0)  # columns of the other sequence, with padding
         self._tokens = list(others)
 
-    def other_tokens(self, index: int) -> list[str]:
-        """The tokens of the other sequence that sequence `index` reads; none if there is none."""
-        return self._tokens[index] if self._tokens else []
+    def other_tokens(self, index: int) -> TokenAxis | None:
+        """The tokens of the other sequence that sequence `index` reads; None if there is none."""
+        return self._tokens[index] if self._tokens else None
 
     def check(self, sources: Mapping[str, Tensor]) -> None:
         """Raise unless the other sequence has as many vectors (b, j, d) as it has tokens."""

@@ -12,7 +12,7 @@ from normlens.analysing.collect import Collected
 from normlens.analysing.columns import CORRELATIONS
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
-from normlens.text import Encoded
+from normlens.text import Encoded, Text
 
 
 def packed(
@@ -21,8 +21,12 @@ def packed(
     results: Mapping[str, dict[str, NDArray[Any]]],
     collected: Collected,
     provenance: dict[str, Any],
+    text: Text | None = None,
 ) -> Maps:
-    """The maps of a batch's sequence `index`, whose `results` are by group and name."""
+    """The maps of a batch's sequence `index`, whose `results` are by group and name.
+
+    `text` is both texts where the sequence is one of two.
+    """
     arrays = results.get("arrays", {})
     return Maps(
         arrays={scope: arrays[scope] for scope in collected.scopes if scope in arrays},
@@ -40,20 +44,25 @@ def packed(
         special=sequence.special,
         token_words=sequence.words,
         word_labels=sequence.word_labels,
-        text=sequence.text,
+        text=sequence.text if text is None else text,
         coverage=collected.coverage(),
         **_columns(sequence, collected.columns.other_tokens(index)),
     )
 
 
-def _columns(sequence: Encoded, others: list[str]) -> dict[str, Any]:
+def token_axis(sequence: Encoded) -> TokenAxis:
+    """The tokens of a sequence as labels of an axis."""
+    return TokenAxis(
+        sequence.tokens, sequence.ids, sequence.special, sequence.words, sequence.word_labels
+    )
+
+
+def _columns(sequence: Encoded, others: TokenAxis | None) -> dict[str, Any]:
     """The labels of columns that are another sequence's tokens, then the text's own."""
-    if not others:
+    if others is None:
         return {}
     m, n = len(others), len(sequence)
     return {
-        "source_axis": TokenAxis(
-            [*others, *sequence.tokens], special=[*[False] * m, *sequence.special]
-        ),
+        "source_axis": others.followed_by(token_axis(sequence)),
         "same_token": np.eye(n, m + n, k=m, dtype=bool),
     }

@@ -33,13 +33,15 @@ KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
 SAMPLE_TOLERANCE = {"float32": 1e-3, "tf32": 5e-3, "bfloat16": 3e-2}
 
 
-def check_completeness(errors: Sequence[tuple[int, str, float]], dtype: torch.dtype) -> None:
+def check_completeness(
+    errors: Sequence[tuple[int, str, float]], dtype: torch.dtype, layer_in_words: str = "layer"
+) -> None:
     """Raise where parts and bias miss the model's vectors; `errors` by layer and scope."""
     tolerance = TOLERANCE[dtype]
     for layer, scope, error in errors:
         if not error <= tolerance:
             raise CompletenessError(
-                f"parts and bias miss the real hidden state in layer {layer} at its "
+                f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
                 f"{components_of(scope)[-1]} (scope {scope}): relative error {error:.1e}, "
                 f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
                 "the model may differ from its family, or its values overflow"
@@ -61,7 +63,9 @@ def check_scores(errors: Sequence[float], dtype: torch.dtype) -> None:
         )
 
 
-def check_kernels(errors: Sequence[tuple[int, str, float]], precision: str | None) -> None:
+def check_kernels(
+    errors: Sequence[tuple[int, str, float]], precision: str | None, layer_in_words: str = "layer"
+) -> None:
     """Raise where a kernel's parts miss their sum or a sample; `errors` by layer and kind."""
     for layer, kind, error in errors:
         tolerances = KERNEL_TOLERANCE if kind == "sum" else SAMPLE_TOLERANCE
@@ -69,7 +73,7 @@ def check_kernels(errors: Sequence[tuple[int, str, float]], precision: str | Non
         if not error <= tolerance:
             what = "do not add up" if kind == "sum" else "miss an exact recomputation"
             raise CompletenessError(
-                f"the parts behind the feed-forward block of layer {layer} {what}: "
+                f"the parts behind the feed-forward block of {layer_in_words} {layer} {what}: "
                 f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
                 'take another `precision`, or device="cpu"'
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlens.errors import ModelLoadError
-from normlens.models.heads import has_known_head
+from normlens.models.heads import has_known_head, is_generating
 
 
 def headed_class(architectures: Sequence[str]) -> Any:
@@ -16,7 +16,9 @@ def headed_class(architectures: Sequence[str]) -> Any:
     """
     import transformers
 
-    if len(architectures) == 1 and has_known_head(architectures[0]):
+    if len(architectures) == 1 and (
+        has_known_head(architectures[0]) or is_generating(architectures[0])
+    ):
         return getattr(transformers, architectures[0], transformers.AutoModel)
     return transformers.AutoModel
 

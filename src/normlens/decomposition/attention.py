@@ -8,7 +8,8 @@ belongs to the source token; across layers no token owns it (`unowned`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -32,13 +33,27 @@ class FrozenAttention:
     values: Tensor  # (b, j, h, d_head), each head's value vectors of the real sources
     reach: Reach
     parts: bool = True  # whether parts will be taken, so that their sums serve for the output, too
+    #: real tokens of another sequence that it reads; None: it reads the layer's tokens
+    lengths: tuple[int, ...] | None = None
 
     @classmethod
     def at(
-        cls, attention: Attention, s: Tensor, alpha: Tensor, reach: Reach, parts: bool = True
+        cls,
+        attention: Attention,
+        s: Tensor,
+        alpha: Tensor,
+        reach: Reach,
+        parts: bool = True,
+        lengths: Sequence[int] | None = None,
     ) -> FrozenAttention:
-        """The attention over sources `s` (b, j, d)."""
-        return cls(attention, alpha, _by_head(attention, attention.value(s)), reach, parts)
+        """The attention over sources `s` (b, j, d).
+
+        `lengths` counts the real ones of another sequence; None is all of them.
+        """
+        real: tuple[int, ...] | None = None
+        if attention.source is not None:
+            real = (s.shape[1],) * s.shape[0] if lengths is None else tuple(lengths)
+        return cls(attention, alpha, _by_head(attention, attention.value(s)), reach, parts, real)
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d).
@@ -59,7 +74,7 @@ class FrozenAttention:
         """The linear face for the tokens from `first` on; another sequence stays whole."""
         sources = slice(first if self.attention.source is None else 0, None)
         alpha, values = self.alpha[:, :, first:, sources], self.values[:, sources]
-        return FrozenAttention(self.attention, alpha, values, self.reach, self.parts)
+        return replace(self, alpha=alpha, values=values)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_i Σ_h α^h_ij W_V^h W_O^h g_i``, (…, b, j, d)."""
@@ -149,6 +164,7 @@ class FrozenAttention:
             basis=output_basis(self.attention),
             reach=self.reach,
             source=self.attention.source,
+            lengths=self.lengths,
         )
         bias = Bias.none(mixed).plus(self.attention.output.bias)
         return Parts(torch.zeros_like(mixed) if own is None else own, bias, mixed, (factors,))

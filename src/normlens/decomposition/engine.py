@@ -7,6 +7,7 @@ The kernels run on CUDA, where Triton is installed and they support the layer. I
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIO
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tail import tail_of
 from normlens.decomposition.parts import Factors
+from normlens.decomposition.squares import Squares
 from normlens.decomposition.tiles import feed_forward_norms
 from normlens.precisions import AUTO
 
@@ -34,6 +36,13 @@ def run_feed_forward(
     from normlens.decomposition.fused.choice import fused_norms
 
     chosen = kernel_precision(precision).name
+    if job.factors.source is not None:
+        squares = Squares.of(job.factors, lengths)
+        cut = squares.job(job)
+        norms = fused_norms(cut, squares.block_lengths, chosen, memory_limit)
+        return squares.joined(norms), chosen
+    if job.mixed is None:
+        job = replace(job, mixed=job.sum_behind_block())
     return fused_norms(job, lengths, chosen, memory_limit), chosen
 
 
@@ -44,10 +53,14 @@ def kernel_precision(name: str) -> Precision:
 
 def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
     """Norms (b, i, j) of factored parts, 0 where i = j."""
-    if factors.source is not None or not has_kernels(factors.weights):
+    if not has_kernels(factors.weights):
         return factors.norms()
     from normlens.decomposition.fused.factored import fused_factored_norms
 
+    if factors.source is not None:
+        squares = Squares.of(factors, lengths)
+        cut = fused_factored_norms(squares.factors(factors), squares.block_lengths)
+        return squares.norms(cut)
     return fused_factored_norms(factors, lengths)
 
 

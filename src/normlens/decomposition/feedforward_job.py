@@ -16,6 +16,8 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.head_products import KeptProducts
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Factors
+from normlens.decomposition.rules import projections
+from normlens.matmul import times
 
 #: Name of the map just behind the block that leaves out special dimensions.
 ORDINARY = "ordinary"
@@ -71,6 +73,15 @@ class FeedForwardJob:
     def sources(self, index: int, targets: int) -> int:
         """The number of sources of the sequence at `index`, which has so many targets."""
         return targets if self.factors.lengths is None else self.factors.lengths[index]
+
+    def sum_behind_block(self) -> Tensor:
+        """``Σ_j`` of the group's parts just behind the block, (b, i, d), without its parts."""
+        v = self.factors.sum_of_sources()
+        hidden = sum(
+            times(v, w) * slope for w, slope in zip(projections(self.ff), self.slopes, strict=True)
+        )
+        assert isinstance(hidden, Tensor)
+        return times(hidden, self.ff.down.weight)
 
     def shape(self, targets: int, sources: int | None = None) -> Shape:
         """The sizes of a sequence with so many targets, and perhaps other `sources`."""

@@ -71,7 +71,7 @@ def feed_forward_stage(
         return _sampled(block, parts, scope, tail, lengths, settings, ordinary)
     own, bias, output = block.linear(parts.own), block.outgoing, block.output
     alone = len(parts.groups) == 1
-    results = []
+    results, sampled = [], []
     for factors in parts.groups:
         job = FeedForwardJob(
             scope,
@@ -86,19 +86,26 @@ def feed_forward_stage(
             output,
             output - own - bias.vectors if alone else None,
         )
-        results.append(run_feed_forward(job, lengths, settings.precision, settings.memory_limit))
-    first, precision = results[0]
-    mixed = first.mixed
+        group, precision = run_feed_forward(job, lengths, settings.precision, settings.memory_limit)
+        results.append(group)
+        if group.error is not None and settings.sample_kernels:
+            sampled.append(sampled_error(job, lengths, group.norms))
+    mixed = results[0].mixed
     if len(results) > 1:
-        mixed = torch.stack([group.mixed for group, _ in results]).sum(0)
+        mixed = torch.stack([group.mixed for group in results]).sum(0)
     norms = {
-        name: side_by_side([group.norms[name] for group, _ in results], parts.groups)
-        for name in first.norms
+        name: side_by_side([group.norms[name] for group in results], parts.groups)
+        for name in results[0].norms
     }
-    sampled = None
-    if first.error is not None and settings.sample_kernels:
-        sampled = sampled_error(job, lengths, first.norms)
-    return StageResult(Parts(own, bias, mixed), norms, precision, first.error, sampled)
+    errors = [group.error for group in results if group.error is not None]
+    return StageResult(
+        Parts(own, bias, mixed), norms, precision, _largest(errors), _largest(sampled)
+    )
+
+
+def _largest(errors: Sequence[Tensor]) -> Tensor | None:
+    """The largest of the groups' errors; None if nothing was compared."""
+    return torch.stack(list(errors)).amax() if errors else None
 
 
 def _sampled(

@@ -169,11 +169,13 @@ def freeze(
     parts: bool = True,
     real: Mapping[int, Tensor] | None = None,
     observe: Observer | None = None,
+    source_lengths: Mapping[str, Sequence[int]] | None = None,
 ) -> FrozenLayer:
     """Freeze `layer` at its input `x` (b, i, d) and the weights `alpha` (b, h, i, j) it gave.
 
     A layer with several attentions has one α for each, in order; `sources` are the vectors
-    (b, j, d) of other sequences that it attends to, by name. Steps behind `until` are left out.
+    (b, j, d) of other sequences that it attends to, by name, and `source_lengths` how many of them
+    are no padding (all, if not given). Steps behind `until` are left out.
     Without `parts` only the linear faces will be asked for; then `real`, the vectors (b, i, d) that
     the model computed behind some steps, save the last products of blocks. `observe` is shown the
     vector (b, i, d) behind every step that was computed here.
@@ -198,10 +200,11 @@ def freeze(
             if mixed:  # before that, β belongs to the token
                 bias = frozen.on_bias(bias)
         elif isinstance(step, Attention):
-            read, reach = y, layer.reach
+            read, reach, real_sources = y, layer.reach, None
             if step.source is not None:
                 read, reach = (sources or {})[step.source], Reach()
-            frozen = FrozenAttention.at(step, read, next(weights), reach, parts)
+                real_sources = (source_lengths or {}).get(step.source)
+            frozen = FrozenAttention.at(step, read, next(weights), reach, parts, real_sources)
             bias, mixed = Bias.none(x).plus(step.output.bias), True
         elif isinstance(step, FeedForward):
             if rule == SHAPLEY:

@@ -26,10 +26,12 @@ def check_limit(
     scopes: Iterable[str],
     rule: str,
     itemsize: int,
+    others: Sequence[int] = (),
 ) -> None:
     """Raise unless a memory limit suffices for sequences of these lengths.
 
-    Without a scope behind the feed-forward block there are no tiles, so any limit does.
+    `others` are the lengths of the other sequences that layers read, one for each. Without a scope
+    behind the feed-forward block there are no tiles, so any limit does.
     """
     asked = [scope for scope in scopes if "FF" in components_of(scope)]
     needs = []
@@ -37,10 +39,14 @@ def check_limit(
         behind = sum(scope in layer.scopes for scope in asked)
         if layer.feed_forward is None or not behind:
             continue
-        for n in set(lengths):
-            heads = layer.attention.heads
-            shape = Shape.of_block(layer.feed_forward, heads, layer.reach, n, itemsize)
-            needs.append((least_memory(shape, rule, behind), n))
+        for attention in layer.attentions:
+            ff, heads = layer.feed_forward, attention.heads
+            sizes: set[tuple[int, int | None]] = {(n, None) for n in lengths}
+            if attention.source is not None:
+                sizes = {(n, k) for n, k in zip(lengths, others, strict=False)}
+            for n, sources in sizes:
+                shape = Shape.of_block(ff, heads, layer.reach, n, itemsize, sources)
+                needs.append((least_memory(shape, rule, behind), n))
     least, n = max(needs, default=(0, 0))
     if limit < least:
         raise MemoryLimitError(

@@ -50,14 +50,24 @@ def decompose_layer(
     buffers: Buffers | None = None,
     ordinary: Tensor | None = None,
     sources: Mapping[str, Tensor] | None = None,
+    source_lengths: Mapping[str, Sequence[int]] | None = None,
 ) -> LayerMaps:
     """Freeze one layer and return its maps, as far as the requested scopes need it.
 
-    `x` (b, j, d) is the layer's input and `alpha` (b, h, i, j) its attention weights; they and
-    `sources` as in `freeze`, the rest as in `layer_maps`.
+    `x` (b, j, d) is the layer's input and `alpha` (b, h, i, j) its attention weights; they,
+    `sources` and `source_lengths` as in `freeze`, the rest as in `layer_maps`.
     """
     until = max(last_step(layer, scopes, settings), _last_attention(layer, scopes, settings))
-    frozen = freeze(layer, x, alpha, lengths, settings.rule, sources, until)
+    frozen = freeze(
+        layer,
+        x,
+        alpha,
+        lengths,
+        settings.rule,
+        sources,
+        until,
+        source_lengths=source_lengths,
+    )
     return layer_maps(frozen, scopes, settings, real, kept, buffers, ordinary)
 
 

@@ -103,6 +103,11 @@ class Factors:
         """U (b, j, h, d)."""
         return torch.einsum("bjhe,hed->bjhd", self.heads, self.basis)
 
+    def sum_of_sources(self) -> Tensor:
+        """``Σ_j F_i(x_j)`` of the group, (b, i, d), without its parts."""
+        heads = torch.einsum("bjih,bjhe->bihe", self.weights, self.heads)
+        return torch.einsum("bihe,hed->bid", heads, self.basis) * self.scale[..., None]
+
     def scaled(self, stretch: Stretch, factor: Tensor) -> Factors:
         """``s_i ← factor_i s_i`` and ``U ← stretch(U)``, through the basis."""
         return replace(self, scale=self.scale * factor, basis=stretch(self.basis))

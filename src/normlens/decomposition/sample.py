@@ -30,7 +30,7 @@ def sampled_error(
     index = max(range(len(lengths)), key=lambda place: lengths[place])
     n = lengths[index]
     targets = _spread(n // 2, n, TARGETS)
-    sources = _spread(0, n, SOURCES)
+    sources = _spread(0, job.sources(index, n), SOURCES)
     errors = []
     tile = tile_by_rows(job, index, targets, sources, _rows(job, index, sources))
     for scope, exact in scope_norms(job, index, targets, sources, tile):

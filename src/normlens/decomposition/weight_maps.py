@@ -14,19 +14,23 @@ from normlens.decomposition.results import LayerMaps
 def add_weight_maps(result: LayerMaps, attention: FrozenAttention, scopes: Collection[str]) -> None:
     """Add the maps of weights alone that are in `scopes`.
 
-    ATTN-W is ``mean_h α`` and ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020).
+    ATTN-W and CROSS-W are ``mean_h α``, ATTNRES-W is ``½α + ½I`` (Abnar & Zuidema 2020).
     """
     symbol = attention.attention.symbol
     mean = attention.alpha.mean(1)  # (b, i, j)
-    _add(result, f"{symbol}-W", mean, scopes)
-    if attention.attention.source is None:
-        eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-        _add(result, f"{symbol}RES-W", 0.5 * mean + 0.5 * eye, scopes)
+    if attention.attention.source is not None:
+        # No token of another sequence is the target itself.
+        _add(result, f"{symbol}-W", mean, mean.new_zeros(mean.shape[:2]), scopes)
+        return
+    eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    for scope, weights in ((f"{symbol}-W", mean), (f"{symbol}RES-W", 0.5 * mean + 0.5 * eye)):
+        _add(result, scope, weights, weights.diagonal(dim1=1, dim2=2), scopes)
 
 
-def _add(result: LayerMaps, scope: str, weights: Tensor, scopes: Collection[str]) -> None:
+def _add(
+    result: LayerMaps, scope: str, weights: Tensor, own: Tensor, scopes: Collection[str]
+) -> None:
     if scope in scopes:
-        own = weights.diagonal(dim1=1, dim2=2)
         result.norms[scope] = weights
         result.own[scope], result.others[scope] = own, 1 - own
 

@@ -10,6 +10,7 @@ import torch
 from normlens.components import FeedForward, Layer, ParallelFeedForward, Reach
 from normlens.decomposition.activations import activation
 from normlens.decomposition.costs.shape import Shape
+from normlens.errors import InputError
 from normlens.lens import Lens
 
 
@@ -68,6 +69,10 @@ class ModelSizes:
 def sizes_of(lens: Lens, dtype: torch.dtype | None = None) -> ModelSizes:
     """The sizes of a lens's model (a skeleton will do), in `dtype` or else the model's."""
     adapter = lens.adapter
+    if adapter.two_stacks:
+        raise InputError(
+            f"{lens.name} is an encoder–decoder, and an estimate is for models of one sequence"
+        )
     weights = dtype or lens.dtype
     return ModelSizes(
         layers=tuple(_layer_sizes(adapter.layer(block), block) for block in adapter.blocks()),

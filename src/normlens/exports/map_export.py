@@ -17,6 +17,7 @@ from normlens.errors import InputError
 from normlens.exports import spreadsheet
 from normlens.plain_json import plain
 from normlens.results import store
+from normlens.results.both_stacks import check_one_stack
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,7 @@ def write(
     `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
     """
     suffix = check_format(path, drawing)
+    check_one_stack(maps, "a file")
     store.check_output(path, overwrite=overwrite)
     chosen = maps.choose(layers, scopes)
     if suffix == ".safetensors":
@@ -83,6 +85,7 @@ def to_table(maps: Maps) -> pd.DataFrame:
 
     Whole maps have no head.
     """
+    check_one_stack(maps, "a table")
     import pandas as pd
 
     whole = maps.to_pandas()
@@ -100,6 +103,7 @@ def to_table(maps: Maps) -> pd.DataFrame:
 
 def to_document(maps: Maps) -> dict[str, Any]:
     """Everything about the maps as plain values for strict JSON: NaN and infinity become None."""
+    check_one_stack(maps, "a document")
     document: dict[str, Any] = {
         "format": JSON_FORMAT,
         "version": JSON_VERSION,

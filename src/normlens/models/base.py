@@ -48,6 +48,8 @@ class Adapter:
 
     #: Whether a target sees no later source; a property where the configuration decides.
     causal: bool = False
+    #: Whether the model is an encoder–decoder (`normlens.models.two_stacks`).
+    two_stacks: bool = False
 
     def __init__(self, model: nn.Module):
         self.model: Any = model
@@ -234,15 +236,17 @@ def adapter_class(config: Any) -> type[Adapter]:
     decoder_too = getattr(config, "is_encoder_decoder", False)
     if model_type not in _ADAPTERS:
         bring_installed_families()
-    if decoder_too or model_type not in _ADAPTERS:
+    adapter = _ADAPTERS.get(model_type)
+    if adapter is None or (decoder_too and not adapter.two_stacks):
         kind = "is an encoder–decoder and" if decoder_too else "is"
+        base = "normlens.models.two_stacks.TwoStacks" if decoder_too else "normlens.Adapter"
         raise UnsupportedModelError(
             f"model type {model_type!r} {kind} not supported; supported are: "
             f"{', '.join(sorted(supported_families()))}. "
-            "To add a model of one stack, subclass normlens.Adapter and decorate it with "
+            f"To add it, subclass {base} and decorate it with "
             f'@normlens.register("{model_type}") (docs/adapters.md has an example)'
         )
-    return _ADAPTERS[model_type]
+    return adapter
 
 
 def adapt(model: nn.Module) -> Adapter:

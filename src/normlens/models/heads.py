@@ -29,6 +29,10 @@ _METHODS = {
 }
 
 
+#: How the names of encoder–decoders with a head end.
+_GENERATING = ("ForConditionalGeneration", "MTModel")
+
+
 class NoHead(UnsupportedModelError):
     """A model whose scores cannot be explained, because nothing on top of it gives any."""
 
@@ -67,6 +71,11 @@ def described_by_task(adapter: Adapter, whole: Any) -> Head | None:
 def has_known_head(class_name: str) -> bool:
     """Whether a class of this name has a head of a task that adapters describe."""
     return class_name.endswith(tuple(_METHODS))
+
+
+def is_generating(class_name: str) -> bool:
+    """Whether a class of this name is an encoder–decoder with a head, which can generate."""
+    return class_name.endswith(_GENERATING)
 
 
 def _undescribed(adapter: Adapter, why: str) -> UnsupportedModelError:

@@ -43,8 +43,21 @@ GROUPED = dict(DECODER, num_key_value_heads=2, head_dim=4)
 
 
 def tiny_families() -> list[str]:
-    """Every model type that was registered with a tiny configuration, by name."""
-    return sorted(name for name in supported_families() if tiny_settings(name) is not None)
+    """Every model type of one stack that was registered with a tiny configuration, by name."""
+    return _with_tiny(two_stacks=False)
+
+
+def tiny_encoder_decoders() -> list[str]:
+    """Every encoder–decoder that was registered with a tiny configuration, by name."""
+    return _with_tiny(two_stacks=True)
+
+
+def _with_tiny(two_stacks: bool) -> list[str]:
+    return sorted(
+        name
+        for name, adapter in supported_families().items()
+        if adapter.two_stacks == two_stacks and tiny_settings(name) is not None
+    )
 
 
 def tiny_config(model_type: str, **overrides: Any) -> Any:
@@ -56,7 +69,7 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
         raise InputError(
             f"model type {model_type!r} has no tiny configuration; register it with one "
             f'(@normlens.register("{model_type}", tiny={{…}})), or choose one of: '
-            f"{', '.join(tiny_families())}"
+            f"{', '.join(sorted([*tiny_families(), *tiny_encoder_decoders()]))}"
         )
     return AutoConfig.for_model(model_type, **{**settings, **overrides})
 

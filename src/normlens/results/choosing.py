@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens import analysis
-from normlens.errors import InputError
+from normlens.errors import InputError, check_choice
 from normlens.results.axes import GROUPS, Axes, axes_of, take
-from normlens.results.labelled import LabelledMaps
+from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE, SequencedMaps
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve_all
 
 M = TypeVar("M", bound="ChoosableMaps")
 
 
-class ChoosableMaps(LabelledMaps):
+class ChoosableMaps(SequencedMaps):
     """Maps that can be cut down and merged; every array and label follows."""
 
     def choose(
@@ -31,7 +31,7 @@ class ChoosableMaps(LabelledMaps):
 
         Layers are the model's, from 0; negative ones count from the end of those at hand. Where
         layers differ, a scope covers those of them that have it; a scope that is asked for by name
-        and that none of them has is an error.
+        and that none of them has is an error. An encoder's maps beside these stay as they are.
         """
         wanted = self.wanted_layers(layers)
         names = resolve_all(scopes, self.scopes)
@@ -40,19 +40,36 @@ class ChoosableMaps(LabelledMaps):
         for name in [] if scopes is None or scopes == "all" else names:
             if not set(wanted) & set(self.layers_of(name)):
                 raise self.lacking(name, wanted)
+        # Single heads of the attention to another sequence are called CROSS-N.
+        heads = {"CROSS-N"} if any(name.endswith("CROSS-N") for name in names) else set()
         kept: dict[str, Any] = {
-            group: {name: array for name, array in arrays.items() if name in names}
+            group: {
+                name: array
+                for name, array in arrays.items()
+                if name in names or (group == "heads" and name in heads)
+            }
             for group, arrays in self.groups.items()
             if group != "statistics"
         }
         return replace(self, **kept)._of_layers(wanted)
 
+    def sources_of(self: M, sequence: str) -> M:
+        """The same maps with the columns of one sequence only: "encoder" or "decoder"."""
+        check_choice(sequence, (OTHER_SEQUENCE, OWN_SEQUENCE), "sequence")
+        sequences = self.source_sequences
+        if not sequences:
+            raise InputError("the sources of these maps are one sequence, the targets' own")
+        places = [place for place, name in enumerate(sequences) if name == sequence]
+        return self._of_tokens(list(range(len(self.targets))), places)
+
     def without_special_tokens(self: M) -> M:
         """The same maps without rows and columns of special tokens ([CLS], [SEP], <s>, …)."""
         if not self.targets.ordinary or not self.sources.ordinary:
             raise InputError("every token of this sequence is a special token")
+        encoder = None if self.encoder is None else self.encoder.without_special_tokens()
         # Means over all tokens and special dimensions would no longer be those of what is left.
-        return replace(self, statistics={})._of_tokens(self.targets.ordinary, self.sources.ordinary)
+        left = replace(self, statistics={}, encoder=encoder)
+        return left._of_tokens(self.targets.ordinary, self.sources.ordinary)
 
     def words(self: M) -> M:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
@@ -65,7 +82,8 @@ class ChoosableMaps(LabelledMaps):
             return merged(mask.astype(float)) > 0
 
         # Norms of sums, spreads and statistics of tokens say nothing of words.
-        alone = replace(self, mixing={}, standard_error={}, statistics={})
+        encoder = None if self.encoder is None else self.encoder.words()
+        alone = replace(self, mixing={}, standard_error={}, statistics={}, encoder=encoder)
         return alone._changed(
             lambda array, _: merged(array),
             allowed=any_merged(self.allowed),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from normlens.results.axes import (
 from normlens.results.equality import same
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
+
+if TYPE_CHECKING:
+    from normlens.results.maps import Maps
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class LabelledMaps:
     #: [target, source], whether both are the same token; None: on the diagonal, or (where the
     #: sources are other tokens) nowhere
     same_token: NDArray[np.bool_] | None = None
+    #: the encoder's maps beside these, which are the decoder's; None: there are none
+    encoder: Maps | None = None
 
     def __post_init__(self) -> None:
         sizes = {"target": len(self.targets), "source": len(self.sources)}
@@ -221,7 +226,10 @@ class LabelledMaps:
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
         sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
+        tokens = f"{len(self.raw_tokens)} tokens"
+        if self.source_axis is not None:
+            tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
         return (
-            f"Maps({model}: {len(self.raw_tokens)} tokens, {len(self.layers)} layers, "
+            f"Maps({model}: {tokens}, {len(self.layers)} layers, "
             f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
         )

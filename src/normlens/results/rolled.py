@@ -75,7 +75,7 @@ def _check(maps: LabelledMaps, layers: int, shape: tuple[int, ...]) -> None:
             "a rollout needs the maps of all layers from 0 on; these maps have "
             f"{layers_in_words(maps.layers)}"
         )
-    if shape[0] != shape[1]:
+    if shape[0] != shape[1] or maps.source_axis is not None:
         raise InputError(
             "a rollout needs layers that read their own tokens alone; these maps have "
             f"{shape[0]} targets and {shape[1]} sources"

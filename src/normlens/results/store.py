@@ -19,6 +19,7 @@ from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
 from normlens.results import cosine_file, explanation_file
 from normlens.results.axes import GROUPS
+from normlens.results.both_stacks import check_one_stack
 from normlens.results.header_fields import AXIS
 from normlens.results.maps_header import (
     ALLOWED,
@@ -60,6 +61,7 @@ _DAMAGED = (
 
 def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write `maps` to a safetensors file, whole or not at all."""
+    check_one_stack(maps, "a file")
     tensors = {
         f"{group}/{scope}": np.ascontiguousarray(array)
         for group in GROUPS

@@ -54,6 +54,28 @@ class TokenAxis:
             self.word_labels,
         )
 
+    def followed_by(self, other: TokenAxis) -> TokenAxis:
+        """These tokens and those of another sequence; words are known where both know theirs."""
+
+        def joined(mine: list[T], others: list[T], unknown: T) -> list[T]:
+            if not mine and not others:
+                return []
+            return [*(mine or [unknown] * len(self)), *(others or [unknown] * len(other))]
+
+        words: list[int | None] | None = None
+        if self.token_words is not None and other.token_words is not None:
+            first = len(self.word_labels)
+            words = [*self.token_words]
+            words += [None if word is None else first + word for word in other.token_words]
+        return TokenAxis(
+            [*self.raw_tokens, *other.raw_tokens],
+            # An id of one sequence alone would be taken for one of the other.
+            [*self.token_ids, *other.token_ids] if self.token_ids and other.token_ids else [],
+            joined(self.special, other.special, False),
+            words,
+            [] if words is None else [*self.word_labels, *other.word_labels],
+        )
+
     def word_groups(self) -> list[list[int]]:
         """Places of each word's tokens; a token without a word stays alone."""
         if self.token_words is None:

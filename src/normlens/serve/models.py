@@ -63,6 +63,11 @@ class ServedModels:
         for name in self.names:
             config = load_config(name, trust_remote_code=trust)
             lens = skeleton(config, name)
+            if lens.two_stacks:
+                raise UnsupportedModelError(
+                    f"{name} is an encoder–decoder, and the page of a server shows models of one "
+                    "stack; in Python, lens.maps(source, target) analyses pairs of texts"
+                )
             if len({layer.scopes for layer in lens.layers}) > 1:
                 raise UnsupportedModelError(
                     f"the layers of {name} differ, and the page of a server shows layers that are "

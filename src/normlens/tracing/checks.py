@@ -47,17 +47,23 @@ class Checks:
     adapter: Adapter
     dtype: torch.dtype  # of the model
     lengths: Sequence[int]
+    layer_in_words: str = "layer"  # what errors call one
+    others: Sequence[int] = ()  # real tokens of the other sequence that layers read
     # No layer is kept: in half precision that would be a copy of its weights in float32.
     _layers: list[tuple[int, Reach, int]] = field(default_factory=list)  # index, reach, heads
     _outside: list[Tensor] = field(default_factory=list)
     _offsets: list[Tensor] = field(default_factory=list)
     _linear: list[tuple[int, nn.Module, Tensor]] = field(default_factory=list)
+    _padding: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
         for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
             if attention.source is not None:
-                continue  # every token of another sequence may be seen
+                # Every token of another sequence may be seen, but none of its padding.
+                if self.others and min(self.others) < alpha.shape[-1]:
+                    self._padding.append((traced.index, weight_on_padding(alpha, self)))
+                continue
             outside, offsets = attention_support(alpha, layer.reach, self.lengths)
             self._layers.append((traced.index, layer.reach, attention.heads))
             self._outside.append(outside)
@@ -74,18 +80,27 @@ class Checks:
         for (index, module, _), sizes in zip(self._linear, measured, strict=True):
             if (error := linear_error(sizes)) > tolerance:
                 raise UnsupportedModelError(
-                    f"{self.adapter.name_of(module)} ({class_name(module)}) of layer {index} "
+                    f"{self.adapter.name_of(module)} ({class_name(module)}) of "
+                    f"{self.layer_in_words} {index} "
                     "does not compute x W + b with the weight that it holds (relative error "
                     f"{error:.1e}, tolerance {tolerance:.0e}): an adapter, a hook or another "
                     "precision acts inside it; merge adapters (model.merge_and_unload()) or load "
                     "the plain model"
                 )
+        seen_padding = _brought([weight for _, weight in self._padding])
+        for (index, _), weight in zip(self._padding, seen_padding, strict=True):
+            if float(weight) > NEGLIGIBLE:
+                raise UnsupportedModelError(
+                    f"{self.layer_in_words} {index} attends to the padding of the other sequence "
+                    f"(weights up to {float(weight):.2g}), so texts of different lengths cannot "
+                    "run together; take batch_size=1"
+                )
         seen = [float(weight) for weight in _brought(self._outside)], _brought(self._offsets)
         for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
-                    f"layer {index} attends to tokens that {self._name} says it cannot see "
-                    f"(weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
+                    f"{self.layer_in_words} {index} attends to tokens that {self._name} says it "
+                    f"cannot see (weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
                     "`causal`, `window` or `reach` must say what the model does (docs/adapters.md)"
                 )
             self._check_edges(index, reach, heads, offsets)
@@ -108,8 +123,8 @@ class Checks:
             if side == "ahead" and edge == 0:
                 looks, cure = "looks ahead", "set `causal = True`"
             raise UnsupportedModelError(
-                f"no token of layer {index} {looks}, in any head, where {self._name} allows "
-                f"{_in_words(reach)}; {cure} (docs/adapters.md)"
+                f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
+                f"{self._name} allows {_in_words(reach)}; {cure} (docs/adapters.md)"
             )
 
 
@@ -126,6 +141,18 @@ def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tu
     # Rows of a wider matrix read one element short each: equal offsets fall into one column.
     skewed = F.pad((peak > 0).flip(0), (0, n)).flatten()[: n * (2 * n - 1)].view(n, 2 * n - 1)
     return peak.masked_fill(reach.mask(n, device), 0).amax().float(), skewed.sum(0)
+
+
+def weight_on_padding(alpha: Tensor, checks: Checks) -> Tensor:
+    """The largest weight that a real token gives to padding of another sequence."""
+
+    def beyond(lengths: Sequence[int], n: int) -> Tensor:
+        ends = torch.tensor(list(lengths)).to(alpha.device, non_blocking=True)
+        return torch.arange(n, device=alpha.device) >= ends[:, None]
+
+    targets, sources = beyond(checks.lengths, alpha.shape[2]), beyond(checks.others, alpha.shape[3])
+    peak = alpha.amax(1).masked_fill(targets[:, :, None] | ~sources[:, None, :], 0)
+    return peak.amax().float()
 
 
 def masked_beyond(counts: Sequence[int], limit: int | None, heads: int) -> int | None:

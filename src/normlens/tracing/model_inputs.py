@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normlens.models.base import Adapter
+from normlens.pairs import Pair
 from normlens.text import Encoded, pad
 
 
@@ -16,15 +17,31 @@ def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
 ) -> dict[str, Tensor]:
     """The arguments of the model's call for a batch."""
-    pad_id = getattr(adapter.config, "pad_token_id", None)
-    # Any id will do under the mask; some configurations name none, or −1.
-    usable = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
-    inputs = pad(batch, usable, device)
+    inputs = pad(batch, _padding_id(adapter), device)
     # A tokenizer may give types that its model does not know.
     types = {kind for sequence in batch for kind in sequence.type_ids or ()}
     if types and max(types) >= adapter.token_types():
         del inputs["token_type_ids"]
     return inputs
+
+
+def pair_inputs(
+    adapter: Adapter, batch: Sequence[Pair], device: torch.device, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The arguments of an encoder–decoder's call; either side is padded on the right."""
+    padding = _padding_id(adapter)
+    targets = pad([pair.target for pair in batch], padding, device)
+    inputs = {f"decoder_{name}": tensor for name, tensor in targets.items()}
+    features = [pair.features for pair in batch if pair.features is not None]
+    if features:
+        return {"input_features": torch.stack(features).to(device, dtype), **inputs}
+    return {**pad([pair.source for pair in batch], padding, device), **inputs}
+
+
+def _padding_id(adapter: Adapter) -> int:
+    """The id of padding: any will do under the mask; some configurations name none, or −1."""
+    pad_id = getattr(adapter.config, "pad_token_id", None)
+    return pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
 
 
 @contextmanager

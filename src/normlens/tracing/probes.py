@@ -23,6 +23,11 @@ def value_module(attention: Attention) -> nn.Module:
     return attention.value.module
 
 
+def weights_event(attention: Attention) -> str:
+    """What to read at the module of the weights: its only output, or one of several."""
+    return f"weights {attention.weights_at}"
+
+
 def checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
     """Where the model's own vector behind each step can be read; module None: the block's output.
 
@@ -48,7 +53,7 @@ def probes(layer: Layer) -> list[tuple[nn.Module, str]]:
     """Every module to hook for this layer, and what to read there."""
     reads = [(module, event) for module, event in checkpoints(layer).values() if module is not None]
     for attention in layer.attentions:
-        reads.append((weights_module(attention), "weights"))
+        reads.append((weights_module(attention), weights_event(attention)))
         if attention.source is not None:
             reads.append((value_module(attention), "input"))
     return list(dict.fromkeys(reads))  # what is hooked twice would be read twice

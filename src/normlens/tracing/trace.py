@@ -26,6 +26,7 @@ from normlens.tracing.probes import (
     linear_modules,
     probes,
     value_module,
+    weights_event,
     weights_module,
 )
 from normlens.tracing.rows import RowKeeper, Rows
@@ -95,7 +96,8 @@ def run_traced(
     For use inside `reading`.
     """
     blocks = list(adapter.blocks())
-    check_chunks(blocks, inputs["input_ids"].shape[1])
+    if "input_ids" in inputs:  # sound has frames, which no family cuts into chunks
+        check_chunks(blocks, inputs["input_ids"].shape[1])
     recorder = _Recorder(adapter, set(layers), consume)
     try:
         with Hooks() as hooks:
@@ -184,8 +186,9 @@ class _Recorder:
                 lambda _, args, kwargs: keep(args[0] if args else next(iter(kwargs.values()))),
                 with_kwargs=True,
             )
-        if event == "weights":
-            return module.register_forward_hook(lambda _, __, out: keep(_second(out)))
+        if event.startswith("weights"):
+            place = int(event.split()[1])
+            return module.register_forward_hook(lambda _, __, out: keep(_at(out, place)))
         return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
 
     def _keep_rows(
@@ -224,7 +227,7 @@ class _Recorder:
         alphas = []
         for attention in layer.attentions:
             module = weights_module(attention)
-            returned = self.seen.get(("weights", module), [])[calls[module] :]
+            returned = self.seen.get((weights_event(attention), module), [])[calls[module] :]
             if not returned or returned[0].dim() != 4:
                 raise UnsupportedModelError(
                     f"layer {index} returned no attention weights; load the model with "
@@ -259,7 +262,8 @@ def _first(output: Any) -> Any:
     return output[0] if isinstance(output, (tuple, list)) else output
 
 
-def _second(output: Any) -> Any:
+def _at(output: Any, place: int) -> Any:
+    """One of a module's several outputs, or its only one; None if there are fewer."""
     if isinstance(output, (tuple, list)):
-        return output[1] if len(output) > 1 else None
+        return output[place] if len(output) > place else None
     return output

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.plain_json import plain
+from normlens.results.both_stacks import check_one_stack
 from normlens.results.labelled import LabelledMaps
 from normlens.results.rolled import rollout_words
 from normlens.viewer.container import Blobs, check_precision, joined
@@ -56,6 +57,7 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     for one in listed:
         if not isinstance(one, LabelledMaps):
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
+        check_one_stack(one, "a page")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
     return [square(part) for one in listed for part in of_like_layers(one)]

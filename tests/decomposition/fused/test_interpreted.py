@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method
-from reference import mixing_of, reference
+from reference import largest_error, mixing_of, pair_references, reference
 from torch import nn
 
 import normlens
@@ -260,3 +260,47 @@ def test_what_one_request_keeps_suits_the_next(fused):
     assert found.provenance["precision"] == "float32"
     for scope in expected.scopes:
         np.testing.assert_allclose(found[scope], expected[scope], rtol=1e-6, err_msg=scope)
+
+
+LONGER_SOURCE, LONGER_TARGET = ([3, 9, 27], [2, 5]), ([3], [2, 5, 8])
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "pair"),
+    [
+        ("bart", "by source", LONGER_SOURCE),
+        ("bart", "matrices", LONGER_TARGET),
+        ("t5", "gather", LONGER_SOURCE),
+        ("mt5", "by source", LONGER_TARGET),
+    ],
+)
+def test_layers_that_read_another_sequence(family, method, pair, forced):
+    """Both groups of sources go through the kernels, whichever sequence is longer."""
+    forced(method)
+    one = {"num_decoder_layers" if "t5" in family else "decoder_layers": 1}
+    model = tiny_model(family, **one)
+    lens = normlens.load(model, device="cpu")
+    scopes = [scope for scope in lens.scopes if "CROSS" in scope]  # the decoder's alone
+    found = lens.maps(input_ids=pair[0], decoder_input_ids=pair[1], scopes=scopes)
+    assert found.provenance["precision"] == "float32"
+    names = "input_ids", "decoder_input_ids"
+    inputs = {name: torch.tensor([ids]) for name, ids in zip(names, pair, strict=True)}
+    _, decoder = pair_references(copy.deepcopy(model).double(), inputs)
+    for scope in scopes:
+        assert largest_error(found[scope][0], decoder[0].maps[scope]) <= 1e-4, scope
+
+
+def test_a_ragged_batch_that_reads_another_sequence(forced):
+    forced("by source")
+    lens = normlens.load(tiny_model("bart", decoder_layers=1), device="cpu")
+    scope = "ATTNRESLNCROSSRESLNFFRESLN-N"
+    pairs = [LONGER_SOURCE, LONGER_TARGET]
+    together = lens.maps(
+        input_ids=[source for source, _ in pairs],
+        decoder_input_ids=[target for _, target in pairs],
+        batch_size=2,
+        scopes=scope,
+    )
+    for found, (source, target) in zip(together, pairs, strict=True):
+        alone = lens.maps(input_ids=source, decoder_input_ids=target, scopes=scope)
+        assert largest_error(found[scope], alone[scope]) <= 1e-4

@@ -63,6 +63,11 @@ class Worker:
             torch.set_num_threads(task.threads)
         self.task = task
         self.lens = _load(task) if lens is None else lens
+        if self.lens.two_stacks:
+            raise InputError(
+                f"{self.lens.name} is an encoder–decoder, and a run takes models of one stack; "
+                "lens.maps(source, target) analyses pairs of texts"
+            )
         self.measures = made(task.measures)
         self.needs = Needs(scopes=(), arrays=False)
         for measure in self.measures:

@@ -36,8 +36,6 @@ def is_supported(kinds: Sequence[type | str]) -> bool:
 
 def tail_of(job: FeedForwardJob) -> Tail | None:
     """The job's tail, or None if the kernels do not support it."""
-    if job.mixed is None or job.factors.source is not None:
-        return None  # kernels need a sum to be compared with, and sources that are the targets
     kinds = [type(step) for step in job.tail]
     if not is_supported(kinds):
         return None

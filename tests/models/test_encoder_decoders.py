@@ -1,0 +1,548 @@
+"""Every encoder–decoder against the reference: both stacks, all scopes, ragged lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from reference import assert_maps_match, largest_error, pair_references
+from scipy.stats import spearmanr
+
+import normlens
+import normlens.options
+from normlens.components import Attention, Norm
+from normlens.corpus.measures.similarity_rows import correlate
+from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
+from normlens.models.families.bart import Bart
+from normlens.models.families.t5 import T5
+from normlens.models.tiny import scramble, tiny_config, tiny_encoder_decoders, tiny_model
+from normlens.models.two_stacks import DECODER, ENCODER
+from normlens.scopes import resolve
+from normlens.tracing.trace import trace
+
+FAMILIES = tiny_encoder_decoders()
+LONG, SHORT = [3, 9, 27, 14, 5, 33, 8, 51, 60], [2, 5, 40, 12]
+#: Sources and targets, each longer than the other once.
+PAIRS = {"a longer source": (LONG, SHORT), "a longer target": (SHORT, LONG)}
+FRAMES, BINS = 9, 6  # of the tiny Whisper
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+either_longer = pytest.mark.parametrize("which", PAIRS)
+
+
+def sound(seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(BINS, 2 * FRAMES, generator=generator, dtype=torch.float64)
+
+
+def given(family: str, source: list[int], target: list[int]) -> dict[str, object]:
+    """The arguments of `Lens.maps` for one pair; a source that is heard is made of its sum."""
+    if family == "whisper":
+        return {"input_features": sound(sum(source)), "decoder_input_ids": target}
+    return {"input_ids": source, "decoder_input_ids": target}
+
+
+def model_call(family: str, source: list[int], target: list[int]) -> dict[str, torch.Tensor]:
+    """The arguments of the model itself for the same pair."""
+    arguments = given(family, source, target)
+    return {
+        name: value[None] if isinstance(value, torch.Tensor) else torch.tensor([value])
+        for name, value in arguments.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The float64 reference of a family on a pair, computed once for each rule."""
+    found = {}
+
+    def get(family: str, which: str, rule: str = "ig"):
+        if (family, which, rule) not in found:
+            model = tiny_model(family).double()
+            inputs = model_call(family, *PAIRS[which])
+            found[family, which, rule] = pair_references(model, inputs, rule)
+        return found[family, which, rule]
+
+    return get
+
+
+def assert_pair_matches(maps: normlens.Maps, both, tolerance: float) -> None:
+    assert maps.encoder is not None
+    assert_maps_match(maps.encoder, both[0], tolerance)
+    assert_maps_match(maps, both[1], tolerance)
+
+
+def assert_same(found: normlens.Maps, alone: normlens.Maps, tolerance: float) -> None:
+    """Both stacks, to a tolerance in their numbers and exactly in their labels."""
+    assert found.encoder is not None
+    assert alone.encoder is not None
+    for one, other in ((found, alone), (found.encoder, alone.encoder)):
+        assert one.scopes == other.scopes
+        assert one.layers == other.layers
+        assert one.tokens == other.tokens
+        assert one.source_tokens == other.source_tokens
+        np.testing.assert_array_equal(one.allowed, other.allowed)
+        np.testing.assert_array_equal(one.is_same_token, other.is_same_token)
+        for scope in other.scopes:
+            assert largest_error(one[scope], other[scope]) <= tolerance, scope
+            difference = one.mixing_ratio(scope) - other.mixing_ratio(scope)
+            assert np.abs(difference).max() <= tolerance, scope
+
+
+def test_the_families():
+    assert set(FAMILIES) == {
+        "bart", "blenderbot", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5",
+        "whisper",
+    }  # fmt: skip
+
+
+# Right numbers ----------------------------------------------------------------------------------
+
+
+@every_family
+@either_longer
+def test_float64_equals_the_reference(family, which, tiny, expected):
+    maps = normlens.load(tiny(family, torch.float64)).maps(**given(family, *PAIRS[which]))
+    assert_pair_matches(maps, expected(family, which), 1e-9)
+
+
+@every_family
+@either_longer
+def test_float32_is_close_to_the_float64_reference(family, which, tiny, expected):
+    maps = normlens.load(tiny(family, torch.float32)).maps(**given(family, *PAIRS[which]))
+    assert maps["CROSS-N"].dtype == np.float32
+    assert_pair_matches(maps, expected(family, which), 1e-4)
+
+
+@every_family
+@pytest.mark.parametrize("rule", ["ig-bias", "gradient"])
+def test_other_rules_equal_the_reference(family, rule, tiny, expected):
+    lens = normlens.load(tiny(family, torch.float64))
+    maps = lens.maps(**given(family, LONG, SHORT), nonlinearity=rule)
+    assert_pair_matches(maps, expected(family, "a longer source", rule), 1e-9)
+
+
+@pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-silu"])
+def test_the_feed_forward_blocks_of_t5(projection, tiny):
+    model = tiny("t5", torch.float64, feed_forward_proj=projection)
+    gated = normlens.load(model).layers[-1].feed_forward.gate is not None
+    assert gated == projection.startswith("gated")
+    both = pair_references(model, model_call("t5", LONG, SHORT))
+    assert_pair_matches(normlens.load(model).maps(**given("t5", LONG, SHORT)), both, 1e-9)
+
+
+@every_family
+def test_head_maps_equal_the_reference(family, tiny, expected):
+    lens = normlens.load(tiny(family, torch.float64))
+    maps = lens.maps(**given(family, LONG, SHORT), heads=True)
+    encoder, decoder = expected(family, "a longer source")
+    for position, layer in enumerate(decoder):
+        k = len(maps.sources) - len(SHORT)
+        for scope in ("ATTN-W", "ATTN-N"):
+            own = maps.heads[scope][position][..., k:]
+            assert largest_error(own, layer.head_maps[scope]) <= 1e-9, scope
+            assert not maps.heads[scope][position][..., :k].any()
+        for scope in ("CROSS-W", "CROSS-N"):
+            assert largest_error(maps.heads[scope][position], layer.head_maps[scope]) <= 1e-9, scope
+    assert maps.encoder is not None
+    for position, layer in enumerate(encoder):
+        error = largest_error(maps.encoder.heads["ATTN-N"][position], layer.head_maps["ATTN-N"])
+        assert error <= 1e-9
+
+
+@every_family
+def test_parts_and_bias_add_up_to_rounding(family, tiny):
+    lens = normlens.load(tiny(family, torch.float64))
+    norms = [step for layer in lens.layers for step in layer.steps if isinstance(step, Norm)]
+    single = not all(norm.centred for norm in norms)  # RMSNorms compute in float32
+    maps = lens.maps(**given(family, LONG, SHORT))
+    assert 0 < maps.completeness <= (1e-5 if single else 1e-13)
+    assert maps.encoder is not None
+    assert maps.completeness >= maps.encoder.completeness
+
+
+@every_family
+def test_the_decoder_reads_what_the_encoder_returns(family, tiny):
+    """Behind its final norm, where it has one."""
+    model = tiny(family, torch.float64)
+    adapter = normlens.load(model).adapter
+    inputs = model_call(family, LONG, SHORT)
+    layers: list = []
+    trace(adapter, inputs, range(len(adapter.blocks())), layers.append)
+    with torch.no_grad():
+        memory = model(**inputs).encoder_last_hidden_state
+    for layer in layers[len(adapter.encoder_blocks()) :]:
+        torch.testing.assert_close(layer.sources[ENCODER], memory, rtol=0, atol=0)
+    assert bool(adapter.encoder_end()) == (family not in ("bart", "marian"))
+
+
+# Labels -----------------------------------------------------------------------------------------
+
+
+@every_family
+def test_columns_are_the_encoders_tokens_and_then_the_decoders(family, tiny):
+    maps = normlens.load(tiny(family, torch.float32)).maps(**given(family, LONG, SHORT))
+    k, n = len(maps.sources) - len(SHORT), len(SHORT)
+    assert maps.source_sequences == [ENCODER] * k + [DECODER] * n
+    assert maps["CROSS-N"].shape == (3, n, k + n)
+    np.testing.assert_array_equal(maps["CROSS-N"], maps["ATTNRESLNCROSS-N"])
+    assert not maps["CROSS-N"][..., k:].any()
+    assert not maps["CROSS-W"][..., k:].any()
+    np.testing.assert_allclose(maps["CROSS-W"].sum(-1), 1, rtol=1e-5)
+    assert not maps["ATTN-N"][..., :k].any()
+    assert (maps["ATTNRESLNCROSSRES-N"][maps.allowed] > 0).all()
+    lower = np.tril(np.ones((n, n), bool))
+    for mask in maps.allowed:
+        assert mask[:, :k].all()
+        np.testing.assert_array_equal(mask[:, k:], lower)
+    assert maps.encoder is not None
+    assert maps.encoder.allowed.all()
+    assert maps.encoder["ATTN-N"].shape == (2, k, k)
+    frames = [f"{0.02 * place:.2f}s" for place in range(FRAMES)]
+    assert maps.encoder.tokens == (frames if family == "whisper" else [str(i) for i in LONG])
+    assert maps.source_tokens == [*maps.encoder.tokens, *map(str, SHORT)]
+
+
+def test_the_columns_of_one_sequence(tiny):
+    maps = normlens.load(tiny("bart", torch.float32)).maps(**given("bart", LONG, SHORT))
+    encoder, decoder = maps.sources_of("encoder"), maps.sources_of("decoder")
+    np.testing.assert_array_equal(encoder["CROSS-N"], maps["CROSS-N"][..., : len(LONG)])
+    assert encoder.source_tokens == [str(i) for i in LONG]
+    assert not encoder.is_same_token.any()
+    np.testing.assert_array_equal(decoder["ATTN-N"], maps["ATTN-N"][..., len(LONG) :])
+    assert decoder.is_same_token.trace() == len(SHORT)
+    with pytest.raises(InputError, match="one sequence"):
+        maps.encoder.sources_of("encoder")
+    with pytest.raises(InputError, match="encoder, decoder"):
+        maps.sources_of("memory")
+
+
+def test_what_each_stack_says_of_itself(tiny):
+    lens = normlens.load(tiny("bart", torch.float32))
+    maps = lens.maps(**given("bart", LONG, SHORT))
+    assert maps.provenance["stack"] == "decoder"
+    assert maps.provenance["target"] == "given"
+    assert maps.provenance["components"] == "ATTN RES LN CROSS RES LN FF RES LN"
+    assert maps.encoder.provenance["stack"] == "encoder"
+    assert maps.encoder.provenance["components"] == "ATTN RES LN FF RES LN"
+    assert maps.provenance["causal"]
+    assert not maps.encoder.provenance["causal"]
+    assert "(encoder); " in lens.component_sequence
+    assert {"CROSS-W", "ATTNRESLNCROSS-N", "ATTNRESLNFF-N"} <= set(lens.scopes)
+    assert maps.decoder.encoder is None
+    assert maps.decoder != maps
+
+
+# The same numbers, however they are asked for ----------------------------------------------------
+
+RAGGED = [(LONG, SHORT), (SHORT, LONG), (LONG[:6], LONG[3:6]), ([7], [2, 5])]
+
+
+def padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, rows))
+    ids, mask = [], []
+    for row in rows:
+        fill = [1] * (width - len(row))
+        flags = [0] * len(fill)
+        ids.append(fill + row if side == "left" else row + fill)
+        mask.append(flags + [1] * len(row) if side == "left" else [1] * len(row) + flags)
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def batch_of(family: str, side: str) -> dict[str, object]:
+    sources, targets = zip(*RAGGED, strict=True)
+    ids, mask = padded(list(targets), side)
+    arguments: dict[str, object] = {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    if family == "whisper":
+        return {"input_features": torch.stack([sound(sum(s)) for s in sources]), **arguments}
+    ids, mask = padded(list(sources), side)
+    return {"input_ids": ids, "attention_mask": mask, **arguments}
+
+
+@every_family
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_padded_and_ragged_equals_one_by_one(family, side, dtype, tolerance, tiny):
+    lens = normlens.load(tiny(family, dtype))
+    # Norms and softmax in float32 round differently beside padding.
+    single = any(isinstance(step, Norm) and not step.centred for step in lens.layers[0].steps)
+    together = lens.maps(**batch_of(family, side), batch_size=len(RAGGED))
+    for found, pair in zip(together, RAGGED, strict=True):
+        alone = lens.maps(**given(family, *pair))
+        assert_same(found, alone, 1e-6 if single and dtype == torch.float64 else tolerance)
+
+
+@every_family
+def test_a_choice_of_layers_and_scopes_changes_no_number(family, tiny):
+    lens = normlens.load(tiny(family, torch.float64))
+    whole = lens.maps(**given(family, LONG, SHORT))
+    for scope in whole.scopes:
+        some = lens.maps(**given(family, LONG, SHORT), layers=[-1], scopes=[scope])
+        assert some.scopes == [scope]
+        assert some.layers == [2]
+        assert largest_error(some[scope][0], whole[scope][-1]) <= 1e-12
+        if scope not in whole.encoder.scopes:
+            assert some.encoder is None
+        else:
+            assert some.encoder.layers == [1]
+            assert largest_error(some.encoder[scope][0], whole.encoder[scope][-1]) <= 1e-12
+
+
+def test_short_names_mean_scopes_of_each_stack(tiny):
+    maps = normlens.load(tiny("bart", torch.float32)).maps(
+        **given("bart", LONG, SHORT), scopes="FF"
+    )
+    assert maps.scopes == ["ATTNRESLNCROSSRESLNFF-N"]
+    assert maps.encoder.scopes == ["ATTNRESLNFF-N"]
+
+
+def test_layers_that_only_one_stack_has(tiny):
+    lens = normlens.load(tiny("bart", torch.float32))
+    maps = lens.maps(**given("bart", LONG, SHORT), layers=[0, 2])
+    assert maps.layers == [0, 2]
+    assert maps.encoder.layers == [0]
+    with pytest.raises(InputError, match="layer 3 is out of range; its decoder has layers 0 to 2"):
+        lens.maps(**given("bart", LONG, SHORT), layers=3)
+    with pytest.raises(InputError, match=r"scopes of the encoder.*CROSS-W.*3 layers"):
+        lens.maps(**given("bart", LONG, SHORT), scopes="ATTNRESLNFF-N")
+
+
+@every_family
+def test_a_little_memory_changes_no_number(family, tiny):
+    lens = normlens.load(tiny(family, torch.float64))
+    with pytest.raises(MemoryLimitError) as raised:
+        lens.maps(**given(family, LONG, SHORT), memory_limit="1KB")
+    limit = str(raised.value).split("needs ")[1].split(";")[0]
+    found = lens.maps(**given(family, LONG, SHORT), memory_limit=limit)
+    assert_same(found, lens.maps(**given(family, LONG, SHORT)), 1e-12)
+
+
+@every_family
+def test_a_prepared_lens_gives_the_same_maps(family, tiny):
+    lens = normlens.load(tiny(family, torch.float64))
+    plain = lens.maps(**given(family, LONG, SHORT))
+    assert_same(lens.prepare().maps(**given(family, LONG, SHORT)), plain, 1e-10)
+
+
+def test_statistics_of_both_stacks(tiny):
+    lens = normlens.load(tiny("bart", torch.float64))
+    maps = lens.maps(**given("bart", LONG, SHORT), statistics=True)
+    assert maps.statistics["ff_output_norm"].shape == (3, len(SHORT))
+    assert maps.encoder.statistics["ff_output_norm"].shape == (2, len(LONG))
+
+
+def test_similarity_is_over_the_sources_that_two_scopes_have(tiny):
+    """Zeros that both maps share, because nothing of a sequence is there, would inflate it."""
+    lens = normlens.load(tiny("bart", torch.float64))
+    maps = lens.maps(**given("bart", LONG, SHORT))
+    k, lower = len(LONG), np.tril(np.ones((len(SHORT), len(SHORT)), bool))
+    scopes = ["CROSS-W", "CROSS-N", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "RES2"]
+    masks = {
+        ("CROSS-W", "CROSS-N"): np.hstack([np.ones((4, k), bool), ~(lower | ~lower)]),
+        ("ATTN-N", "ATTNRES-N"): np.hstack([np.zeros((4, k), bool), lower]),
+        ("ATTNRESLN-N", "RES2"): np.hstack([np.ones((4, k), bool), lower]),
+        ("ATTNRESLN-N", "CROSS-N"): np.hstack([np.ones((4, k), bool), lower]),
+    }
+    for (a, b), mask in masks.items():
+        expected = [
+            spearmanr(maps[a][layer][mask], maps[b][layer][mask]).statistic for layer in range(3)
+        ]
+        assert maps.similarity(a, b) == pytest.approx(expected), (a, b)
+    (ranked,) = lens.analyse(
+        lens.encode_pairs(**given("bart", LONG, SHORT)),
+        normlens.options.AnalysisOptions(scopes=scopes),
+        correlations=True,
+    )
+    on_cpu = correlate(maps)
+    for found in (ranked.correlations, on_cpu):
+        for a, b in masks:
+            places = [found.scopes.index(resolve(name, found.scopes)) for name in (a, b)]
+            assert found.rho[:, places[0], places[1]] == pytest.approx(maps.similarity(a, b))
+    assert ranked.encoder.correlations is not None
+
+
+def test_a_choice_of_the_cross_attention_keeps_its_heads(tiny):
+    lens = normlens.load(tiny("bart", torch.float32))
+    maps = lens.maps(**given("bart", LONG, SHORT), heads=True)
+    assert set(maps.choose(scopes="CROSS-N").heads) == {"CROSS-N"}
+    assert set(maps.choose(scopes=["CROSS-W", "ATTN-N"]).heads) == {"CROSS-W", "ATTN-N"}
+
+
+def test_a_notebook_shows_two_stacks_as_text(tiny):
+    maps = normlens.load(tiny("bart", torch.float32)).maps(**given("bart", LONG, SHORT))
+    assert maps._repr_mimebundle_() == {"text/plain": repr(maps)}
+
+
+@every_family
+def test_a_model_with_its_head_gives_the_same_maps(family, tiny):
+    config = tiny_config(family)
+    heads = transformers.AutoModelForSpeechSeq2Seq, transformers.AutoModelForSeq2SeqLM
+    kind = next(kind for kind in heads if type(config) in kind._model_mapping)
+    model = kind.from_config(config, attn_implementation="eager").eval()
+    scramble(model, seed=3)
+    base = tiny_model(family)
+    missing = base.load_state_dict(model.base_model.state_dict(), strict=False).missing_keys
+    assert not missing
+    found = normlens.load(model).maps(**given(family, LONG, SHORT))
+    assert_same(found, normlens.load(base).maps(**given(family, LONG, SHORT)), 1e-6)
+
+
+@every_family
+def test_the_model_is_left_as_it_was(family):
+    """An sdpa model in training mode works, and comes back with its modes and without hooks."""
+    model = transformers.AutoModel.from_config(tiny_config(family))
+    scramble(model)
+    model.train()
+    model.encoder.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    implementation = model.config._attn_implementation
+    maps = normlens.load(model).maps(**given(family, LONG, SHORT))
+    assert maps.completeness <= 1e-4
+    assert model.config._attn_implementation == implementation
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    for name, module in model.named_modules():
+        assert not module._forward_hooks, name
+        assert not module._forward_pre_hooks, name
+
+
+def test_progress_counts_the_layers_of_both_stacks(tiny):
+    lens = normlens.load(tiny("bart", torch.float32))
+    seen: list = []
+    lens.maps(**given("bart", LONG, SHORT), progress=lambda *done: seen.append(done))
+    assert seen == [(k, 5) for k in range(1, 6)]
+
+
+# Wrong adapters ----------------------------------------------------------------------------------
+
+
+def changed(change):
+    """BART's steps, of which `change` alters one attention."""
+    steps = Bart.steps
+
+    def altered(self, block):
+        return [change(step, block) if isinstance(step, Attention) else step
+                for step in steps(self, block)]  # fmt: skip
+
+    return altered
+
+
+def wrong_cross(step, block):
+    """Takes the keys for the values of the second attention."""
+    if step.source is None:
+        return step
+    from normlens.models.base import linear
+
+    return replace(step, value=linear(block.encoder_attn.k_proj))
+
+
+def wrong_encoder(step, block):
+    """Forgets the encoder's output bias."""
+    if hasattr(block, "encoder_attn"):
+        return step
+    return replace(step, output=replace(step.output, bias=None, module=None))
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (wrong_cross, r"decoder layer 0 at its CROSS \(scope ATTNRESLNCROSS-N\)"),
+        (wrong_encoder, r"encoder layer 0 at its ATTN \(scope ATTN-N\)"),
+    ],
+)
+def test_completeness_names_the_stack_that_is_not_what_its_adapter_says(
+    change, where, tiny, monkeypatch
+):
+    lens = normlens.load(tiny("bart", torch.float64))
+    monkeypatch.setattr(Bart, "steps", changed(change))
+    with pytest.raises(CompletenessError, match=where):
+        lens.maps(**given("bart", LONG, SHORT))
+
+
+def test_a_position_bias_is_not_taken_for_attention_weights(tiny, monkeypatch):
+    lens = normlens.load(tiny("t5", torch.float64))
+    monkeypatch.setattr(T5, "weights_at", 1)
+    with pytest.raises((CompletenessError, UnsupportedModelError)):
+        lens.maps(**given("t5", LONG, SHORT))
+
+
+def test_a_decoder_that_looks_ahead_is_noticed(tiny, monkeypatch):
+    from normlens.components import Reach
+
+    lens = normlens.load(tiny("bart", torch.float64))
+    monkeypatch.setattr(Bart, "reach", lambda self, block: Reach())
+    with pytest.raises(UnsupportedModelError, match="no token of decoder layer 0 looks ahead"):
+        lens.maps(**given("bart", SHORT, LONG))
+
+
+def test_weights_on_the_sources_padding_are_noticed(tiny):
+    """A model that ignores the source's mask gives each pair of a batch other numbers."""
+    lens = normlens.load(tiny("bart", torch.float64))
+    forget = lens.model.decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, "encoder_attention_mask": None}),
+        with_kwargs=True,
+    )
+    try:
+        with pytest.raises(UnsupportedModelError, match="padding of the other sequence"):
+            lens.maps(**batch_of("bart", "right"), batch_size=len(RAGGED))
+    finally:
+        forget.remove()
+
+
+# What is not in yet ------------------------------------------------------------------------------
+
+
+def test_results_of_two_stacks_are_not_written_by_halves(tiny, tmp_path):
+    from normlens.exports import map_export as export
+    from normlens.viewer import encode
+
+    maps = normlens.load(tiny("bart", torch.float32)).maps(**given("bart", LONG, SHORT))
+    for write in (
+        lambda: maps.save(tmp_path / "maps.safetensors"),
+        lambda: maps.to_html(tmp_path / "maps.html"),
+        lambda: export.write(maps, tmp_path / "maps.csv"),
+        lambda: export.to_document(maps),
+        lambda: encode(maps),
+    ):
+        with pytest.raises(InputError, match=r"maps\.decoder and maps\.encoder") as raised:
+            write()
+        assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+    for one in (maps.decoder, maps.encoder):
+        path = one.save(tmp_path / f"{one.provenance['stack']}.safetensors")
+        assert normlens.open(path) == one
+
+
+def test_analyses_of_one_stack_refuse_two(tiny):
+    from normlens.estimate import sizes_of
+
+    lens = normlens.load(tiny("bart", torch.float32))
+    for analysis in (
+        lambda: lens.explain(input_ids=LONG),
+        lambda: lens.encode(input_ids=LONG),
+        lambda: lens.maps(**given("bart", LONG, SHORT), origin="input"),
+        lambda: sizes_of(lens),
+    ):
+        with pytest.raises(InputError, match="encoder–decoder") as raised:
+            analysis()
+        assert "\n" not in str(raised.value)
+
+
+def test_a_rollout_needs_one_sequence(tiny):
+    maps = normlens.load(tiny("bart", torch.float32)).maps(**given("bart", LONG, SHORT))
+    for some in (maps, maps.sources_of("decoder")):
+        with pytest.raises(InputError, match="their own tokens alone"):
+            some.rollout("ATTN-N")
+    assert maps.encoder.rollout("ATTN-N").layers == [0, 1]
+
+
+def test_parts_of_encoder_decoders_are_refused():
+    """An encoder or a decoder alone has not the layers that its configuration names."""
+    for model in (
+        transformers.T5EncoderModel(tiny_config("t5")),
+        transformers.BartForCausalLM(tiny_config("bart")),
+    ):
+        with pytest.raises(UnsupportedModelError, match="does not have the layers of"):
+            normlens.load(model)

@@ -1,0 +1,365 @@
+"""Sources and targets as texts, words and ids, and targets that the model generates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from pair_examples import Letters, fast_tokenizer, with_head
+from shell import Shell
+
+import normlens
+from normlens import targets
+from normlens.checkpoints.hub import quiet_transformers
+from normlens.errors import InputError
+from normlens.models.tiny import tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _short_targets(monkeypatch):
+    """Random models seldom end a sentence."""
+    monkeypatch.setattr(targets, "MOST_GENERATED", 12)
+
+
+@pytest.fixture(scope="module")
+def lens() -> normlens.Lens:
+    return normlens.load(with_head("bart"), fast_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def slow() -> normlens.Lens:
+    return normlens.load(with_head("marian"), Letters())
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+def test_a_target_is_shifted_to_the_right(lens):
+    maps = lens.maps("the house", "la maison est petite")
+    assert maps.tokens[:3] == ["</s>", "<s>", "la"]  # BART's start token, then the labels
+    assert "</s>" not in maps.tokens[1:]  # the end is predicted, not read
+    assert maps.special[:3] == [True, True, False]
+    assert maps.words().tokens == ["</s>", "<s>", "la", "maison", "est", "petite"]
+    assert maps.encoder.tokens[0] == "<s>"
+    assert maps.encoder.tokens[-1] == "</s>"
+    assert maps.text == ("the house", "la maison est petite")
+    assert maps.encoder.text == "the house"
+
+
+def test_the_decoder_reads_what_the_model_makes_of_labels(lens):
+    """The same ids as transformers shifts labels to."""
+    labels = lens.tokenizer(text_target="la maison est verte", return_tensors="pt")["input_ids"]
+    expected = lens.adapter.whole.prepare_decoder_input_ids_from_labels(labels)
+    assert lens.maps("the house", "la maison est verte").token_ids == expected[0].tolist()
+
+
+@pytest.mark.parametrize("family", ["bart", "marian", "mbart", "m2m_100", "pegasus", "t5"])
+def test_labels_are_shifted_as_transformers_shifts_them(family):
+    target = (["<fr>"], ["</s>"]) if family in ("mbart", "m2m_100") else ([], ["</s>"])
+    model = with_head(family)
+    lens = normlens.load(model, Letters(target=target))
+    labels = lens.tokenizer(text_target="la maison")["input_ids"]
+    found = lens.maps("the house", "la maison").token_ids
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift is not None:
+        assert found == shift(labels=torch.tensor([labels]))[0].tolist()
+    assert found[1:] == labels[:-1]
+
+
+def test_languages_are_those_of_the_tokenizer():
+    nllb = normlens.load(with_head("m2m_100"), Letters((["<en>"], ["</s>"]), (["<fr>"], ["</s>"])))
+    maps = nllb.maps("the house", "la maison")
+    assert maps.encoder.tokens[0] == "<en>"
+    assert maps.tokens[:3] == ["</s>", "<fr>", "␣l"]
+    assert nllb.maps("the house").tokens[:2] == ["</s>", "<fr>"]
+    first = normlens.load(
+        with_head("mbart"), Letters(([], ["</s>", "<en>"]), ([], ["</s>", "<fr>"]))
+    )
+    maps = first.maps("the house", "la maison")
+    assert (maps.tokens[0], maps.tokens[-1]) == ("<fr>", "</s>")
+    assert first.maps("the house").tokens[0] == "<fr>"
+    fifty = normlens.load(with_head("mbart"), Letters((["<en>"], ["</s>"]), (["<fr>"], ["</s>"])))
+    assert fifty.maps("the house").tokens[:2] == ["</s>", "<fr>"]
+
+
+def test_a_target_without_an_end_is_read_whole():
+    lens = normlens.load(with_head("marian"), Letters(target=([], [])))
+    assert lens.maps("the house", "la").tokens == ["<pad>", "␣l", "a"]
+
+
+# Words --------------------------------------------------------------------------------------------
+
+SOURCE, TARGET = ["the", "house", "is", "don't", "."], ["la", "maison", "n'est", "pas"]
+
+
+@pytest.mark.parametrize("which", ["lens", "slow"])
+def test_given_words_stay_words(which, request):
+    lens = request.getfixturevalue(which)
+    maps = lens.maps(SOURCE, TARGET)
+    words = maps.words()
+    assert [word for word in words.tokens if word not in ("<s>", "</s>", "<pad>")] == TARGET
+    sources = words.sources_of("encoder")
+    assert [word for word in sources.source_tokens if word not in ("<s>", "</s>")] == SOURCE
+    ordinary = [token for token in words.encoder.tokens if token not in ("<s>", "</s>")]
+    assert ordinary == SOURCE
+    assert maps.word_labels == TARGET
+    assert maps.text == (" ".join(SOURCE), " ".join(TARGET))
+
+
+def test_words_of_a_text_without_offsets(slow):
+    """Known where each word on its own has the tokens that it has in the text."""
+    maps = slow.maps("the house", "la  maison")
+    assert maps.words().tokens == ["<pad>", "la", "maison"]
+    assert maps.encoder.words().tokens == ["the", "house", "</s>"]
+    merging = normlens.load(slow.adapter.whole, Letters(merged="e h"))
+    maps = merging.maps("the house", "la maison")
+    assert maps.encoder.token_words is None
+    assert maps.token_words is not None
+    assert maps.sources.token_words is None
+    with pytest.raises(InputError, match="words are known only"):
+        maps.words()
+    given = merging.maps(["the", "house"], ["la", "maison"])
+    assert given.encoder.words().tokens == ["the", "house", "</s>"]
+
+
+def test_a_letter_that_is_unknown_is_no_special_token(slow):
+    maps = slow.maps("the Xhouse", "la maison")
+    assert "<unk>" in maps.encoder.tokens
+    assert maps.encoder.words().tokens == ["the", "Xhouse", "</s>"]
+
+
+def test_two_lists_of_texts_are_not_taken_for_words(lens):
+    with pytest.raises(InputError, match=r"'the house' is no word.*\[\(source, target\), …\]"):
+        lens.maps(["the house", "is small"], ["la maison", "est petite"])
+
+
+# Several pairs ------------------------------------------------------------------------------------
+
+
+def test_a_list_of_pairs_gives_a_list(lens):
+    pairs = [("the house", "la maison"), (SOURCE, TARGET), ("is small", None), "and green"]
+    several = lens.maps(pairs, batch_size=4)
+    alone = [
+        lens.maps("the house", "la maison"),
+        lens.maps((SOURCE, TARGET)),
+        lens.maps("is small"),
+        lens.maps("and green"),
+    ]
+    for found, expected in zip(several, alone, strict=True):
+        assert found.tokens == expected.tokens
+        assert found.source_tokens == expected.source_tokens
+        assert found.provenance["target"] == expected.provenance["target"]
+        for scope in expected:
+            np.testing.assert_allclose(found[scope], expected[scope], rtol=1e-4, atol=1e-5)
+        for scope in expected.encoder:
+            np.testing.assert_allclose(
+                found.encoder[scope], expected.encoder[scope], rtol=1e-4, atol=1e-5
+            )
+
+
+def test_ids_on_one_side_and_a_text_on_the_other(lens):
+    ids = lens.tokenizer("the house")["input_ids"]
+    found = lens.maps(input_ids=ids, target="la maison")
+    expected = lens.maps("the house", "la maison")
+    np.testing.assert_array_equal(found["CROSS-N"], expected["CROSS-N"])
+    found = lens.maps("the house", decoder_input_ids=expected.token_ids)
+    np.testing.assert_array_equal(found["CROSS-N"], expected["CROSS-N"])
+
+
+# Generated targets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bart", "marian", "t5", "umt5", "pegasus", "blenderbot"])
+def test_a_missing_target_is_generated(family):
+    model = with_head(family)
+    lens = normlens.load(model)
+    maps = lens.maps(input_ids=[5, 9, 2])
+    assert maps.provenance["target"].startswith("generated")
+    ids = model.generate(
+        torch.tensor([[5, 9, 2]]),
+        num_beams=1,
+        do_sample=False,
+        use_cache=False,
+        max_new_tokens=11,
+    )[0].tolist()
+    finished = ids[-1] == model.generation_config.eos_token_id
+    assert maps.token_ids == (ids[:-1] if finished else ids)
+    assert finished == (maps.provenance["target"] == "generated")
+    np.testing.assert_array_equal(
+        maps["CROSS"], lens.maps(input_ids=[5, 9, 2], decoder_input_ids=maps.token_ids)["CROSS"]
+    )
+
+
+def test_a_generated_target_has_words(slow):
+    maps = slow.maps("the house", scopes="CROSS")
+    assert maps.provenance["target"].startswith("generated")
+    again = slow.maps("the house", decoder_input_ids=maps.token_ids, scopes="CROSS")
+    assert again.provenance["target"] == "given"
+    assert again.tokens == maps.tokens
+
+
+def test_a_model_without_its_head_cannot_generate():
+    lens = normlens.load(tiny_model("bart"))
+    with pytest.raises(InputError, match=r"no head that could generate.*decoder_input_ids"):
+        lens.maps(input_ids=[5, 9, 2])
+
+
+def test_generating_leaves_the_model_as_it_was(slow):
+    model = slow.adapter.whole
+    model.train()
+    try:
+        slow.maps("the house", scopes="CROSS")
+        assert model.training
+        assert not any(module._forward_hooks for module in model.modules())
+    finally:
+        model.eval()
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_a_folder_is_loaded_with_the_head_that_generates(family, tmp_path):
+    model = with_head(family)
+    tokenizer = fast_tokenizer()
+    with quiet_transformers():
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+    lens = normlens.load(tmp_path, device="cpu")
+    assert type(lens.adapter.whole) is type(model)
+    found, expected = (one.maps("the house") for one in (lens, normlens.load(model, tokenizer)))
+    assert found.provenance["target"].startswith("generated")
+    assert found.tokens == expected.tokens
+    np.testing.assert_array_equal(found["CROSS-N"], expected["CROSS-N"])
+
+
+# Sound --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whisper() -> normlens.Lens:
+    tokenizer = Letters(target=(["</s>", "<fr>"], ["<pad>"]))
+    return normlens.load(tiny_model("whisper"), tokenizer)
+
+
+def test_a_target_that_begins_with_the_start_token_is_not_shifted(whisper):
+    maps = whisper.maps(input_features=np.ones((6, 18)), target="la")
+    assert maps.tokens == ["</s>", "<fr>", "␣l", "a"]
+    assert maps.encoder.tokens[:3] == ["0.00s", "0.02s", "0.04s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": "la", "target": "la"}, "hears its source; pass input_features"),
+        ({"input_ids": [5], "target": "la"}, "hears its source"),
+        ({"input_features": np.ones((5, 18)), "target": "la"}, r"shape \(5, 18\).*6 mel bins"),
+        ({"input_features": np.ones((6, 17)), "target": "la"}, "17 time steps.*takes 18"),
+        ({"input_features": "sound", "target": "la"}, "6 mel bins"),
+        ({"input_features": np.ones((2, 6, 18)), "target": "la"}, "2 sources and 1 targets"),
+    ],
+)
+def test_wrong_sound_is_one_line(arguments, message, whisper):
+    with pytest.raises(InputError, match=message) as raised:
+        whisper.maps(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": "", "target": "la"}, "the source is empty"),
+        ({"text": "the", "target": " "}, "the target is empty"),
+        ({"text": [], "target": "la"}, "the source is empty"),
+        ({"text": "the " * 60, "target": "la"}, "the source has .* takes at most 48"),
+        ({"text": "the", "target": "la " * 60}, "the target has .* takes at most 48"),
+        ({"text": "the", "input_ids": [5], "target": "la"}, "pass one source"),
+        ({"target": "la"}, "pass one source"),
+        (
+            {"text": "the", "target": "la", "decoder_input_ids": [2]},
+            "a target or decoder_input_ids",
+        ),
+        ({"text": "the", "decoder_input_ids": [99]}, "token id 99 is out of vocabulary"),
+        ({"text": "the", "decoder_input_ids": [[2], [2]]}, "1 sources and 2 targets"),
+        ({"text": "the", "target": "la", "input_features": [[1.0]]}, "pass one source"),
+        ({"input_features": [[1.0]], "target": "la"}, "reads its source"),
+        ({"text": ["the", 5], "target": "la"}, "a text or a list of words"),
+        ({"text": [5]}, r"a source, or a pair \(source, target\), got 5"),
+        ({"text": [["the"], ["la"]]}, r"words stand in lists"),
+        ({"text": ["the"], "input_ids": [5]}, "one of the two"),
+        ({"text": "the", "target": "la", "token_type_ids": [0]}, "no token types"),
+        ({"text": "the", "target": "la", "nonlinearity": "shapley"}, "one attention only"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, lens):
+    with pytest.raises(InputError, match=message) as raised:
+        lens.maps(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_beginning_of_long_texts_on_request(lens):
+    maps = lens.maps("the " * 60, "la " * 60, truncate=True)
+    assert len(maps.encoder.tokens) == len(maps.tokens) == 48
+    assert maps.encoder.tokens[-1] == "</s>"
+
+
+def test_texts_need_a_tokenizer():
+    lens = normlens.load(with_head("bart"))
+    with pytest.raises(InputError, match=r"no tokenizer.*input_ids"):
+        lens.maps("the house", "la maison")
+    with pytest.raises(InputError, match=r"no tokenizer.*decoder_input_ids"):
+        lens.maps(input_ids=[5, 6], target="la maison")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"target": "la"}, {"decoder_input_ids": [2]}, {"input_features": [[1.0]]}],
+)
+def test_a_model_of_one_sequence_takes_no_second(second):
+    lens = normlens.load(tiny_model("gpt2"))
+    with pytest.raises(InputError, match=r"reads one sequence.*encoder–decoder"):
+        lens.maps(input_ids=[5, 6], **second)
+
+
+def test_sequences_and_pairs_are_not_mixed_up(lens):
+    (pair,) = lens.encode_pairs("the house", "la maison")
+    other = normlens.load(tiny_model("gpt2"))
+    with pytest.raises(InputError, match="takes single sequences"):
+        other.analyse([pair])
+    with pytest.raises(InputError, match="takes pairs of a source and a target"):
+        lens.analyse([pair.source])
+    with pytest.raises(InputError, match="reads one sequence"):
+        other.encode_pairs("the", "la")
+
+
+# On the command line ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bart")
+    with quiet_transformers():
+        with_head("bart").save_pretrained(path)
+        fast_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("map", "--text", "the house", "--device", "cpu"),
+        ("explain", "the house", "--device", "cpu"),
+        ("cosine", "the house", "is small", "--device", "cpu"),
+        ("estimate", "--tokens", "8"),
+        ("serve", "--port", "0"),
+    ],
+)
+def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, capsys):
+    assert "encoder–decoder" in Shell(capsys).error(*words, "--model", folder)
+
+
+def test_a_run_refuses_two_stacks_in_one_line(folder, capsys, tmp_path):
+    (tmp_path / "data.txt").write_text("the house\nis small\n")
+    out = tmp_path / "out"
+    data = ("--data", tmp_path / "data.txt", "--out", out, "--device", "cpu", "--quiet")
+    assert "encoder–decoder" in Shell(capsys).error("run", "--model", folder, *data)
