@@ -91,10 +91,11 @@ def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
     bias = _bias_of(head.body, y)
     for step in head.steps:
         y, v, bias = _copy_step(step, y, v, bias, rule)
-    weight = head.output.weight[:, list(columns)]
+    output = head.output.folded(torch.float64)
+    weight = output.weight[:, list(columns)]
     scores, parts = y @ weight, v @ weight
-    if head.output.bias is not None:
-        scores = scores + head.output.bias[list(columns)]
+    if output.bias is not None:
+        scores = scores + output.bias[list(columns)]
     if head.soft_cap is not None:
         parts = parts * _slope(
             rule, lambda z: head.soft_cap * torch.tanh(z / head.soft_cap), scores
@@ -105,9 +106,10 @@ def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
 
 def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
     """The layer's linear face, written again from the components' weights."""
-    frozen = freeze(trace.layer, trace.x, trace.alphas[0], [len(IDS)], rule)
+    layer = trace.layer.to(torch.float64)
+    frozen = freeze(layer, trace.x, trace.alphas[0], [len(IDS)], rule)
     saved, start = [], v
-    for step, made in zip(trace.layer.steps, frozen.steps, strict=True):
+    for step, made in zip(layer.steps, frozen.steps, strict=True):
         kind = type(step).__name__
         if kind == "Branch":
             saved.append(v)

@@ -19,7 +19,14 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import ANY, CAUSAL, LAST, SEQUENCES, TOKENS, Head, HeadStep
 from normlens.models.heads import class_names, described_by_task
 from normlens.models.installed import load_installed
-from normlens.models.modules import columns, interleaved_values, layer_norm, linear, rms_norm
+from normlens.models.modules import (
+    columns,
+    interleaved_values,
+    layer_norm,
+    linear,
+    rms_norm,
+    scaled,
+)
 from normlens.models.reading import UnreadableModule, read_linear
 from normlens.models.unwrapping import body, unreadable, unwrapped
 
@@ -35,6 +42,7 @@ __all__ = [
     "linear",
     "register",
     "rms_norm",
+    "scaled",
     "supported_families",
     "tiny_settings",
 ]
