@@ -28,6 +28,7 @@ from normlens.models.modules import (
     scaled,
 )
 from normlens.models.reading import UnreadableModule, read_linear
+from normlens.models.refusals import refusal
 from normlens.models.unwrapping import body, unreadable, unwrapped
 
 __all__ = [
@@ -242,6 +243,8 @@ def adapter_class(config: Any) -> type[Adapter]:
     decoder_too = getattr(config, "is_encoder_decoder", False)
     if model_type not in _ADAPTERS:
         bring_installed_families()
+    if model_type not in _ADAPTERS and (reason := refusal(model_type)) is not None:
+        raise UnsupportedModelError(reason)
     if decoder_too or model_type not in _ADAPTERS:
         kind = "is an encoder–decoder and" if decoder_too else "is"
         raise UnsupportedModelError(
