@@ -18,7 +18,7 @@ from normlens.components import Layer, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import ANY, CAUSAL, LAST, SEQUENCES, TOKENS, Head, HeadStep
 from normlens.models.heads import class_names, described_by_task
-from normlens.models.installed import load_installed
+from normlens.models.installed import is_available, load_installed
 from normlens.models.modules import (
     columns,
     interleaved_values,
@@ -220,9 +220,12 @@ def register(
 
 
 def supported_families() -> dict[str, type[Adapter]]:
-    """Every registered model type with its adapter, those of other installed packages included."""
+    """Every registered model type with its adapter, those of other installed packages included.
+
+    Families of NormLens that the installed transformers does not have yet are left out.
+    """
     bring_installed_families()
-    return dict(_ADAPTERS)
+    return {name: adapter for name, adapter in _ADAPTERS.items() if is_available(name, adapter)}
 
 
 def bring_installed_families() -> bool:

@@ -86,6 +86,11 @@ _REASONS = {
 _REASONS["gemma3n_text"] = _REASONS["gemma3n"]
 
 
+def refused_types() -> dict[str, str]:
+    """Every such model type with its reason."""
+    return dict(_REASONS)
+
+
 def refusal(model_type: str) -> str | None:
     """The line that says why a model type cannot be supported; None for all others."""
     reason = _REASONS.get(model_type)
