@@ -9,9 +9,11 @@ import pytest
 import torch
 from reference import assert_maps_match, largest_error, references
 from test_traits import IDS, assert_only_weights_differ, band, check, with_other
+from torch import nn
 
 import normlens
 from normlens.models import adapt
+from normlens.models.base import linear, scaled
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 PARALLEL = "(LN) ATTN ∥ (LN) FF RES"
@@ -112,6 +114,20 @@ def test_a_factor_in_half_precision_is_not_rounded_into_the_weights(dtype):
     exact = layer.feed_forward.down.weight.detach().double() * 0.3
     assert largest_error(down.weight, exact) < 1e-7
     assert normlens.load(model).maps(input_ids=IDS).completeness < 0.05
+
+
+def test_a_factor_for_each_dimension():
+    """As a scale behind a branch may be: the map, its folded form and its module agree."""
+    torch.manual_seed(0)
+    module, factor, x = nn.Linear(6, 4), torch.randn(4), torch.randn(3, 6)
+    with torch.no_grad():
+        expected = module(x) * factor
+        found = scaled(scaled(linear(module), factor), 0.5)
+        torch.testing.assert_close(found(x), 0.5 * expected)
+        folded = found.folded(torch.float64)
+        torch.testing.assert_close(folded(x.double()), 0.5 * expected.double(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(folded.part(module(x).double()).float(), 0.5 * expected)
+    assert not folded.is_scaled
 
 
 def test_the_expansion_rate_counts_the_factor():
