@@ -33,11 +33,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py
 
-# The table of families, as `normlens models --markdown` prints it.
+# What README.md and docs/models.md say of families.
 readme: $(STAMP)
-	mkdir -p build
-	{ echo; $(BIN)/normlens models --markdown; echo; } > build/families.md
-	sed -i -e '/<!-- families:/,/<!-- \/families -->/{//!d}' -e '/<!-- families:/r build/families.md' README.md
+	$(BIN)/python tools/write_family_pages.py
 
 # The built front end is in the package; only those who change it need Node.
 viewer: $(NODE)

@@ -429,6 +429,23 @@ def test_models_table(shell: Shell) -> None:
         assert words in out
 
 
+def test_models_are_searched_by_name_and_traits(shell: Shell) -> None:
+    out = shell("models", "WINDOWS", "parallel")
+    assert "cohere2" in out
+    assert "falcon" not in out
+    assert "minilm" not in out
+    assert "gated silu" in out
+    listed = json.loads(shell("models", "--json", "granite"))["families"]
+    assert [row["model_type"] for row in listed] == ["granite"]
+    assert "factors" in listed[0]["traits"]
+    assert "gpt2" not in shell("models", "--markdown", "bidirectional")
+
+
+def test_a_search_that_finds_nothing_says_so(shell: Shell) -> None:
+    assert "no model type has 'windows', 'nothing'" in shell.error("models", "windows", "nothing")
+    assert "'mamba' is not supported: its layers are state-space" in shell.error("models", "mamba")
+
+
 def test_models_markdown(shell: Shell) -> None:
     out = shell("models", "--markdown")
     assert out == markdown_table()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch import nn
 
 import normlens
 from normlens.checkpoints.embedded import EMBEDDED
-from normlens.families import markdown_table
+from normlens.family_page import models_tables, readme_lines
 from normlens.models import supported_families
 from normlens.models.installed import GROUP
 
@@ -36,15 +37,51 @@ def family_rows(table: str) -> dict[str, str]:
     return {name: rest for types, rest in rows for name in types.split(", ")}
 
 
-def test_the_family_table_says_what_is_true():
-    """A family may be missing until the table is generated again; no row may be wrong."""
-    found = re.search(
-        r"<!-- families:.*?-->\n(.*?)<!-- /families -->", (ROOT / "README.md").read_text(), re.S
-    )
-    assert found is not None
-    written, generated = family_rows(found[1]), family_rows(markdown_table())
-    assert {"`bert`", "`gpt2`", "`llama`"} <= set(written)
-    assert written == {name: generated.get(name) for name in written}
+def generated_part(path: Path) -> str:
+    part = re.search(r"<!-- families:.*?-->\n(.*?)<!-- /families -->", path.read_text(), re.S)
+    assert part is not None
+    return part[1]
+
+
+def tables(text: str) -> list[str]:
+    return re.findall(r"(?:^\|.*\n)+", text, re.M)
+
+
+def test_the_family_tables_say_what_is_true():
+    """A family may be missing until they are generated again; no row may be wrong."""
+    written = tables(generated_part(ROOT / "docs" / "models.md"))
+    generated = tables(models_tables())
+    assert len(written) == len(generated) == 3
+    for found, expected in zip(map(family_rows, written), map(family_rows, generated), strict=True):
+        assert found == {name: expected.get(name) for name in found}
+    traits, kinds, refused = map(family_rows, written)
+    assert {"`bert`", "`gpt2`", "`llama`"} <= set(traits) == set(kinds)
+    assert "`mamba`" in refused
+
+
+def test_the_readme_counts_no_family_too_many():
+    found, generated = generated_part(ROOT / "README.md").split(), readme_lines().split()
+    numbers = [[int(word) for word in words if word.isdigit()] for words in (found, generated)]
+    assert len(numbers[0]) == len(numbers[1]) == 4
+    assert all(few <= many for few, many in zip(*numbers, strict=True))
+    assert {word for word in found if word.startswith("`")} <= {
+        word for word in generated if word.startswith("`")
+    }
+
+
+def test_the_pages_are_written_between_their_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- families: by hand -->\nold\n<!-- /families -->\nBehind.\n")
+    tool = runpy.run_path(str(ROOT / "tools" / "write_family_pages.py"))
+    tool["rewrite"](page, "new\n")
+    lines = page.read_text().splitlines()
+    assert lines[0] == "Before."
+    assert lines[-1] == "Behind."
+    assert "new" in lines
+    assert "old" not in lines
+    page.write_text("nothing to replace\n")
+    with pytest.raises(SystemExit, match="not one"):
+        tool["rewrite"](page, "new\n")
 
 
 @needs_minilm

@@ -387,3 +387,12 @@ def test_half_precision_halves_the_weights() -> None:
     full, half = sizes_of(lens, torch.float32), sizes_of(lens, torch.bfloat16)
     assert half.itemsize * 2 == full.itemsize
     assert half.compute_itemsize == full.compute_itemsize == 4
+
+
+def test_a_factor_costs_a_copy_of_what_it_scales() -> None:
+    """Of one layer at a time, its output and its second feed-forward matrix."""
+    memory = []
+    for factor in (1.0, 0.3):
+        lens = skeleton(tiny_config("granite", residual_multiplier=factor))
+        memory.append(estimate(sizes_of(lens), analysis_of(lens, 24, lens.scopes)).peak_memory)
+    assert memory[1] - memory[0] == 4 * (16 * 16 + 24 * 16)

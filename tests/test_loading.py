@@ -205,7 +205,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], type[NormLensError], tuple[str,
     "a missing tensor": (change_tensor(drop_tensor), ModelLoadError, ("lack", "incomplete")),
     "a reshaped tensor": (change_tensor(reshape_tensor), ModelLoadError, ("wrong shape",)),
     "an encoder–decoder": (become_longt5, UnsupportedModelError, ("encoder–decoder", "'longt5'")),
-    "another architecture": (become_mamba, UnsupportedModelError, ("'mamba'", "supported are")),
+    "another architecture": (become_mamba, UnsupportedModelError, ("'mamba'", "state-space")),
 }
 
 

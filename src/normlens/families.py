@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from normlens.errors import reason_of
+from normlens.errors import InputError, UnsupportedModelError, reason_of
 from normlens.estimate import skeleton
+from normlens.family_traits import traits_of
 from normlens.models import supported_families
+from normlens.models.refusals import refusal
 from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_families
 
 _log = logging.getLogger(__name__)
@@ -23,6 +26,12 @@ class Family:
     components: str = "unknown"
     scopes: tuple[str, ...] = ()
     two_stacks: bool = False
+    traits: tuple[str, ...] = ()
+
+    def matches(self, words: Sequence[str]) -> bool:
+        """Whether every word is in its name, its kind of attention, its components or traits."""
+        text = " ".join((self.model_type, self.attention, self.components, *self.traits)).lower()
+        return all(word.lower() in text for word in words)
 
     @property
     def attention(self) -> str:
@@ -64,8 +73,21 @@ def _family(model_type: str) -> Family:
             reason_of(error),
         )
         return Family(model_type)
-    return Family(
-        model_type, lens.causal, lens.component_sequence, tuple(lens.scopes), lens.two_stacks
+    scopes, traits = tuple(lens.scopes), traits_of(lens.layers)
+    return Family(model_type, lens.causal, lens.component_sequence, scopes, lens.two_stacks, traits)
+
+
+def search_families(words: Sequence[str]) -> list[Family]:
+    """The families that match every word, or an error that says what there is."""
+    found = [family for family in family_table() if family.matches(words)]
+    if found:
+        return found
+    for word in words:
+        if (reason := refusal(word)) is not None:
+            raise UnsupportedModelError(reason)
+    raise InputError(
+        f"no model type has {', '.join(map(repr, words))} in its name, components or traits; "
+        "`normlens models` lists all of them"
     )
 
 
@@ -80,13 +102,13 @@ def by_components(families: list[Family]) -> list[list[Family]]:
     return [list(group) for _, group in groupby(ranked, alike)]
 
 
-def markdown_table() -> str:
-    """The table in the README: one row per kind of layer."""
+def markdown_table(words: Sequence[str] = ()) -> str:
+    """A table of the families that match every word, with one row per kind of layer."""
     lines = [
         "| model types | attention | components | scopes |",
         "|---|---|---|---|",
     ]
-    for group in by_components(family_table()):
+    for group in by_components(search_families(words)):
         types = ", ".join(f"`{family.model_type}`" for family in group)
         scopes = ", ".join(group[0].scopes)
         lines.append(f"| {types} | {group[0].attention} | {group[0].components} | {scopes} |")

@@ -50,6 +50,8 @@ class _InFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         first = args[0] if args else None
+        if func is Tensor.float and not first.is_floating_point():
+            return first.double()  # positions, which some releases multiply by frequencies so
         if isinstance(first, Tensor) and first.dtype == torch.float64:
             if func is Tensor.float:
                 return first

@@ -79,22 +79,23 @@ def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
         v = _copy_layer(trace, v, rule)
     head = read_head(lens.adapter)
     y = traces[-1].output
+    bias = torch.zeros_like(y)
     for step in head.body:
-        y, v, _ = _copy_step(step, y, v, torch.zeros_like(y), rule)
+        y, v, bias = _copy_step(step, y, v, bias, rule)
     position = {"first": 0, "last": len(IDS) - 1}.get(head.reads)
     if head.reads == MEAN:
-        y, v = y.mean(1), v.mean(1)
+        y, v, bias = y.mean(1), v.mean(1), bias.mean(1)
     else:
         if position is None:
             position = len(IDS) - 1 if head.task.startswith("causal") else 3
-        y, v = y[:, position], v[:, position]
-    bias = _bias_of(head.body, y)
+        y, v, bias = y[:, position], v[:, position], bias[:, position]
     for step in head.steps:
         y, v, bias = _copy_step(step, y, v, bias, rule)
-    weight = head.output.weight[:, list(columns)]
+    output = head.output.folded(torch.float64)
+    weight = output.weight[:, list(columns)]
     scores, parts = y @ weight, v @ weight
-    if head.output.bias is not None:
-        scores = scores + head.output.bias[list(columns)]
+    if output.bias is not None:
+        scores = scores + output.bias[list(columns)]
     if head.soft_cap is not None:
         parts = parts * _slope(
             rule, lambda z: head.soft_cap * torch.tanh(z / head.soft_cap), scores
@@ -105,9 +106,10 @@ def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
 
 def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
     """The layer's linear face, written again from the components' weights."""
-    frozen = freeze(trace.layer, trace.x, trace.alphas[0], [len(IDS)], rule)
+    layer = trace.layer.to(torch.float64)
+    frozen = freeze(layer, trace.x, trace.alphas[0], [len(IDS)], rule)
     saved, start = [], v
-    for step, made in zip(trace.layer.steps, frozen.steps, strict=True):
+    for step, made in zip(layer.steps, frozen.steps, strict=True):
         kind = type(step).__name__
         if kind == "Branch":
             saved.append(v)
@@ -177,11 +179,3 @@ def _slope(rule, g, z, start=None):
             return torch.autograd.grad(g(at).sum(), at)[0]
     start = torch.zeros_like(z) if start is None or rule == "ig" else start.detach()
     return (g(z) - g(start)) / (z - start)
-
-
-def _bias_of(steps, like):
-    bias = torch.zeros_like(like)
-    for step in steps:
-        if type(step).__name__ == "Norm" and step.beta is not None:
-            bias = bias + step.beta
-    return bias

@@ -76,7 +76,7 @@ def _own_biases(step):
     value = getattr(step, "value", None)
     if value is not None and value.bias is not None:
         # Of keys and queries too, where one module makes all three: α is as good as any other.
-        yield value.module.bias
+        yield value.bias if value.bias_outside else value.module.bias
 
 
 @every_family

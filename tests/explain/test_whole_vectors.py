@@ -109,8 +109,11 @@ def test_causal_models_compute_the_lower_triangle_alone(family, tiny):
         causal = network.adapter.causal
     assert found.widest == len(IDS) - causal
     for vectors in found.vectors.values():
-        later = vectors[:, 0].norm(dim=-1).tril(-1)  # sources behind their targets
-        assert bool(later.any()) != causal
+        sizes = vectors[:, 0].norm(dim=-1)
+        earlier, later = sizes.triu(1), sizes.tril(-1)  # sources before and behind their targets
+        # A norm before the first attention has mixed nothing yet.
+        assert bool(later.any()) == (bool(earlier.any()) and not causal)
+    assert bool(earlier.any())
 
 
 def test_reaches_behind_each_other_add_up():

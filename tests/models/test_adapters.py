@@ -13,7 +13,7 @@ from torch import nn
 import normlens
 from normlens.components import Attention, Branch, FeedForward, Linear, Residual
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError
-from normlens.models import adapter_class, base
+from normlens.models import adapter_class, base, refusals
 from normlens.models.base import layer_norm, linear, tiny_settings
 from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_families
 
@@ -46,6 +46,39 @@ def test_an_unknown_model_type_is_named_with_what_to_do():
     assert "normlens.Adapter" in message
     assert '@normlens.register("xlnet")' in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("model_type", sorted(refusals._REASONS))
+def test_a_type_that_cannot_be_supported_says_why(model_type):
+    with pytest.raises(UnsupportedModelError) as raised:
+        adapter_class(SimpleNamespace(model_type=model_type))
+    message = str(raised.value)
+    assert message.startswith(f"model type {model_type!r} is not supported: ")
+    assert refusals._REASONS[model_type] in message
+    assert "\n" not in message
+    assert model_type not in base.supported_families()
+
+
+def test_types_that_cannot_be_supported_are_those_of_transformers():
+    """A name that is spelt otherwise there would never be met."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    # Some came with the newest releases.
+    unknown = set(refusals._REASONS) - set(CONFIG_MAPPING_NAMES)
+    assert unknown <= {"bailing_hybrid"}
+
+
+def test_state_space_models_are_refused_with_their_reason():
+    model = tiny_transformer(
+        "mamba", vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1
+    )
+    with pytest.raises(UnsupportedModelError, match=r"'mamba' .*: its layers are state-space"):
+        normlens.load(model)
+
+
+def test_an_adapter_takes_precedence_over_a_refusal():
+    normlens.register("mamba")(ToyAdapter)
+    assert adapter_class(SimpleNamespace(model_type="mamba")) is ToyAdapter
 
 
 @pytest.mark.parametrize(

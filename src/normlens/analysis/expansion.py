@@ -32,7 +32,7 @@ def expansion_rate(attention: Attention, *, published: bool = False) -> float:
     ``Õ = [[W_O, b_O], [0, 1]]``, where a row vector does not meet it. `published` does the same;
     NaN where W_V does not give vectors of the model's width, so that this Õ does not exist.
     """
-    value, output = _float64(_spread(attention)), _float64(attention.output)
+    value, output = _spread(attention), _float64(attention.output)
     d = output.weight.shape[1]
     b_value = _bias(value)
     b_output = _bias(output)
@@ -59,13 +59,14 @@ def _spread(attention: Attention) -> Linear:
         groups = t.unflatten(-1, (attention.groups, -1))
         return groups.repeat_interleave(repeats, dim=-2).flatten(-2)
 
-    bias = attention.value.bias
-    return Linear(spread(attention.value.weight), None if bias is None else spread(bias))
+    value = _float64(attention.value)
+    return Linear(spread(value.weight), None if value.bias is None else spread(value.bias))
 
 
 def _float64(linear: Linear) -> Linear:
-    bias = linear.bias
-    return Linear(_exact(linear.weight), None if bias is None else _exact(bias))
+    bias, scale = linear.bias, linear.scale
+    scale = _exact(scale) if isinstance(scale, Tensor) else scale
+    return Linear(_exact(linear.weight) * scale, None if bias is None else _exact(bias) * scale)
 
 
 def _exact(t: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ app.command(
     epilog="Example: normlens view maps.safetensors --out soap.html",
 )(view_command)
 app.command("serve", epilog="Example: normlens serve --model minilm --open")(serve_command)
-app.command("models", epilog="Example: normlens models --install minilm")(models_command)
+app.command("models", epilog="Example: normlens models grouped windows")(models_command)
 app.command("doctor", epilog="Example: normlens doctor")(doctor_command)
 app.command("estimate", epilog="Example: normlens estimate --model minilm --tokens 512")(
     estimate_command

@@ -14,6 +14,14 @@ from normlens.errors import valid_choice
 
 
 def models_command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD]...",
+            help="Show the families with all of these words in their name or traits.",
+            show_default=False,
+        ),
+    ] = None,
     install: Annotated[
         str | None, typer.Option(metavar="NAME", help="Install an embedded model with pip.")
     ] = None,
@@ -30,9 +38,11 @@ def models_command(
     if as_markdown:
         from normlens.families import markdown_table
 
-        print(markdown_table(), end="")
+        print(markdown_table(words or []), end="")
     elif as_json:
-        print(json.dumps(_models_as_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(_models_as_json(words or []), indent=2, ensure_ascii=False))
+    elif words:
+        _show_families(words)
     else:
         _show_models()
 
@@ -45,8 +55,8 @@ def _install(name: str, quiet: bool) -> None:
         print(f"installed {name}; use it with: normlens map --model {name} --text …")
 
 
-def _models_as_json() -> dict[str, Any]:
-    from normlens.families import family_table
+def _models_as_json(words: list[str]) -> dict[str, Any]:
+    from normlens.families import search_families
 
     return {
         "families": [
@@ -54,9 +64,10 @@ def _models_as_json() -> dict[str, Any]:
                 "model_type": family.model_type,
                 "attention": family.attention,
                 "components": family.components,
+                "traits": list(family.traits),
                 "scopes": list(family.scopes),
             }
-            for family in family_table()
+            for family in search_families(words)
         ],
         "embedded": [
             {
@@ -70,6 +81,16 @@ def _models_as_json() -> dict[str, Any]:
     }
 
 
+def _show_families(words: list[str]) -> None:
+    from normlens.families import search_families
+
+    table = new_table("model type", "attention", "components", "traits", left=4)
+    for family in search_families(words):
+        traits = ", ".join(family.traits)
+        add_row(table, family.model_type, family.attention, family.components, traits)
+    print_table(console_for(), "Families", table)
+
+
 def _show_models() -> None:
     from normlens.families import by_components, family_table
 
@@ -80,6 +101,7 @@ def _show_models() -> None:
         first = group[0]
         add_row(table, types, first.attention, first.components, ", ".join(first.scopes))
     print_table(console, "Families", table)
+    console.print("normlens models WORD… shows those with these words in their name or traits.\n")
     table = new_table("name", "what it is", "state", left=3)
     for model in embedded.EMBEDDED.values():
         state = "installed" if model.installed else f"run: {model.install_hint}"

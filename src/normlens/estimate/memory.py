@@ -41,7 +41,7 @@ def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> d
     attention = b * layer.heads * n * n * (sizes.itemsize + 2 * item)
     factors = b * n * layer.heads * (2 * d + layer.d_head) + layer.heads * layer.d_head * d
     tokens = b * n * d * (10 + len(layer.symbols))
-    copy = layer.matrices if converted else 0
+    copy = layer.matrices if converted else layer.scaled
     name, buffers = "tile buffers", _factored_buffers(layer, sizes, analysis)
     if analysis.reaches_feed_forward(layer):
         tokens += b * n * layer.m * (layer.projections + 4)

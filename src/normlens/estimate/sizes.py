@@ -44,6 +44,7 @@ class LayerSizes:
     silent: bool = False  # whether the activation has neurons that contribute nothing
     centred: bool = False  # whether the norm behind the block subtracts the mean
     attentions: int = 1
+    scaled: int = 0  # elements of the matrices that are copied with a factor inside them
 
     @property
     def feed_forward_at(self) -> int | None:
@@ -101,6 +102,7 @@ def _layer_sizes(layer: Layer, block: Any) -> LayerSizes:
         silent=ff is not None and activation(ff.activation).silent,
         centred=behind is not None and behind.centred,
         attentions=len(layer.attentions),
+        scaled=sum(linear.weight.numel() for linear in layer.linear_maps if linear.is_scaled),
     )
 
 

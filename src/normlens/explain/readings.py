@@ -95,8 +95,10 @@ def _columns(
     """The weight (d,) and bias of signed scores, and the scores themselves."""
     y = steps.output
     chosen = torch.tensor([column for column, _ in columns], device=y.device)
-    weights = output.weight[:, chosen].to(y)  # (d, c)
-    biases = torch.zeros(len(columns)).to(y) if output.bias is None else output.bias[chosen].to(y)
+    scale = output.scale[chosen].to(y) if isinstance(output.scale, Tensor) else output.scale
+    weights = output.weight[:, chosen].to(y) * scale  # (d, c)
+    bias = torch.zeros(len(columns)) if output.bias is None else output.bias[chosen]
+    biases = bias.to(y) * scale
     signs = torch.tensor([sign for _, sign in columns]).to(y)
     scores = y @ weights + biases
     slopes = torch.ones_like(scores)

@@ -18,9 +18,17 @@ from normlens.components import Layer, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import ANY, CAUSAL, LAST, SEQUENCES, TOKENS, Head, HeadStep
 from normlens.models.heads import class_names, described_by_task
-from normlens.models.installed import load_installed
-from normlens.models.modules import columns, interleaved_values, layer_norm, linear, rms_norm
+from normlens.models.installed import is_available, load_installed
+from normlens.models.modules import (
+    columns,
+    interleaved_values,
+    layer_norm,
+    linear,
+    rms_norm,
+    scaled,
+)
 from normlens.models.reading import UnreadableModule, read_linear
+from normlens.models.refusals import refusal
 from normlens.models.unwrapping import body, unreadable, unwrapped
 
 __all__ = [
@@ -35,6 +43,7 @@ __all__ = [
     "linear",
     "register",
     "rms_norm",
+    "scaled",
     "supported_families",
     "tiny_settings",
 ]
@@ -213,9 +222,12 @@ def register(
 
 
 def supported_families() -> dict[str, type[Adapter]]:
-    """Every registered model type with its adapter, those of other installed packages included."""
+    """Every registered model type with its adapter, those of other installed packages included.
+
+    Families of NormLens that the installed transformers does not have yet are left out.
+    """
     bring_installed_families()
-    return dict(_ADAPTERS)
+    return {name: adapter for name, adapter in _ADAPTERS.items() if is_available(name, adapter)}
 
 
 def bring_installed_families() -> bool:
@@ -237,6 +249,8 @@ def adapter_class(config: Any) -> type[Adapter]:
     if model_type not in _ADAPTERS:
         bring_installed_families()
     adapter = _ADAPTERS.get(model_type)
+    if adapter is None and (reason := refusal(model_type)) is not None:
+        raise UnsupportedModelError(reason)
     if adapter is None or (decoder_too and not adapter.two_stacks):
         kind = "is an encoder–decoder and" if decoder_too else "is"
         base = "normlens.models.two_stacks.TwoStacks" if decoder_too else "normlens.Adapter"

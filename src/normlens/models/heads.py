@@ -6,6 +6,7 @@ each task; decoders share theirs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from normlens.components import Norm
 from normlens.errors import UnsupportedModelError
 from normlens.heads import Dense, Elementwise, Head, HeadStep
+from normlens.models.modules import scaled
 from normlens.models.reading import UnreadableModule, read_linear
 
 if TYPE_CHECKING:
@@ -96,6 +98,13 @@ def dense(module: Any) -> Dense:
 def transform(module: Any, activation: str, norm: Norm) -> tuple[HeadStep, ...]:
     """What most masked language models do before they compare with words."""
     return (dense(module), Elementwise(activation), norm)
+
+
+def scaled_scores(head: Head | None, factor: float) -> Head | None:
+    """A head whose scores the model multiplies by `factor`."""
+    if head is None or head.output is None:
+        return head
+    return replace(head, output=scaled(head.output, factor))
 
 
 def class_names(config: Any) -> dict[int, str]:

@@ -21,6 +21,17 @@ _lock = RLock()  # reentrant: a package may list the families while it is import
 _loaded = False
 
 
+def is_available(model_type: str, adapter: type) -> bool:
+    """Whether there can be a model for an adapter: transformers may be older than the adapter.
+
+    Only families of NormLens itself are asked about; others may be of models of their own.
+    """
+    from transformers import CONFIG_MAPPING
+
+    built_in = adapter.__module__.startswith("normlens.models.families.")
+    return not built_in or model_type in CONFIG_MAPPING
+
+
 def load_installed(adapters: dict[str, Any], tiny: dict[str, Any]) -> bool:
     """Import the families of other packages, once; return whether this call added any.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -21,9 +22,18 @@ def columns(module: Any, start: int, stop: int) -> Linear:
     return _share(module, lambda t: t[..., start:stop])
 
 
-def interleaved_values(module: Any, heads: int) -> Linear:
-    """The value part of a fused projection laid out head by head as (query, key, value)."""
-    return _share(module, lambda t: t.unflatten(-1, (heads, 3, -1))[..., 2, :].flatten(-2))
+def interleaved_values(module: Any, heads: int, parts: int = 3, place: int = -1) -> Linear:
+    """The value part of a fused projection laid out head by head as (query, key, value).
+
+    Groups of heads may take the place of heads: `parts` counts all that one of them holds, several
+    queries for example, and `place` says which is the value.
+    """
+    return _share(module, lambda t: t.unflatten(-1, (heads, parts, -1))[..., place, :].flatten(-2))
+
+
+def scaled(linear: Linear, factor: float | Tensor) -> Linear:
+    """A map whose output, bias included, the model multiplies by `factor`: a number or (d,)."""
+    return replace(linear, scale=linear.scale * factor)
 
 
 def _share(module: Any, part: Callable[[Tensor], Tensor]) -> Linear:
@@ -32,15 +42,22 @@ def _share(module: Any, part: Callable[[Tensor], Tensor]) -> Linear:
     return Linear(part(whole.weight), bias, module, part)
 
 
-def layer_norm(module: Any) -> Norm:
-    """A LayerNorm, with or without γ and β."""
+def layer_norm(module: Any, offset: float = 0.0) -> Norm:
+    """A LayerNorm, with or without γ and β; `offset` 1 where the model multiplies by 1 + γ."""
     base = without_adapters(module)
-    return Norm(read_tensor(base, "weight"), read_tensor(base, "bias"), base.eps, True, module)
+    return Norm(_gamma(base, offset), read_tensor(base, "bias"), _eps(base), True, module)
 
 
 def rms_norm(module: Any, offset: float = 0.0) -> Norm:
     """An RMSNorm; `offset` 1 where the model multiplies by 1 + γ."""
     base = without_adapters(module)
-    eps = base.variance_epsilon if hasattr(base, "variance_epsilon") else base.eps
-    gamma = read_tensor(base, "weight")
-    return Norm(gamma if gamma is None or not offset else gamma + offset, None, eps, False, module)
+    return Norm(_gamma(base, offset), None, _eps(base), False, module)
+
+
+def _gamma(module: Any, offset: float) -> Tensor | None:
+    gamma = read_tensor(module, "weight")
+    return gamma if gamma is None or not offset else gamma + offset
+
+
+def _eps(module: Any) -> float:
+    return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps

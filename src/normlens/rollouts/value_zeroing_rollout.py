@@ -125,6 +125,8 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
     """
     module = value.module
     assert module is not None
+    # Where the model adds the bias behind the module, the sum of both has to be zero.
+    zero_value = -value.bias if value.bias_outside and value.bias is not None else 0.0
     thread: int | None = threading.get_ident()
     calls = 0
 
@@ -137,7 +139,7 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
         copy = torch.arange(count, device=output.device)[:, None]
         # The model's own tensor stays as it is; others may hold it.
         changed = output.clone().view(b, copies, -1, output.shape[-1])
-        changed[:, copy, first + copy, columns] = 0
+        changed[:, copy, first + copy, columns] = zero_value
         return changed.view_as(output)
 
     handle = module.register_forward_hook(zero)

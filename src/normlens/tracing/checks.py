@@ -179,7 +179,8 @@ def linear_sizes(linear: Linear, rows: Rows) -> Tensor:
     dtype = linear.weight.dtype
     x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
     product = x @ linear.weight
-    error = y - product if linear.bias is None else y - product - linear.bias
+    of_module = None if linear.bias_outside else linear.bias
+    error = y - product if of_module is None else y - product - of_module
     return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
 
 

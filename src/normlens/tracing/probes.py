@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual, Step
 from normlens.errors import UnsupportedModelError
 
 
@@ -47,6 +47,17 @@ def checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
         elif isinstance(step, (Norm, Attention, FeedForward)) and step.module is not None:
             places[index] = (step.module, "output")
     return places
+
+
+def factor_behind(step: Step) -> float | Tensor:
+    """What the model multiplies the vector by that a component's module returns."""
+    if isinstance(step, Attention):
+        last = step.output
+    elif isinstance(step, FeedForward):
+        last = step.down
+    else:
+        return 1.0
+    return last.scale if step.module is last.module else 1.0
 
 
 def probes(layer: Layer) -> list[tuple[nn.Module, str]]:

@@ -61,10 +61,19 @@ def eager_attention(model: Any) -> Iterator[None]:
         yield
         return
     try:
-        model.set_attn_implementation("eager")
+        _set_attention(model, "eager")
         yield
     finally:
-        undo(lambda: model.set_attn_implementation(previous))
+        undo(lambda: _set_attention(model, previous))
+
+
+def _set_attention(model: Any, implementation: str) -> None:
+    can_set = getattr(model, "_can_set_attn_implementation", None)
+    if can_set is None or can_set():
+        model.set_attn_implementation(implementation)
+    elif {implementation, model.config._attn_implementation} == {"eager", "sdpa"}:
+        # Falcon reads the setting whenever it runs, but has no method that changes it.
+        model.config._attn_implementation = implementation
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
 from normlens.tracing.probes import (
     checkpoints,
+    factor_behind,
     linear_modules,
     probes,
     value_module,
@@ -218,6 +219,9 @@ class _Recorder:
             # A block that is chunked over the sequence calls its modules several times.
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
             real[step] = vector.reshape(x.shape)
+            factor = factor_behind(layer.steps[step]) if module is not None else 1.0
+            if isinstance(factor, Tensor) or factor != 1.0:
+                real[step] = real[step] * factor
         rows = self.rows.rows()
         return LayerTrace(index, block, layer, x, alphas, real, rows, output, self.call, sources)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.components import Attention, Branch, FeedForward, Linear, Residual, Step
 from normlens.heads import ANY, CAUSAL, FIRST, MASKED, SEQUENCES, Elementwise, Head
 from normlens.models.base import Adapter, layer_norm, linear, register
 from normlens.models.heads import dense, transform
@@ -13,6 +13,8 @@ from normlens.models.tiny import ENCODER
 
 
 @register("bert", tiny=ENCODER)
+@register("ernie", tiny=dict(ENCODER, use_task_id=True))
+@register("layoutlm", tiny=dict(ENCODER, max_2d_position_embeddings=8))
 class Bert(Adapter):
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -81,12 +83,15 @@ class Electra(Bert):
         return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("gelu"))
 
 
-@register("roberta", "xlm-roberta", "camembert", tiny=ENCODER)
+@register("roberta", "xlm-roberta", "camembert", "data2vec-text", tiny=ENCODER)
 class Roberta(Bert):
     def masked_head(self, model: Any) -> Head | None:
         head = model.lm_head
         steps = transform(head.dense, "gelu", layer_norm(head.layer_norm))
-        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+        return Head(MASKED, ANY, steps=steps, output=self.masked_output(head))
+
+    def masked_output(self, head: Any) -> Linear:
+        return linear(head.decoder)
 
     def sequence_head(self, model: Any) -> Head | None:
         head = model.classifier

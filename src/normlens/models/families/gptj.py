@@ -1,4 +1,4 @@
-"""GPT-J: attention and feed-forward side by side behind one shared norm."""
+"""GPT-J and CodeGen: attention and feed-forward side by side behind one shared norm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from normlens.components import (
     Attention,
     Branch,
     FeedForward,
+    Linear,
     ParallelFeedForward,
     Residual,
     Step,
 )
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, layer_norm, linear, register
+from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
 from normlens.models.tiny import GPT
 
 
@@ -24,6 +25,9 @@ class GPTJ(Decoder):
 
     def end(self) -> list[HeadStep]:
         return [layer_norm(self.model.ln_f)]
+
+    def value(self, attention: Any) -> Linear:
+        return linear(attention.v_proj)
 
     def steps(self, block: Any) -> list[Step]:
         attention, mlp = block.attn, block.mlp
@@ -38,7 +42,7 @@ class GPTJ(Decoder):
             Branch(),
             layer_norm(block.ln_1),
             Attention(
-                value=linear(attention.v_proj),
+                value=self.value(attention),
                 output=linear(attention.out_proj),
                 heads=heads,
                 groups=heads,
@@ -48,3 +52,10 @@ class GPTJ(Decoder):
             ParallelFeedForward(feed_forward, layer_norm(block.ln_1)),
             Residual(),
         ]
+
+
+@register("codegen", tiny=dict(GPT, rotary_dim=2))
+class CodeGen(GPTJ):
+    def value(self, attention: Any) -> Linear:
+        # The projection was laid out for four devices, each with its queries, values and keys.
+        return interleaved_values(attention.qkv_proj, 4, place=1)

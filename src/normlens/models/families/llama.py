@@ -65,6 +65,18 @@ class Mistral(Llama):
         return getattr(self.config, "sliding_window", None)
 
 
+@register(
+    "smollm3",
+    tiny=dict(
+        GROUPED,
+        attention_bias=True,
+        mlp_bias=True,
+        no_rope_layers=[1, 0],
+        use_sliding_window=True,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+)
 @register("qwen3", tiny=dict(GROUPED, attention_bias=True))
 @register(
     "qwen2",
@@ -72,6 +84,6 @@ class Mistral(Llama):
 )
 class Qwen(Llama):
     def window(self, block: Any) -> int | None:
-        # Only the upper layers slide, and only if the configuration says so. Qwen 3's query and
-        # key norms act on the attention weights alone.
+        # Only some layers slide, and only if the configuration says so. Qwen 3's query and key
+        # norms, like SmolLM 3's layers without rotary positions, differ in the weights alone.
         return self.sliding_window(block.self_attn)

@@ -1,4 +1,4 @@
-"""OLMo 2: no norm before a branch, one behind it."""
+"""OLMo 2, OLMo 3 and EXAONE 4: no norm before a branch, one behind it."""
 
 from __future__ import annotations
 
@@ -23,3 +23,26 @@ class Olmo2(Llama):
             self.norm(block.post_feedforward_layernorm),
             Residual(),
         ]
+
+
+@register(
+    "olmo3",
+    tiny=dict(
+        GROUPED,
+        attention_bias=True,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+)
+class Olmo3(Olmo2):
+    def window(self, block: Any) -> int | None:
+        return self.sliding_window(block.self_attn)
+
+
+@register(
+    "exaone4",
+    tiny=dict(GROUPED, sliding_window=3, layer_types=["sliding_attention", "full_attention"]),
+)
+class Exaone4(Olmo2):
+    def window(self, block: Any) -> int | None:
+        return self.config.sliding_window if block.self_attn.is_sliding else None

@@ -26,11 +26,16 @@ class Phi3(Mistral):
         )
 
     def feed_forward(self, block: Any) -> FeedForward:
-        mlp, m = block.mlp, self.config.intermediate_size
-        return FeedForward(
-            gate=columns(mlp.gate_up_proj, 0, m),
-            up=columns(mlp.gate_up_proj, m, 2 * m),
-            down=linear(mlp.down_proj),
-            activation=self.config.hidden_act,
-            module=mlp.down_proj,
-        )
+        return fused_gate(block.mlp, self.activation)
+
+
+def fused_gate(mlp: Any, activation: str) -> FeedForward:
+    """A gated block whose first projection gives the gate and then the values that it gates."""
+    m = mlp.down_proj.weight.shape[1]
+    return FeedForward(
+        gate=columns(mlp.gate_up_proj, 0, m),
+        up=columns(mlp.gate_up_proj, m, 2 * m),
+        down=linear(mlp.down_proj),
+        activation=activation,
+        module=mlp.down_proj,
+    )

@@ -1,0 +1,42 @@
+"""Granite: Llama's block with a factor behind each branch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from normlens.components import Attention, FeedForward
+from normlens.heads import Head
+from normlens.models.base import register, scaled
+from normlens.models.families.llama import Llama
+from normlens.models.heads import scaled_scores
+from normlens.models.tiny import GROUPED
+
+
+@register(
+    "granite",
+    tiny=dict(
+        GROUPED,
+        attention_bias=True,
+        mlp_bias=True,
+        residual_multiplier=0.3,
+        embedding_multiplier=5.0,
+        attention_multiplier=0.4,
+        logits_scaling=4.0,
+    ),
+)
+class Granite(Llama):
+    # Embeddings are multiplied before the first layer, and scores inside the attention weights.
+
+    def attention(self, block: Any) -> Attention:
+        attention = super().attention(block)
+        output = scaled(attention.output, block.residual_multiplier)
+        return replace(attention, output=output)
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        feed_forward = super().feed_forward(block)
+        down = scaled(feed_forward.down, block.residual_multiplier)
+        return replace(feed_forward, down=down)
+
+    def causal_head(self, model: Any) -> Head | None:
+        return scaled_scores(super().causal_head(model), 1 / self.config.logits_scaling)

@@ -1,0 +1,79 @@
+"""BERT's block with its norms before the branches: RoBERTa-PreLayerNorm, XLM-RoBERTa-XL, ESM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from normlens.components import Branch, FeedForward, Linear, Norm, Residual, Step
+from normlens.heads import Head, HeadStep
+from normlens.models.base import layer_norm, linear, register
+from normlens.models.families.bert import Roberta
+from normlens.models.tiny import ENCODER
+
+
+@register("roberta-prelayernorm", tiny=ENCODER)
+class RobertaPreLayerNorm(Roberta):
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.LayerNorm)]
+
+    def masked_head(self, model: Any) -> Head | None:
+        head = super().masked_head(model)
+        return None if head is None else replace(head, body=tuple(self.end()))
+
+    @property
+    def activation(self) -> str:
+        return self.config.hidden_act
+
+    def norms(self, block: Any) -> tuple[Norm, Norm]:
+        """The norm before the attention, and the one before the feed-forward block."""
+        return layer_norm(block.attention.LayerNorm), layer_norm(block.intermediate.LayerNorm)
+
+    def steps(self, block: Any) -> list[Step]:
+        first, second = self.norms(block)
+        feed_forward = FeedForward(
+            up=linear(block.intermediate.dense),
+            down=linear(block.output.dense),
+            activation=self.activation,
+            module=block.output.dense,
+        )
+        attention_steps: list[Step] = [Branch(), first, self.attention(block), Residual()]
+        return [*attention_steps, Branch(), second, feed_forward, Residual()]
+
+
+@register("xlm-roberta-xl", tiny=ENCODER)
+class XLMRobertaXL(RobertaPreLayerNorm):
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.encoder.LayerNorm)]
+
+    def norms(self, block: Any) -> tuple[Norm, Norm]:
+        return layer_norm(block.attention.self_attn_layer_norm), layer_norm(block.LayerNorm)
+
+
+@register(
+    "esm",
+    tiny=dict(
+        ENCODER,
+        mask_token_id=63,
+        position_embedding_type="rotary",
+        emb_layer_norm_before=True,
+        token_dropout=True,
+    ),
+)
+class Esm(RobertaPreLayerNorm):
+    activation = "gelu"  # whatever the configuration says
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.encoder.emb_layer_norm_after)]
+
+    def norms(self, block: Any) -> tuple[Norm, Norm]:
+        return layer_norm(block.attention.LayerNorm), layer_norm(block.LayerNorm)
+
+    def max_positions(self) -> int:
+        if self.model.embeddings.position_embedding_type == "absolute":
+            return super().max_positions()
+        return self.config.max_position_embeddings
+
+    def masked_output(self, head: Any) -> Linear:
+        # Its decoder has no bias; the head adds one of its own.
+        return Linear(linear(head.decoder).weight, head.bias.detach())

@@ -1,0 +1,276 @@
+"""What decoders differ in, one trait at a time: layouts, factors, limits."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from reference import assert_maps_match, largest_error, references
+from test_traits import IDS, assert_only_weights_differ, band, check, with_other
+from torch import nn
+
+import normlens
+from normlens.models import adapt
+from normlens.models.base import linear, scaled
+from normlens.models.tiny import scramble, tiny_config, tiny_model
+
+PARALLEL = "(LN) ATTN ∥ (LN) FF RES"
+IN_TURN = "(LN) ATTN RES LN FF RES"
+
+
+# Side by side or one after the other ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "sequence"),
+    [
+        ("falcon", {}, PARALLEL),
+        ("falcon", {"num_ln_in_parallel_attn": 1}, PARALLEL),
+        ("falcon", {"new_decoder_architecture": False}, PARALLEL),
+        (
+            "falcon",
+            {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4},
+            PARALLEL,
+        ),
+        ("falcon", {"new_decoder_architecture": False, "parallel_attn": False}, IN_TURN),
+        ("falcon", {"new_decoder_architecture": False, "alibi": True, "bias": False}, PARALLEL),
+        ("stablelm", {"use_parallel_residual": True}, PARALLEL),
+        ("stablelm", {}, IN_TURN),
+        ("cohere", {}, PARALLEL),
+        ("cohere2", {}, PARALLEL),
+        ("codegen", {}, PARALLEL),
+    ],
+)
+def test_layouts(family, overrides, sequence):
+    assert check(family, **overrides).component_sequence == sequence
+
+
+def test_falcon_reads_its_second_norm():
+    """The feed-forward block beside the attention has a norm of its own in the newer layout."""
+    lens = check("falcon")
+    (block, *_) = lens.model.h
+    _, first, _, beside, _ = adapt(lens.model).layer(block).steps
+    assert first.module is block.ln_attn
+    assert beside.norm.module is block.ln_mlp
+
+
+# Values in fused projections ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "groups"),
+    [
+        ("falcon", {}, 2),
+        ("falcon", {"num_kv_heads": 4}, 4),
+        ("falcon", {"new_decoder_architecture": False}, 1),
+        ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4}, 4),
+        ("gpt_bigcode", {}, 1),
+        ("gpt_bigcode", {"multi_query": False}, 4),
+        ("codegen", {"n_head": 8}, 8),
+        ("granite", {"num_key_value_heads": 1}, 1),
+        ("cohere", {"num_key_value_heads": 1}, 1),
+    ],
+)
+def test_groups(family, overrides, groups):
+    lens = check(family, **overrides)
+    assert lens.layers[0].attention.groups == groups
+
+
+# Factors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3, -2.0])
+def test_granites_factor_is_that_of_its_weights(factor):
+    """A model with the factor inside its matrices and biases has the same maps."""
+    model = tiny_model("granite", residual_multiplier=factor).double()
+    plain = tiny_model("granite", residual_multiplier=1.0).double()
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for block in plain.layers:
+            for last in (block.self_attn.o_proj, block.mlp.down_proj):
+                last.weight *= factor
+                last.bias *= factor
+    first, second = (normlens.load(m).maps(input_ids=IDS) for m in (model, plain))
+    for scope in first.scopes:
+        # its norms compute in float32
+        assert largest_error(first[scope], second[scope]) < 1e-6, scope
+
+
+def test_granites_factor_is_checked_where_it_stands():
+    """Each branch is compared with the model's own vector behind its factor."""
+    lens = normlens.load(tiny_model("granite").double())
+    lens.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, __, out: 1.01 * out)
+    with pytest.raises(normlens.NormLensError, match=r"mlp\.down_proj .* of layer 1"):
+        lens.maps(input_ids=IDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_factor_in_half_precision_is_not_rounded_into_the_weights(dtype):
+    model = tiny_model("granite").to(dtype)
+    layer = normlens.load(model).layers[0]
+    down = layer.to(torch.float32).feed_forward.down
+    exact = layer.feed_forward.down.weight.detach().double() * 0.3
+    assert largest_error(down.weight, exact) < 1e-7
+    assert normlens.load(model).maps(input_ids=IDS).completeness < 0.05
+
+
+def test_a_factor_for_each_dimension():
+    """As a scale behind a branch may be: the map, its folded form and its module agree."""
+    torch.manual_seed(0)
+    module, factor, x = nn.Linear(6, 4), torch.randn(4), torch.randn(3, 6)
+    with torch.no_grad():
+        expected = module(x) * factor
+        found = scaled(scaled(linear(module), factor), 0.5)
+        torch.testing.assert_close(found(x), 0.5 * expected)
+        folded = found.folded(torch.float64)
+        torch.testing.assert_close(folded(x.double()), 0.5 * expected.double(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(folded.part(module(x).double()).float(), 0.5 * expected)
+    assert not folded.is_scaled
+
+
+def test_the_expansion_rate_counts_the_factor():
+    from normlens.analysis.expansion import expansion_rates
+
+    model = tiny_model("granite", attention_bias=False)
+    plain = copy.deepcopy(model)
+    with torch.no_grad():
+        for block, other in zip(model.layers, plain.layers, strict=True):
+            other.self_attn.o_proj.weight *= block.residual_multiplier
+            other.residual_multiplier = 1.0
+    assert expansion_rates(normlens.load(model)) == pytest.approx(
+        expansion_rates(normlens.load(plain))
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "factor"),
+    [("granite", "logits_scaling", 0.25), ("cohere", "logit_scale", 4.0)],
+)
+def test_scores_are_scaled_as_the_model_scales_them(family, setting, factor):
+    """Four times the score is four times every contribution."""
+    import transformers
+
+    found = []
+    for value in (1.0, factor):
+        config = tiny_config(family, **{setting: value})
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        scramble(model.eval(), 3)
+        lens = normlens.load(model.double(), tokenizer=False)
+        found.append(lens.explain(input_ids=IDS, target=2, contrast=1))
+    assert found[1].value == pytest.approx(4 * found[0].value)
+    np.testing.assert_allclose(found[1].contributions, 4 * found[0].contributions, rtol=1e-6)
+
+
+# Norms ------------------------------------------------------------------------------------------
+
+
+def test_nemotron_multiplies_by_one_plus_gamma():
+    model = tiny_model("nemotron").double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layernorm.weight" in name:
+                parameter.zero_()
+    maps = normlens.load(model).maps(input_ids=IDS)
+    assert_maps_match(maps, references(model, IDS), 1e-9)
+    assert all(maps[scope].max() > 0.1 for scope in maps.scopes)
+
+
+@pytest.mark.parametrize(
+    ("family", "sequence"),
+    [
+        ("glm4", "(LN) ATTN LN RES LN FF LN RES"),
+        ("olmo3", "ATTN LN RES FF LN RES"),
+        ("exaone4", "ATTN LN RES FF LN RES"),
+    ],
+)
+def test_norms_behind_a_branch(family, sequence):
+    assert check(family).component_sequence == sequence
+
+
+@pytest.mark.parametrize("family", ["cohere", "olmo3", "exaone4", "stablelm"])
+def test_query_and_key_norms_act_on_the_weights(family):
+    overrides = {} if family in ("cohere", "stablelm") else {"sliding_window": 48}
+    model = tiny_model(family, **overrides).double()
+    names = ["q_norm", "k_norm", "q_layernorm", "k_layernorm"]
+    assert_only_weights_differ(model, with_other(model, *names))
+
+
+@pytest.mark.parametrize("family", ["stablelm", "cohere"])
+def test_without_query_and_key_norms(family):
+    check(family, **{"qk_layernorm" if family == "stablelm" else "use_qk_norm": False})
+
+
+# How far a target sees --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "windows"),
+    [
+        ("smollm3", {}, [3, None]),
+        ("smollm3", {"use_sliding_window": False, "layer_types": None}, [None, None]),
+        ("olmo3", {}, [3, None]),
+        ("cohere2", {}, [3, None]),
+        ("exaone4", {}, [3, None]),
+        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}, [None, None]),
+        ("starcoder2", {}, [3, 3]),
+        ("starcoder2", {"sliding_window": None}, [None, None]),
+        ("granite", {}, [None, None]),
+    ],
+)
+def test_sliding_windows(family, overrides, windows):
+    maps = check(family, **overrides).maps(input_ids=IDS)
+    for allowed, window in zip(maps.allowed, windows, strict=True):
+        back = len(IDS) if window is None else window - 1
+        np.testing.assert_array_equal(allowed, band(len(IDS), back, 0))
+
+
+@pytest.mark.parametrize("family", ["mpt", "falcon"])
+def test_alibi_sees_the_order(family):
+    overrides = {} if family == "mpt" else {"alibi": True, "new_decoder_architecture": False}
+    model = tiny_model(family, **overrides).double()
+    maps = normlens.load(model).maps(input_ids=[5, 5, 5, 5], heads=True)
+    assert (np.diff(maps.heads["ATTN-W"][0, :, -1], axis=-1) > 0).all()
+
+
+def test_positions():
+    """MPT has a table of distances; Falcon with ALiBi has no limit."""
+    assert adapt(tiny_model("mpt")).max_positions() == 48
+    assert adapt(tiny_model("falcon")).max_positions() == 48
+    alibi = tiny_model("falcon", alibi=True, new_decoder_architecture=False)
+    assert adapt(alibi).max_positions() is None
+
+
+# Limits of values -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["olmo", "mpt"])
+def test_clipped_values(family):
+    """A limit that no value reaches changes nothing; one that cuts values off is noticed."""
+
+    def settings(limit: float) -> dict:
+        return {"clip_qkv": limit} if family == "olmo" else {"attn_config": {"clip_qkv": limit}}
+
+    check(family, **settings(100.0))
+    lens = normlens.load(tiny_model(family, **settings(0.05)))
+    with pytest.raises(normlens.NormLensError, match="layer 0"):
+        lens.maps(input_ids=IDS)
+
+
+# Biases -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("granite", {"attention_bias": False, "mlp_bias": False}),
+        ("nemotron", {"attention_bias": False, "mlp_bias": False}),
+        ("starcoder2", {"use_bias": False}),
+        ("stablelm", {"use_qkv_bias": False}),
+        ("cohere", {"attention_bias": False}),
+        ("falcon", {"bias": False}),
+    ],
+)
+def test_without_biases(family, overrides):
+    check(family, **overrides)

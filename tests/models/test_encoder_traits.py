@@ -1,0 +1,190 @@
+"""What encoders differ in, one trait at a time: projections, pooling, positions."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from reference import largest_error
+from test_traits import IDS, assert_only_weights_differ, band, check, with_other
+from torch import nn
+
+import normlens
+from normlens.errors import UnsupportedModelError
+from normlens.heads import FIRST, MEAN
+from normlens.models import adapt, base
+from normlens.models.base import interleaved_values
+from normlens.models.families.deberta import Deberta
+from normlens.models.heads import read_head
+from normlens.models.tiny import scramble, tiny_config, tiny_model
+from normlens.rollouts import value_zeroing
+
+
+def headed(family: str, task: str, **overrides):
+    kind = getattr(transformers, f"AutoModelFor{task}")
+    model = kind.from_config(tiny_config(family, num_labels=3, **overrides)).eval()
+    scramble(model, 3)
+    return model.double()
+
+
+# DeBERTa ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"pos_att_type": ["c2p"]},
+        {"pos_att_type": ["p2c"]},
+        {"relative_attention": False, "position_biased_input": True, "type_vocab_size": 2},
+    ],
+)
+def test_deberta_positions(overrides):
+    check("deberta", **overrides)
+
+
+def test_deberta_relative_positions_act_on_the_weights(tiny):
+    model = tiny("deberta")
+    assert_only_weights_differ(model, with_other(model, "rel_embeddings", "q_bias"))
+
+
+def test_deberta_values_have_a_bias_outside_their_projection():
+    model = tiny_model("deberta").double()
+    lens = normlens.load(model)
+    value = lens.layers[0].attention.value
+    assert value.bias_outside
+    before = lens.maps(input_ids=IDS)
+    with torch.no_grad():
+        for block in model.encoder.layer:
+            block.attention.self.v_bias.zero_()
+    after = lens.maps(input_ids=IDS)
+    assert largest_error(after["ATTN-N"], before["ATTN-N"]) > 1e-2
+    assert after.completeness < 1e-6
+
+
+class BiasInside(Deberta):
+    """For a model whose projection has the bias of its values itself."""
+
+    def attention(self, block):
+        attention = super().attention(block)
+        module = attention.value.module
+        return replace(attention, value=interleaved_values(module, attention.heads))
+
+
+def test_a_zero_value_is_zero_with_that_bias(monkeypatch):
+    """The same model with the bias inside its projection says the same."""
+    model = tiny_model("deberta").double()
+    inside = copy.deepcopy(model)
+    with torch.no_grad():
+        for block in inside.encoder.layer:
+            attention = block.attention.self
+            heads, width = attention.num_attention_heads, attention.attention_head_size
+            bias = torch.zeros(heads, 3, width, dtype=torch.float64)
+            bias[:, 2] = attention.v_bias.view(heads, width)
+            attention.in_proj.bias = nn.Parameter(bias.flatten())
+            attention.v_bias.zero_()
+    first = normlens.load(model)
+    monkeypatch.setitem(base._ADAPTERS, "deberta", BiasInside)
+    second = normlens.load(inside)
+    (found,), (expected,) = (
+        value_zeroing(lens, lens.encode(input_ids=IDS)) for lens in (first, second)
+    )
+    scope = first.scopes[-1]
+    assert largest_error(found[scope], expected[scope]) < 1e-9
+
+
+def test_deberta_with_talking_heads_is_refused():
+    with pytest.raises(UnsupportedModelError, match="talking_head"):
+        normlens.load(tiny_model("deberta", talking_head=True))
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_deberta_masked_heads(legacy):
+    model = headed("deberta", "MaskedLM", legacy=legacy)
+    lens = normlens.load(model, tokenizer=False)
+    why = lens.explain(input_ids=IDS, target=7, position=2)
+    with torch.no_grad():
+        score = float(model(input_ids=torch.tensor([IDS])).logits[0, 2, 7])
+    assert why.target_value == pytest.approx(score, rel=1e-6)
+
+
+# Norms before the branches -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm"])
+def test_norms_before_the_branches(family):
+    lens = check(family)
+    assert lens.component_sequence == "(LN) ATTN RES LN FF RES"
+    assert len(lens.adapter.end()) == 1
+
+
+@pytest.mark.parametrize("family", ["roberta-prelayernorm", "xlm-roberta-xl", "esm", "ernie"])
+def test_as_a_decoder(family):
+    maps = check(family, is_decoder=True).maps(input_ids=IDS)
+    np.testing.assert_array_equal(maps.allowed[0], band(len(IDS), len(IDS), 0))
+
+
+@pytest.mark.parametrize("family", ["roberta-prelayernorm", "xlm-roberta-xl", "layoutlm"])
+def test_feed_forward_in_chunks(family):
+    ids = IDS[:6]
+    whole = normlens.load(tiny_model(family).double()).maps(input_ids=ids)
+    found = check(family, ids, chunk_size_feed_forward=2).maps(input_ids=ids)
+    for scope in whole.scopes:
+        assert largest_error(found[scope], whole[scope]) < 1e-9
+
+
+# ESM --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["absolute", "rotary"])
+def test_esm_positions(kind):
+    lens = check("esm", position_embedding_type=kind, token_dropout=False)
+    assert lens.adapter.max_positions() == (46 if kind == "absolute" else 48)
+
+
+def test_esm_with_masked_residues():
+    """Embeddings of masked residues are zero, and the others are scaled, before the first layer."""
+    check("esm", [3, 63, 27, 14, 63, 33, 8])
+
+
+# EuroBERT ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pooling", "reads"), [("bos", FIRST), ("mean", MEAN), ("late", MEAN)])
+def test_eurobert_poolings(pooling, reads):
+    model = headed("eurobert", "SequenceClassification", classifier_pooling=pooling)
+    lens = normlens.load(model, tokenizer=False)
+    assert read_head(lens.adapter).reads == reads
+    why = lens.explain(input_ids=IDS, target=1)
+    with torch.no_grad():
+        score = float(model(input_ids=torch.tensor([IDS])).logits[0, 1])
+    assert why.target_value == pytest.approx(score, rel=1e-6)
+    assert why.completeness < 1e-5
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_eurobert_groups(groups):
+    lens = check("eurobert", num_key_value_heads=groups)
+    assert not lens.causal
+    assert lens.maps(input_ids=IDS).allowed.all()
+
+
+# Embeddings of their own -------------------------------------------------------------------------
+
+
+def test_layoutlm_puts_every_word_into_one_corner(tiny):
+    """A text has no boxes; the model takes them all to be 0, as transformers does."""
+    model = tiny("layoutlm")
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        moved.embeddings.x_position_embeddings.weight[1:] += 1  # rows that no word has
+    first, second = (normlens.load(m).maps(input_ids=IDS) for m in (model, moved))
+    assert np.array_equal(first["ATTN-N"], second["ATTN-N"])
+
+
+def test_ernie_with_and_without_tasks():
+    for tasks in (True, False):
+        assert adapt(check("ernie", use_task_id=tasks).model).token_types() == 2
