@@ -14,6 +14,7 @@ from normlens import analysis
 from normlens.errors import InputError
 from normlens.results import conversions, explanation_file, store
 from normlens.results.equality import same
+from normlens.results.explained_sequences import ExplainsSequences
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
 
@@ -32,10 +33,12 @@ WHOLE = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(ExplainsSequences):
     """One score, or the difference of two, traced back to the tokens of a text.
 
-    ``contributions.sum() + remainder == value``, to `completeness`. Made by `Lens.explain`.
+    ``contributions.sum() + remainder == value``, to `completeness`. Made by `Lens.explain`. Of an
+    encoder–decoder, tokens are the source's and then the target's, and layers the encoder's and
+    then the decoder's; tokens of the stack that does not run wait, with what they carry.
     """
 
     task: str  # what was read: a head's task, or "direction"
@@ -65,6 +68,9 @@ class Explanation:
     token_words: list[int | None] | None = None
     word_labels: list[str] = field(default_factory=list)
     text: Text | None = None
+    encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
+    encoder_layers: int = 0  # the first layers are so many of the encoder
+    cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], the share of CROSS
 
     # What it says --------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ class Explanation:
     def top(self, count: int = 10) -> pd.DataFrame:
         """The tokens that contribute most, whatever their sign."""
         frame = self.to_pandas()
-        order = np.argsort(-np.abs(self.contributions), kind="stable")[:count]
+        order = np.argsort(-np.abs(frame["contribution"]), kind="stable")[:count]
         return frame.iloc[order].reset_index(drop=True)
 
     def words(self) -> Explanation:
@@ -132,9 +138,12 @@ class Explanation:
         def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
             return analysis.sum_words(array, members, axes)
 
-        position = self.position
+        position, first = self.read_at, self.encoder_tokens
+        if first is not None:
+            first = sum(group[0] < first for group in members)
         if position is not None:
             position = next(place for place, group in enumerate(members) if position in group)
+            position -= first or 0
         return replace(
             self,
             nodes=merged(self.nodes, 1),
@@ -148,6 +157,8 @@ class Explanation:
             token_words=words.token_words,
             word_labels=words.word_labels,
             position=position,
+            encoder_tokens=first,
+            cross_heads=None if self.cross_heads is None else merged(self.cross_heads, 1),
         )
 
     # Taking away ---------------------------------------------------------------------------------
