@@ -9,6 +9,7 @@ from pair_examples import Letters, fast_tokenizer, with_head
 
 import normlens
 from normlens import targets
+from normlens.checkpoints.hub import quiet_transformers
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_model
 
@@ -211,6 +212,21 @@ def test_generating_leaves_the_model_as_it_was(slow):
         assert not any(module._forward_hooks for module in model.modules())
     finally:
         model.eval()
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_a_folder_is_loaded_with_the_head_that_generates(family, tmp_path):
+    model = with_head(family)
+    tokenizer = fast_tokenizer()
+    with quiet_transformers():
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+    lens = normlens.load(tmp_path, device="cpu")
+    assert type(lens.adapter.whole) is type(model)
+    found, expected = (one.maps("the house") for one in (lens, normlens.load(model, tokenizer)))
+    assert found.provenance["target"].startswith("generated")
+    assert found.tokens == expected.tokens
+    np.testing.assert_array_equal(found["CROSS-N"], expected["CROSS-N"])
 
 
 # Sound --------------------------------------------------------------------------------------------

@@ -19,6 +19,15 @@ def components_of(scope: str) -> list[str]:
     return _COMPONENT.findall(scope.rsplit("-", 1)[0])
 
 
+def holds(scope: str) -> tuple[bool, bool]:
+    """Whether a scope has parts of the targets' own tokens, and of another sequence's.
+
+    Behind CROSS alone there is nothing of the targets; they come back by the residual.
+    """
+    parts = components_of(scope)
+    return parts[-1] != "CROSS", "CROSS" in parts
+
+
 def aliases(scopes: Iterable[str]) -> dict[str, str]:
     """Short names: a scope's last component, numbered where the layer has several of its kind.
 

@@ -9,14 +9,18 @@ import pytest
 import torch
 import transformers
 from reference import assert_maps_match, largest_error, pair_references
+from scipy.stats import spearmanr
 
 import normlens
+import normlens.options
 from normlens.components import Attention, Norm
+from normlens.corpus.measures.similarity_rows import correlate
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
 from normlens.models.families.bart import Bart
 from normlens.models.families.t5 import T5
 from normlens.models.tiny import scramble, tiny_config, tiny_encoder_decoders, tiny_model
 from normlens.models.two_stacks import DECODER, ENCODER
+from normlens.scopes import resolve
 from normlens.tracing.trace import trace
 
 FAMILIES = tiny_encoder_decoders()
@@ -323,16 +327,53 @@ def test_a_prepared_lens_gives_the_same_maps(family, tiny):
     assert_same(lens.prepare().maps(**given(family, LONG, SHORT)), plain, 1e-10)
 
 
-def test_statistics_and_correlations_of_both_stacks(tiny):
+def test_statistics_of_both_stacks(tiny):
     lens = normlens.load(tiny("bart", torch.float64))
     maps = lens.maps(**given("bart", LONG, SHORT), statistics=True)
     assert maps.statistics["ff_output_norm"].shape == (3, len(SHORT))
     assert maps.encoder.statistics["ff_output_norm"].shape == (2, len(LONG))
-    pairs = lens.encode_pairs(**given("bart", LONG, SHORT))
-    (ranked,) = lens.analyse(pairs, correlations=True)
-    a, b = (ranked.correlations.scopes.index(name) for name in ("ATTN-N", "ATTNRES-N"))
-    assert ranked.correlations.rho[:, a, b] == pytest.approx(maps.similarity("ATTN", "RES1"))
+
+
+def test_similarity_is_over_the_sources_that_two_scopes_have(tiny):
+    """Zeros that both maps share, because nothing of a sequence is there, would inflate it."""
+    lens = normlens.load(tiny("bart", torch.float64))
+    maps = lens.maps(**given("bart", LONG, SHORT))
+    k, lower = len(LONG), np.tril(np.ones((len(SHORT), len(SHORT)), bool))
+    scopes = ["CROSS-W", "CROSS-N", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "RES2"]
+    masks = {
+        ("CROSS-W", "CROSS-N"): np.hstack([np.ones((4, k), bool), ~(lower | ~lower)]),
+        ("ATTN-N", "ATTNRES-N"): np.hstack([np.zeros((4, k), bool), lower]),
+        ("ATTNRESLN-N", "RES2"): np.hstack([np.ones((4, k), bool), lower]),
+        ("ATTNRESLN-N", "CROSS-N"): np.hstack([np.ones((4, k), bool), lower]),
+    }
+    for (a, b), mask in masks.items():
+        expected = [
+            spearmanr(maps[a][layer][mask], maps[b][layer][mask]).statistic for layer in range(3)
+        ]
+        assert maps.similarity(a, b) == pytest.approx(expected), (a, b)
+    (ranked,) = lens.analyse(
+        lens.encode_pairs(**given("bart", LONG, SHORT)),
+        normlens.options.AnalysisOptions(scopes=scopes),
+        correlations=True,
+    )
+    on_cpu = correlate(maps)
+    for found in (ranked.correlations, on_cpu):
+        for a, b in masks:
+            places = [found.scopes.index(resolve(name, found.scopes)) for name in (a, b)]
+            assert found.rho[:, places[0], places[1]] == pytest.approx(maps.similarity(a, b))
     assert ranked.encoder.correlations is not None
+
+
+def test_a_choice_of_the_cross_attention_keeps_its_heads(tiny):
+    lens = normlens.load(tiny("bart", torch.float32))
+    maps = lens.maps(**given("bart", LONG, SHORT), heads=True)
+    assert set(maps.choose(scopes="CROSS-N").heads) == {"CROSS-N"}
+    assert set(maps.choose(scopes=["CROSS-W", "ATTN-N"]).heads) == {"CROSS-W", "ATTN-N"}
+
+
+def test_a_notebook_shows_two_stacks_as_text(tiny):
+    maps = normlens.load(tiny("bart", torch.float32)).maps(**given("bart", LONG, SHORT))
+    assert maps._repr_mimebundle_() == {"text/plain": repr(maps)}
 
 
 @every_family

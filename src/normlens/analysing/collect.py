@@ -14,8 +14,8 @@ from torch import Tensor
 
 from normlens._version import __version__
 from normlens.analysing.columns import CORRELATIONS, Columns, reads_others
+from normlens.analysing.correlations import correlations_of
 from normlens.analysis import mixing_ratio, special_dimensions
-from normlens.analysis.device_ranks import spearman_matrices
 from normlens.components import Layer, Reach
 from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
 from normlens.errors import UnsupportedModelError
@@ -174,10 +174,11 @@ class Collected:
         real = torch.arange(n, device=device) < lengths[:, None]
         reach = torch.from_numpy(_mask(layer.reach, n)).to(device, non_blocking=True)
         allowed = real[:, None, :] & reach  # (b, i, j)
-        if self.columns.width:
+        width = self.columns.width
+        if width:
             others = self.columns.are_real(device)[:, None].expand(-1, n, -1)
             allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
-        rho = spearman_matrices(maps, real[:, :, None] & allowed)
+        rho = correlations_of(maps, list(norms), real[:, :, None] & allowed, width)
         if len(here) == len(self.scopes):
             return {CORRELATIONS: rho}
         size = len(self.scopes)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from normlens import analysis
 from normlens.errors import InputError, check_choice
 from normlens.results.axes import GROUPS, Axes, axes_of, take
-from normlens.results.labelled import OTHER_SEQUENCE, OWN_SEQUENCE, LabelledMaps
+from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE, SequencedMaps
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve_all
 
 M = TypeVar("M", bound="ChoosableMaps")
 
 
-class ChoosableMaps(LabelledMaps):
+class ChoosableMaps(SequencedMaps):
     """Maps that can be cut down and merged; every array and label follows."""
 
     def choose(
@@ -40,17 +40,18 @@ class ChoosableMaps(LabelledMaps):
         for name in [] if scopes is None or scopes == "all" else names:
             if not set(wanted) & set(self.layers_of(name)):
                 raise self.lacking(name, wanted)
+        # Single heads of the attention to another sequence are called CROSS-N.
+        heads = {"CROSS-N"} if any(name.endswith("CROSS-N") for name in names) else set()
         kept: dict[str, Any] = {
-            group: {name: array for name, array in arrays.items() if name in names}
+            group: {
+                name: array
+                for name, array in arrays.items()
+                if name in names or (group == "heads" and name in heads)
+            }
             for group, arrays in self.groups.items()
             if group != "statistics"
         }
         return replace(self, **kept)._of_layers(wanted)
-
-    @property
-    def decoder(self: M) -> M:
-        """The same maps without the encoder's, which `encoder` has."""
-        return replace(self, encoder=None)
 
     def sources_of(self: M, sequence: str) -> M:
         """The same maps with the columns of one sequence only: "encoder" or "decoder"."""

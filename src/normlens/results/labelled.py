@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 
-#: What the groups of columns are called where sources are two sequences.
-OWN_SEQUENCE, OTHER_SEQUENCE = "decoder", "encoder"
-
-
 @dataclass(frozen=True)
 class Correlations:
     """Spearman's ρ between all scopes, over the pairs that attention allows."""
@@ -130,20 +126,6 @@ class LabelledMaps:
         if self.source_axis is None:
             return np.eye(len(self.targets), dtype=bool)
         return np.zeros((len(self.targets), len(self.sources)), dtype=bool)
-
-    @property
-    def source_sequences(self) -> list[str]:
-        """The sequence of each source: "decoder", the targets' own, or "encoder", the other one.
-
-        Empty where all sources are the targets.
-        """
-        if self.source_axis is None:
-            return []
-        own = np.flatnonzero(self.is_same_token.any(axis=0))
-        names = [OTHER_SEQUENCE] * len(self.sources)
-        for place in own:
-            names[place] = OWN_SEQUENCE
-        return names
 
     # Arrays -------------------------------------------------------------------------------------
 

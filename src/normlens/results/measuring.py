@@ -45,13 +45,14 @@ class MeasurableMaps(ChoosableMaps):
     def _per_layer(self, measure: Callable[[Any, Any, Any], Any], a: str, b: str) -> Any:
         """A measure of two scopes for each of `layers`, NaN where a layer lacks one of them."""
         layers = self.layers_of(a, b)
+        allowed = self.pairs_of(resolve(a, self.scopes), resolve(b, self.scopes))
         if layers == self.layers:
-            return measure(self[a], self[b], self.allowed)
+            return measure(self[a], self[b], allowed)
         if not layers:
             raise InputError(f"no layer of these maps has both {a} and {b}; its layers differ")
         places = [self.layers.index(layer) for layer in layers]
         first, last = (np.stack([self.at(name, layer) for layer in layers]) for name in (a, b))
-        values = measure(first, last, self.allowed[places])
+        values = measure(first, last, allowed[places])
         whole = np.full((len(self.layers), *values.shape[1:]), np.nan, dtype=values.dtype)
         whole[places] = values
         return whole

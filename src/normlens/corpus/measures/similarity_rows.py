@@ -12,6 +12,7 @@ from normlens.analysis.ranks import spearman_matrix
 from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, at_layers
 from normlens.corpus.measures.columns import WHOSE, build
 from normlens.results.maps import Correlations, Maps
+from normlens.scopes import holds
 
 SCHEMA = pa.schema(
     [
@@ -62,15 +63,29 @@ def _has_layers(maps: Maps, scope: str) -> NDArray[np.bool_]:
     return np.isin(maps.layers, covered[0]) & np.isin(maps.layers, covered[1])
 
 
+def _of_one_sequence(maps: Maps, places: list[int]) -> list[list[int]]:
+    """The scopes of the targets' tokens alone, and those of another sequence alone."""
+    if maps.source_axis is None:
+        return []
+    return [
+        [k for k in places if holds(maps.scopes[k]) == kind]
+        for kind in ((True, False), (False, True))
+    ]
+
+
 def correlate(maps: Maps) -> Correlations:
     """Take Spearman's ρ between all scopes of `maps`, ranked on the CPU."""
     size = len(maps.scopes)
     rho = np.full((len(maps.layers), size, size), np.nan)
     for group in alike(maps):
-        allowed = maps.allowed[group[0]]
         layer = maps.layers[group[0]]
-        here = np.flatnonzero([layer in maps.layers_of(scope) for scope in maps.scopes])
-        flat = [at_layers(maps, maps.scopes[k], group)[:, allowed] for k in here]
-        if flat:
-            rho[np.ix_(group, here, here)] = spearman_matrix(np.stack(flat, axis=1))
+        here = [k for k, scope in enumerate(maps.scopes) if layer in maps.layers_of(scope)]
+        # All scopes first; those with parts of one sequence alone are then compared there.
+        for some in (here, *_of_one_sequence(maps, here)):
+            if some:
+                allowed = maps.pairs_of(*(maps.scopes[k] for k in some))[group[0]]
+                flat = [at_layers(maps, maps.scopes[k], group)[:, allowed] for k in some]
+                rho[np.ix_(group, np.array(some), np.array(some))] = spearman_matrix(
+                    np.stack(flat, axis=1)
+                )
     return Correlations(maps.scopes, rho)
