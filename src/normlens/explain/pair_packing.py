@@ -149,10 +149,10 @@ class _Packer:
         if decoder.flows:
             whole = np.zeros((self.layers, m + n, m + n), dtype=nodes.dtype)
             for layer in range(self.layers):
-                waiting = slice(m, m + n) if layer < first else slice(0, m)
+                waiting = np.arange(m, m + n) if layer < first else np.arange(m)
                 # The source's vectors wait until the last layer that reads them.
                 behind = nodes[layer + 1] if layer + 1 < self.layers else np.zeros(m + n)
-                whole[layer].flat[:: m + n + 1][waiting] = behind[waiting]
+                whole[layer, waiting, waiting] = behind[waiting]
                 self._put(whole[layer], layer, encoder.flows, decoder.flows, decoder.other.flows)
             flows[""] = whole
         scopes = [scope for _, scope in [*encoder.scope_flows, *decoder.scope_flows]]
