@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _NO_TOKEN = "no token"
 _WIDEST = 30.0  # inches; the columns of very long texts are narrower
 _BESIDE = 1.2  # columns between the last token and what no token owns
+_TWO_STACKS = (
+    " Left of the line: the source's tokens, in the encoder's layers; right of it: the target's, "
+    "in the decoder's, which read the source. Tokens of the stack that does not run wait."
+)
 
 
 def plot_flow(
@@ -85,12 +89,13 @@ def plot_flow(
     notes = [
         "Upwards: a layer's input to its output; top: where the score is read. Width of edges, "
         "area of nodes: what they carry, red adds to the score, blue takes away; grey frames: "
-        "what no token owns, at the layer where it enters.",
+        "what no token owns, at the layer where it enters."
+        + (_TWO_STACKS if why.has_two_sequences else ""),
         edges.note,
         *left_out_note(ticks, ticks),
         made(why.provenance, why.completeness),
     ]
-    left = MARGIN + 0.5
+    left = MARGIN + (0.78 if why.has_two_sequences else 0.5)
     sheet_width = max(left + width + MARGIN, 5.0)
     head = Head(heading, [*text_lines(why), *about], fonts, sheet_width)
     foot = Notes(notes, fonts, sheet_width)
@@ -110,7 +115,7 @@ def plot_flow(
             color=INK,
         )
     axes.set_ylabel("layer", fontproperties=fonts.properties(NOTE), color=INK, va="center")
-    axes.yaxis.set_label_coords(-0.36 / width, 0.5)
+    axes.yaxis.set_label_coords((MARGIN - left + 0.14) / width, 0.5)
     return sheet.figure
 
 
@@ -143,7 +148,11 @@ def _draw(
     axes.set_ylim(-0.6, layers + 0.6)
     step = max(1, round(layers / 10))
     shown = list(range(0, layers, step))
-    axes.set_yticks([*shown, layers], [*map(str, shown), "end"])
+    names = [name.replace("coder", "c.") for name in why.layer_names]
+    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
+    if why.encoder_tokens is not None:
+        axes.axvline(why.encoder_tokens - 0.5, color=FAINT, linewidth=0.6)
+        axes.axhline(why.encoder_layers, color=FAINT, linewidth=0.4, linestyle=(0, (3, 2)))
     axes.tick_params(length=0, pad=2, labelsize=NOTE, colors=INK)
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: The sequences of an encoder–decoder's explanation.
 SOURCE, PREFIX = "source", "prefix"
+ENCODER, DECODER = "encoder", "decoder"
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,23 @@ class ExplainsSequences:
     @property
     def layer_names(self) -> list[str]:
         """What each layer is called: a number, behind its stack where there are two."""
-        count, first = len(self._why.nodes), self.encoder_layers
+        count = len(self._why.nodes)
         if not self.has_two_sequences:
             return [str(layer) for layer in range(count)]
-        encoder = [f"encoder {layer}" for layer in range(first)]
-        return encoder + [f"decoder {layer - first}" for layer in range(first, count)]
+        return [" ".join(map(str, self.stack_of(layer))) for layer in range(count)]
+
+    @property
+    def token_sequences(self) -> list[str]:
+        """The sequence that each token belongs to; those behind a prefix are of it, too."""
+        m = self.encoder_tokens or 0
+        return [SOURCE] * m + [PREFIX] * (len(self._why.raw_tokens) - m)
+
+    def stack_of(self, layer: int | str) -> tuple[str, int | str]:
+        """The stack of a layer among those of both, and its place there; "head" is behind all."""
+        if isinstance(layer, str):
+            return DECODER, layer
+        inside = layer < self.encoder_layers
+        return (ENCODER, layer) if inside else (DECODER, layer - self.encoder_layers)
 
     @property
     def cross_flow(self) -> LayerTargetSource:
