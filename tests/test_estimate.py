@@ -183,7 +183,7 @@ def test_the_plan_is_that_of_the_lens(
     watch(shapley, "sampled_targets", end=True)
     watch(head_products.HeadProducts, "used_for")
     monkeypatch.setattr(tiles, "_run_sequence", stop_watching)
-    monkeypatch.setattr("normlens.lens.check_limit", lambda *_: None)
+    monkeypatch.setattr("normlens.analysing.limits.check_limit", lambda *_: None)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
     with pytest.raises(StopWatching):

@@ -158,9 +158,9 @@ def add_custom_code(folder: Path) -> None:
     )
 
 
-def become_t5(folder: Path) -> None:
+def become_longt5(folder: Path) -> None:
     config = AutoConfig.for_model(
-        "t5", d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, vocab_size=64
+        "longt5", d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, vocab_size=64
     )
     AutoModel.from_config(config).save_pretrained(folder)
 
@@ -204,7 +204,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], type[NormLensError], tuple[str,
     "NaN": (change_tensor(spoil_tensor), ModelLoadError, ("not finite", "layer.1.output.dense")),
     "a missing tensor": (change_tensor(drop_tensor), ModelLoadError, ("lack", "incomplete")),
     "a reshaped tensor": (change_tensor(reshape_tensor), ModelLoadError, ("wrong shape",)),
-    "an encoder–decoder": (become_t5, UnsupportedModelError, ("encoder–decoder", "'t5'")),
+    "an encoder–decoder": (become_longt5, UnsupportedModelError, ("encoder–decoder", "'longt5'")),
     "another architecture": (become_mamba, UnsupportedModelError, ("'mamba'", "supported are")),
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pair_examples import Letters, fast_tokenizer, with_head
+from shell import Shell
 
 import normlens
 from normlens import targets
@@ -329,3 +330,36 @@ def test_sequences_and_pairs_are_not_mixed_up(lens):
         lens.analyse([pair.source])
     with pytest.raises(InputError, match="reads one sequence"):
         other.encode_pairs("the", "la")
+
+
+# On the command line ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bart")
+    with quiet_transformers():
+        with_head("bart").save_pretrained(path)
+        fast_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("map", "--text", "the house", "--device", "cpu"),
+        ("explain", "the house", "--device", "cpu"),
+        ("cosine", "the house", "is small", "--device", "cpu"),
+        ("estimate", "--tokens", "8"),
+        ("serve", "--port", "0"),
+    ],
+)
+def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, capsys):
+    assert "encoder–decoder" in Shell(capsys).error(*words, "--model", folder)
+
+
+def test_a_run_refuses_two_stacks_in_one_line(folder, capsys, tmp_path):
+    (tmp_path / "data.txt").write_text("the house\nis small\n")
+    out = tmp_path / "out"
+    data = ("--data", tmp_path / "data.txt", "--out", out, "--device", "cpu", "--quiet")
+    assert "encoder–decoder" in Shell(capsys).error("run", "--model", folder, *data)
