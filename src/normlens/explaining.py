@@ -21,6 +21,7 @@ from normlens.explain.ask_pairs import Tokens, ask_pairs
 from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain.words import Target
 from normlens.explain_options import ExplainKeywords, ExplainOptions
+from normlens.models.heads import read_head
 from normlens.option_fields import shows_fields_of
 from normlens.pair_inputs import GivenPairs, SourceTarget
 from normlens.pairs import Pair
@@ -155,6 +156,7 @@ class Explains:
         )
         if lens.two_stacks:
             _check_pair_question(lens, position, direction, layer)
+            read_head(lens.adapter)  # before the model generates, which it could not without one
         elif token is not None:
             raise InputError(
                 f"token=… names a token of an encoder–decoder's target; {lens.name} reads one "

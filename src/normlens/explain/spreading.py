@@ -19,11 +19,11 @@ def question_count(texts: list[int], lists: Sequence[Any]) -> int:
     several = lengths - {1} or lengths
     if len(several) > 1:
         raise InputError(
-            "texts, targets, contrasts and positions that are lists must be equally long, not "
+            "texts, targets, contrasts, positions or tokens in lists must be equally long, not "
             f"{', '.join(map(str, sorted(several)))}"
         )
     if 0 in lengths and lists:
-        raise InputError("a list of targets, contrasts or positions is empty")
+        raise InputError("a list of targets, contrasts, positions or tokens is empty")
     return next(iter(several), 1)
 
 
