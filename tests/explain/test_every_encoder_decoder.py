@@ -143,6 +143,24 @@ def test_padding_of_either_side_changes_nothing(family):
             np.testing.assert_allclose(found.flow, alone.flow, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("t5", dict(tie_word_embeddings=False)),  # whose last vectors are not scaled
+        ("marian", dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=50)),
+        ("bart", dict(scale_embedding=True)),
+        ("whisper", dict(decoder_layers=1, encoder_layers=3)),
+    ],
+)
+def test_other_settings_of_a_family(family, settings):
+    model = generating(family, **settings)
+    with in_float64():
+        why = explain(family, model)
+        scores = own_scores(family, model)[PLACE]
+    assert why.value == pytest.approx(float(scores[TARGET[PLACE + 1]]), rel=1e-12)
+    assert why.completeness < 1e-10
+
+
 def test_little_memory_gives_the_same_by_running_layers_twice():
     model = generating("marian")
     with in_float64():

@@ -160,6 +160,18 @@ def test_a_body_without_a_head_says_nothing():
         assert "direction" not in str(raised.value)
 
 
+def test_a_head_that_is_not_described_is_named():
+    import transformers
+
+    from normlens.models.tiny import tiny_config
+
+    model = transformers.BartForSequenceClassification(tiny_config("bart")).eval()
+    lens = normlens.load(model, tokenizer=False)
+    with pytest.raises(NormLensError, match="head of BartForSequenceClassification") as raised:
+        lens.explain(input_ids=IDS, decoder_input_ids=TARGET)
+    assert "direction" not in str(raised.value)
+
+
 def test_explanations_of_one_sequence_have_no_source():
     lens = normlens.load(tiny_model("gpt2"), tokenizer=False)
     why = lens.explain(input_ids=[3, 4, 5], direction=[1.0] * 16)

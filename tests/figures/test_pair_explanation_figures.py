@@ -65,6 +65,8 @@ def test_the_flow_names_both_stacks(why):
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == ["enc. 0", "enc. 1", "dec. 0", "dec. 1", "dec. 2", "end"]
     assert "the source's tokens" in words(figure)
+    columns = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert columns == [*why.source.tokens, *why.prefix.tokens, "no token"]
 
 
 def test_heads_of_both_attentions(why):

@@ -126,8 +126,6 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
             continue
         assert not isinstance(step, SampledFeedForward)
         source = step.attention.source if isinstance(step, FrozenAttention) else None
-        if source is not None and through is not None:
-            g, through = g + through, torch.zeros_like(through)
         scored = step.score(g)
         if scored.passed is not None:
             passed[index] = scored.passed
@@ -163,6 +161,11 @@ def own_attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
     if len(places) != 1:
         raise InputError(
             "scores are carried back through layers with one attention over their own tokens"
+        )
+    if any(index < places[0][0] for index, _ in cross_attentions(frozen)):
+        raise InputError(
+            "scores are not carried back through layers that read another sequence before their "
+            "own tokens"
         )
     return places[0]
 

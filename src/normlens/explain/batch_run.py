@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.advancing import Progress
+from normlens.errors import UnsupportedModelError
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed, pack
 from normlens.explain.readings import Start
@@ -63,6 +64,12 @@ class OneStackRun:
     """A batch of sequences."""
 
     def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, kept_bytes: int):
+        if any(a.source is not None for layer in lens.layers for a in layer.attentions):
+            raise UnsupportedModelError(
+                f"the layers of {lens.name} read another sequence, whose tokens would own a part "
+                "of the score, too; describe it as an encoder–decoder "
+                "(normlens.models.two_stacks.TwoStacks)"
+            )
         self.lens, self.batch = lens, batch
         lengths = [len(sequence) for sequence in batch]
         self.read = FrozenNetwork(lens.adapter, lengths, rule, lens.compute_dtype, kept_bytes)

@@ -63,10 +63,11 @@ def plot_flow(
     for name, value in (("max_label", max_label), ("max_edges", max_edges)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
-    flow = why.flow_behind(scope)
+    end = why.seen
+    flow = why.flow_behind(scope)[:, :end, :end]
     edges = Edges.of(flow, max_edges)
-    nodes = _nodes(why, why.flows.get("", flow))
-    labels = [cut_label(token, max_label) for token in why.tokens]
+    nodes = _nodes(why, why.flows.get("", flow)[:, :end, :end])
+    labels = [cut_label(token, max_label) for token in why.tokens[:end]]
     if ax is not None:
         _draw(ax, why, edges, nodes, 0.2, _BESIDE)
         ax.set_xticks([*range(len(labels)), len(labels) - 1 + _BESIDE], [*labels, _NO_TOKEN])
@@ -121,7 +122,7 @@ def plot_flow(
 
 def _nodes(why: Explanation, flow: NDArray[np.floating]) -> NDArray[np.floating]:
     """What enters each layer, and behind the last what leaves it, (layer + 1, token)."""
-    return np.concatenate([why.nodes, np.nan_to_num(flow[-1]).sum(1)[None]])
+    return np.concatenate([why.nodes[:, : why.seen], np.nan_to_num(flow[-1]).sum(1)[None]])
 
 
 def _draw(
@@ -136,7 +137,7 @@ def _draw(
 
     What no token owns stands `beside` columns behind the last token.
     """
-    layers, n = len(why.nodes), len(why.tokens)
+    layers, n = len(why.nodes), why.seen
     largest = float(np.abs(nodes).max(initial=0.0)) or 1.0
     widest = min(0.45 * 72 * cell, 9.0)
     edges.draw(axes, widest, max(largest, float(np.abs(edges.value).max(initial=0.0))))

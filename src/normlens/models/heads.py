@@ -83,7 +83,8 @@ def is_generating(class_name: str) -> bool:
 def _undescribed(adapter: Adapter, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{why}; write `head` in {type(adapter).__name__} or a subclass of it, which returns a "
-        "normlens.heads.Head (docs/adapters.md has an example), or explain a vector (direction=…)"
+        "normlens.heads.Head (docs/adapters.md has an example)"
+        + ("" if adapter.two_stacks else ", or explain a vector (direction=…)")
     )
 
 

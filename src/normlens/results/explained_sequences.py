@@ -89,13 +89,19 @@ class ExplainsSequences:
         """The place of `position` among all tokens; None: the score is read everywhere."""
         return None if self.position is None else self.position + (self.encoder_tokens or 0)
 
+    @property
+    def seen(self) -> int:
+        """How many of the tokens can contribute: not those that a decoder has yet to read."""
+        every = len(self._why.raw_tokens)
+        return every if self.encoder_tokens is None else (self.read_at or 0) + 1
+
     @cached_property
     def sequences(self) -> list[SequencePart]:
         """The source and the prefix, or the one text; a prefix ends where the score is read."""
         axis, contributions = self._why.axis, self._why.contributions
         if self.encoder_tokens is None:
             return [SequencePart("", axis, contributions)]
-        m, end = self.encoder_tokens, (self.read_at or 0) + 1
+        m, end = self.encoder_tokens, self.seen
         return [
             SequencePart(SOURCE, axis.take(range(m)), contributions[:m]),
             SequencePart(PREFIX, axis.take(range(m, end)), contributions[m:end], m),

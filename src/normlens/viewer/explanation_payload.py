@@ -81,8 +81,7 @@ def _item(
 ) -> dict[str, Any]:
     layers, heads = why.heads.shape[:2]
     whole = why.flows.get(WHOLE) if flow else None
-    # The target's tokens behind the prefix carry nothing.
-    end = (why.read_at or 0) + 1 if why.has_two_sequences else len(why.raw_tokens)
+    end = why.seen  # the target's tokens behind the prefix carry nothing
     cross = why.cross_heads
     return {
         "model": str(why.provenance.get("model", "model")),
