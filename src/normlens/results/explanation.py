@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import analysis
 from normlens.errors import InputError
 from normlens.results import conversions, explanation_file, store
 from normlens.results.equality import same
 from normlens.results.explained_sequences import ExplainsSequences
+from normlens.results.merged_explanation import merged_words
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
 
@@ -132,34 +132,7 @@ class Explanation(ExplainsSequences):
 
     def words(self) -> Explanation:
         """The same by words: contributions and flows of a word's tokens are summed."""
-        axis = self.axis
-        members, words = axis.word_groups(), axis.words()
-
-        def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
-            return analysis.sum_words(array, members, axes)
-
-        position, first = self.read_at, self.encoder_tokens
-        if first is not None:
-            first = sum(group[0] < first for group in members)
-        if position is not None:
-            position = next(place for place, group in enumerate(members) if position in group)
-            position -= first or 0
-        return replace(
-            self,
-            nodes=merged(self.nodes, 1),
-            components=merged(self.components, 1),
-            heads=merged(self.heads, 1),
-            flows={scope: merged(flow, 2) for scope, flow in self.flows.items()},
-            head_flow=None if self.head_flow is None else merged(self.head_flow, 2),
-            raw_tokens=words.raw_tokens,
-            token_ids=[],
-            special=words.special,
-            token_words=words.token_words,
-            word_labels=words.word_labels,
-            position=position,
-            encoder_tokens=first,
-            cross_heads=None if self.cross_heads is None else merged(self.cross_heads, 1),
-        )
+        return merged_words(self)
 
     # Taking away ---------------------------------------------------------------------------------
 
