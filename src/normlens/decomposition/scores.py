@@ -41,9 +41,7 @@ class LayerScores:
     passed: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to its input
     unowned: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to biases
     heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `passed` by head
-    at_heads: Mapping[
-        int, Tensor
-    ]  # attention step → ∂s/∂(what each head reads) (…, b, h, i, d_head)
+    at_heads: Mapping[int, Tensor]  # the same → ∂s/∂(what a head reads) (…, b, h, i, d_head)
     gradients: Mapping[int, Tensor]  # step → ∂s/∂(its output), of those asked for
     others: Mapping[str, Tensor]  # other sequence → ∂s/∂e_k (…, b, k, d)
 
