@@ -105,6 +105,20 @@ def test_the_code_that_explains_runs(document, place, smollm2, minilm, tmp_path,
     assert isinstance(names["why"], normlens.Explanation)
 
 
+@pytest.mark.skipif(
+    "NORMLENS_TEST_MARIAN" not in os.environ,
+    reason="set NORMLENS_TEST_MARIAN to a folder with opus-mt-en-fr",
+)
+def test_the_code_that_explains_a_translation_runs(monkeypatch):
+    pytest.importorskip("matplotlib")
+    lens = normlens.load(os.environ["NORMLENS_TEST_MARIAN"])
+    monkeypatch.setattr(normlens, "load", lambda name: lens)
+    names: dict[str, Any] = {"normlens": normlens}
+    exec(compile(fences(ROOT / "docs/explain.md", "python")[1], "docs/explain.md", "exec"), names)
+    assert names["why"].source.tokens[int(names["why"].source.contributions.argmax())] == "␣small"
+    assert len(names["every"].shares()) == len(names["every"])
+
+
 def test_the_adapter_example_registers(monkeypatch):
     from normlens.models import base
 

@@ -445,3 +445,9 @@ def test_the_maps_of_two_sequences_are_shown_and_kept(lens, tmp_path):
     assert maps.plot_overview().axes
     assert maps.to_html(tmp_path / "maps.html").exists()
     assert isinstance(lens.encode(input_ids=IDS)[0], Encoded)
+
+
+def test_scores_of_such_a_model_are_not_explained(lens):
+    """Its text's tokens would own only a part of a score."""
+    with pytest.raises(UnsupportedModelError, match="whose tokens would own a part"):
+        lens.explain(input_ids=IDS, direction=[1.0] * 12, position=0)

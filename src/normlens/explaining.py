@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, cast, overload
 
@@ -13,16 +14,22 @@ from numpy.typing import NDArray
 from normlens.advancing import Progress
 from normlens.checkpoints.sentences import Pooling
 from normlens.cosine_options import CosineKeywords, CosineOptions
+from normlens.encoding import Features, encode_any
+from normlens.errors import InputError
 from normlens.explain.ask import Positions, Targets, ask
+from normlens.explain.ask_pairs import Tokens, ask_pairs
 from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain.words import Target
 from normlens.explain_options import ExplainKeywords, ExplainOptions
-from normlens.inputs import encode_input
+from normlens.models.heads import read_head
 from normlens.option_fields import shows_fields_of
+from normlens.pair_inputs import GivenPairs, SourceTarget
+from normlens.pairs import Pair
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.explanations import Explanations
-from normlens.text import Ids, Text, Texts
+from normlens.text import Encoded, Ids, Text, Texts
+from normlens.text_sides import Side
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,16 +74,30 @@ class Explains:
     @overload
     def explain(
         self,
-        text: Text | Texts | None = ...,
+        text: Side,
         *,
-        target: Targets = ...,
+        target: Side | None = ...,
+        token: Literal["all"],
+        **options: Unpack[QuestionKeywords],
+    ) -> Explanations: ...
+
+    @overload
+    def explain(
+        self,
+        text: Text | Texts | Side | list[SourceTarget] | None = ...,
+        *,
+        target: Targets | Side = ...,
         contrast: Targets = ...,
+        token: Tokens = ...,
         position: Positions = ...,
         direction: Direction | None = ...,
         layer: int | None = ...,
         input_ids: Ids | None = ...,
         attention_mask: Ids | None = ...,
         token_type_ids: Ids | None = ...,
+        decoder_input_ids: Ids | None = ...,
+        decoder_attention_mask: Ids | None = ...,
+        input_features: Features | None = ...,
         truncate: bool = ...,
         progress: Progress | None = ...,
         **options: Unpack[ExplainKeywords],
@@ -85,16 +106,20 @@ class Explains:
     @shows_fields_of(ExplainOptions)
     def explain(
         self,
-        text: Text | Texts | None = None,
+        text: Text | Texts | Side | list[SourceTarget] | None = None,
         *,
-        target: Targets = None,
+        target: Targets | Side = None,
         contrast: Targets = None,
+        token: Tokens = None,
         position: Positions = None,
         direction: Direction | None = None,
         layer: int | None = None,
         input_ids: Ids | None = None,
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
+        decoder_input_ids: Ids | None = None,
+        decoder_attention_mask: Ids | None = None,
+        input_features: Features | None = None,
         truncate: bool = False,
         progress: Progress | None = None,
         **options: Unpack[ExplainKeywords],
@@ -109,14 +134,41 @@ class Explains:
         targets, contrasts or positions gives a list. `progress` is called with the layers done and
         the layers on the way, after each layer of each batch; what it raises ends the work.
 
+        Of an encoder–decoder, `text` is the source and `target` the decoder's text (a text or its
+        words; None: the one that the model generates), and `token` says which of the target's
+        tokens is explained: its place from 0, a word, or "all", each in turn; by default the last.
+        `contrast` asks why that token and not another in its place. Source and prefix are given as
+        to `maps`, with a list of pairs for several.
+
         The other options are those of `normlens.explain_options.ExplainOptions`, which explains
         them: the rule for activations, flow maps by layer, head and scope, memory.
         """
         chosen = ExplainOptions(**options)
         lens = cast("Lens", self)
-        encoded, many = encode_input(
-            lens, text, input_ids, attention_mask, token_type_ids, truncate=truncate
+        given = GivenPairs(
+            text,
+            target,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            input_features,
         )
+        if lens.two_stacks:
+            _check_pair_question(lens, position, direction, layer)
+            read_head(lens.adapter)  # before the model generates, which it could not without one
+        elif token is not None:
+            raise InputError(
+                f"token=… names a token of an encoder–decoder's target; {lens.name} reads one "
+                "sequence: ask with target=… and position=…"
+            )
+        else:
+            given = replace(given, target=None)  # here it is the word that is explained
+        items, many = encode_any(lens, given, token_type_ids, truncate=truncate)
+        if lens.two_stacks:
+            pairs = [item for item in items if isinstance(item, Pair)]
+            return ask_pairs(lens, pairs, many, token, contrast, chosen, progress)
+        encoded = [item for item in items if isinstance(item, Encoded)]
         return ask(
             lens, encoded, many, target, contrast, position, direction, layer, chosen, progress
         )
@@ -172,3 +224,17 @@ class Explains:
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
         results = cosines(lens, self.pooling, together, chosen, progress)
         return results if many else results[0]
+
+
+def _check_pair_question(lens: Lens, position: object, direction: object, layer: object) -> None:
+    """Raise for what is asked of models of one stack only."""
+    if position is not None:
+        raise InputError(
+            f"{lens.name} is an encoder–decoder: say which token of its target is explained with "
+            "token=…, not with position"
+        )
+    if direction is not None or layer is not None:
+        raise InputError(
+            "a direction is read in models of one stack; of an encoder–decoder ask for a token of "
+            "its target (token=…, contrast=…)"
+        )

@@ -16,9 +16,12 @@ from normlens.components import Linear, Norm, cast
 #: What a head's scores are about.
 CAUSAL = "causal language model"
 MASKED = "masked language model"
+GENERATOR = "generating encoder–decoder"
 SEQUENCES = "sequence classifier"
 TOKENS = "token classifier"
 SENTENCES = "sentence encoder"
+#: Heads whose scores are about tokens of a vocabulary.
+OF_TOKENS = (CAUSAL, MASKED, GENERATOR)
 
 #: Which of the last vectors a head reads: any one, the first, the last real one, or their mean.
 ANY, FIRST, LAST, MEAN = "any", "first", "last", "mean"

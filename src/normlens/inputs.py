@@ -26,8 +26,8 @@ def encode_input(
     """The sequences, and whether they were given as a list."""
     if lens.two_stacks:
         raise InputError(
-            f"{lens.name} is an encoder–decoder, of which this analysis needs one stack; only "
-            "lens.maps(source, target) takes both"
+            f"{lens.name} is an encoder–decoder, of which this analysis needs one stack; "
+            "lens.maps(source, target) and lens.explain(source, target=…) take both"
         )
     if (text is None) == (input_ids is None):
         raise InputError("pass either a text (or a list of texts) or input_ids=…, one of the two")

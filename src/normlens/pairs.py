@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from normlens.text import Encoded
+from normlens.text import Encoded, Text
 
 
 @dataclass(frozen=True)
@@ -31,3 +31,9 @@ Item: TypeAlias = Encoded | Pair
 def sequences_of(item: Item) -> tuple[Encoded, ...]:
     """The sequence that each stack of the model reads, the encoder's first."""
     return (item.source, item.target) if isinstance(item, Pair) else (item,)
+
+
+def texts_of(pair: Pair) -> Text | None:
+    """Both texts, if both are known."""
+    source, target = pair.source.text, pair.target.text
+    return (source, target) if isinstance(source, str) and isinstance(target, str) else None

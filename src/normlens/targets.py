@@ -43,6 +43,7 @@ def shifted(adapter: TwoStacks, labels: Encoded, tokenizer: Any) -> Encoded:
         tokens=[*_tokens(before, tokenizer), *labels.tokens[kept]],
         special=[*[True] * len(before), *labels.special[kept]],
         words=None if words is None else [*[None] * len(before), *words[kept]],
+        end=labels.ids[-1] if ends else None,
     )
 
 
@@ -73,7 +74,8 @@ def generated(lens: Lens, source: Encoded, features: torch.Tensor | None) -> Pai
     ends = ends if isinstance(ends, list) else [ends]
     finished = len(ids) > 1 and ids[-1] in ends
     said = GENERATED if finished else f"{GENERATED}, cut at {len(ids)} tokens"
-    return Pair(source, _from_ids(ids[:-1] if finished else ids, lens), said, features)
+    target = _from_ids(ids[:-1] if finished else ids, lens)
+    return Pair(source, replace(target, end=ids[-1] if finished else None), said, features)
 
 
 def _from_ids(ids: list[int], lens: Lens) -> Encoded:

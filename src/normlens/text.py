@@ -34,6 +34,7 @@ class Encoded:
     words: list[int | None] | None = None
     word_labels: list[str] = field(default_factory=list)
     text: Text | None = None
+    end: int | None = None  # the token behind the last, where a model is only asked to predict it
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -61,6 +61,10 @@ class SideReader:
         check_ids(encoded.ids, self.vocabulary, self.limit)
         return encoded
 
+    def plain_ids(self, text: str) -> list[int]:
+        """The tokens of a text without special ones."""
+        return list(self._tokenise(text, add_special_tokens=False)["input_ids"])
+
     def _words(self, given: Any) -> list[str]:
         words = list(given)
         if not all(isinstance(word, str) for word in words):

@@ -5,11 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlens.decomposition import freeze
+from normlens.components import (
+    Attention,
+    Branch,
+    FeedForward,
+    Layer,
+    Linear,
+    Norm,
+    Residual,
+)
+from normlens.decomposition import FrozenLayer, freeze
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.feedforward import FrozenFeedForward
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.scores import flow, flow_behind, flow_by_head, layer_scores
+from normlens.decomposition.scores import (
+    cross_flow,
+    cross_flow_by_head,
+    flow,
+    flow_behind,
+    flow_by_head,
+    layer_scores,
+    scores_behind,
+)
 from normlens.errors import InputError
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
@@ -127,3 +144,76 @@ def test_few_heads_at_a_time_give_the_same_flow(problem, monkeypatch):
     whole = flow(layer, scores)
     monkeypatch.setattr("normlens.decomposition.attention._FLOW_PAIRS", 1)
     torch.testing.assert_close(flow(layer, scores), whole, rtol=0, atol=1e-12)
+
+
+# A layer that reads another sequence --------------------------------------------------------------
+
+
+def decoder(order: str) -> tuple[FrozenLayer, torch.Tensor]:
+    """A frozen layer of 5 tokens that reads 4 of another sequence, and these (b, k, d)."""
+    generator = torch.Generator().manual_seed(11)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def norm() -> Norm:
+        return Norm(1 + 0.3 * draw(6), draw(6), 1e-5, True)
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(draw(rows, columns), draw(columns))
+
+    own = Attention(linear(6, 6), linear(6, 6), 2, 2)
+    cross = Attention(linear(6, 6), linear(6, 6), 3, 3, source="encoder")
+    block = FeedForward(linear(6, 9), linear(9, 6), "gelu")
+    parts: list = [cross, own, block] if order.startswith("cross") else [own, cross, block]
+    steps: list = []
+    for part in parts:
+        if order.endswith("pre"):
+            steps += [Branch(), norm(), part, Residual()]
+        else:
+            steps += [Branch(), part, Residual(), norm()]
+    x, e = draw(2, 5, 6), draw(2, 4, 6)
+    alphas = {own: draw(2, 2, 5, 5).softmax(-1), cross: draw(2, 3, 5, 4).softmax(-1)}
+    weights = [alphas[part] for part in parts if isinstance(part, Attention)]
+    return freeze(Layer(steps), x, weights, [5, 5], sources={"encoder": e}, parts=False), e
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_what_arrives_at_both_sequences_and_biases_are_the_score(order):
+    layer, e = decoder(order)
+    generator = torch.Generator().manual_seed(3)
+    g = torch.randn(3, *layer.x.shape, generator=generator, dtype=torch.float64)
+    scores = layer_scores(layer, g)
+    arriving, others = layer.adjoint(g)
+    torch.testing.assert_close(scores.arriving, arriving, rtol=0, atol=1e-11)
+    torch.testing.assert_close(scores.others["encoder"], others["encoder"], rtol=0, atol=1e-11)
+    unowned = sum(part.sum(-1) for part in scores.unowned.values())
+    total = (scores.arriving * layer.x).sum((-1, -2)) + unowned
+    total = total + (scores.others["encoder"] * e).sum((-1, -2))
+    output = layer.forward(layer.x, {"encoder": e}) + layer.unowned()
+    torch.testing.assert_close(total, (g * output).sum((-1, -2)), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_both_flows_of_a_layer_lose_nothing(order):
+    layer, e = decoder(order)
+    g = torch.randn(layer.x.shape, generator=torch.Generator().manual_seed(3)).double()
+    scores = layer_scores(layer, g, keep=range(len(layer.steps)))
+    own, other = flow(layer, scores), cross_flow(layer, scores)
+    columns = (scores.arriving * layer.x).sum(-1), (scores.others["encoder"] * e).sum(-1)
+    torch.testing.assert_close(own.sum(-2), columns[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(other.sum(-2), columns[1], rtol=0, atol=1e-10)
+    rows = (g * layer.forward(layer.x, {"encoder": e})).sum(-1)
+    torch.testing.assert_close(own.sum(-1) + other.sum(-1), rows, rtol=0, atol=1e-10)
+    by_head = cross_flow_by_head(layer, scores)
+    torch.testing.assert_close(by_head.sum(-3), other, rtol=0, atol=1e-11)
+    # Behind the first attention nothing of the other sequence has arrived.
+    first = next(k for k, step in enumerate(layer.steps) if isinstance(step, FrozenAttention))
+    assert cross_flow(layer, scores_behind(layer, scores.gradients[first], first)) is None
+
+
+def test_another_sequence_that_is_read_first_is_refused():
+    """Its tokens would be mixed by the attention, so that no flow map could name them."""
+    layer, _ = decoder("cross-post")
+    with pytest.raises(InputError, match="read another sequence before their own tokens"):
+        layer_scores(layer, layer.x)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import differentiate, hidden, mean_slopes, observe
+from reference import differentiate, hidden, mean_slopes, observe, observe_pair
 from torch import Tensor
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual
+from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual, cast
 from normlens.models import adapt
 
 
@@ -36,10 +36,60 @@ def frozen_outputs(
     return tokens, outputs
 
 
+def frozen_pair_scores(
+    model: Any, inputs: dict[str, Tensor], rule: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The source's and the target's tokens, with gradients, and the scores (i, words) of them."""
+    adapter: Any = adapt(model)
+    stacks = list(adapter.encoder_blocks()), list(adapter.decoder_blocks())
+    seen = observe_pair(adapter.model, stacks, inputs)
+    source, target = (
+        stack.x[0].double().clone().requires_grad_() for stack in (seen.encoder, seen.decoder)
+    )
+    y = source
+    for block, x, alpha in zip(stacks[0], seen.encoder.x, seen.encoder.alpha, strict=True):
+        layer = adapter.layer(block).to(torch.float64)
+        y = _through(layer, y, x.double(), alpha.double(), rule, {})[-1]
+    memory = _through_norms(adapter.encoder_end(), y, seen.encoder.output[-1].double())
+    torch.testing.assert_close(memory[1], seen.memory.double(), rtol=0, atol=1e-10)
+    y = target
+    rows = zip(stacks[1], seen.decoder.x, seen.decoder.alpha, seen.cross, strict=True)
+    for block, x, alpha, cross in rows:
+        layer = adapter.layer(block).to(torch.float64)
+        other = memory, cross.double()
+        y = _through(layer, y, x.double(), alpha.double(), rule, {}, other)[-1]
+    last, _ = _through_norms(adapter.end(), y, seen.decoder.output[-1].double())
+    return source, target, _words(model, last)
+
+
+def _words(model: Any, last: Tensor) -> Tensor:
+    """The scores of words as the families' own code makes them of their last vectors."""
+    scaled = model.config.model_type in ("t5", "umt5")
+    scores = model.get_output_embeddings()(last * model.config.d_model**-0.5 if scaled else last)
+    bias = getattr(model, "final_logits_bias", None)
+    return scores if bias is None else scores + bias[0]
+
+
+def _through_norms(steps: list[Any], y: Tensor, real: Tensor) -> Tensor:
+    pair = torch.stack([y, real])
+    for step in steps:
+        pair = _norm(cast(step, torch.float64), pair)
+    return pair
+
+
 def _through(
-    layer: Layer, y: Tensor, x: Tensor, alpha: Tensor, rule: str, real: dict[int, Tensor]
+    layer: Layer,
+    y: Tensor,
+    x: Tensor,
+    alpha: Tensor,
+    rule: str,
+    real: dict[int, Tensor],
+    other: tuple[Tensor, Tensor] | None = None,
 ) -> list[Tensor]:
-    """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen."""
+    """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen.
+
+    `other` is another sequence, followed and real (2, k, d), with the weights that read it.
+    """
     pair = torch.stack([y, x])  # the first is followed, the second is what the model computed
     bias = torch.zeros_like(x)  # inside the layer, where a token owns what precedes the mixing
     start, saved, outputs, mixed = pair, [], [], False
@@ -53,7 +103,12 @@ def _through(
             bias = _norm(step, torch.stack([bias, pair[1]]))[0] if mixed else bias
             pair = _norm(step, pair)
         elif isinstance(step, Attention):
-            pair, mixed = _attention(step, pair, alpha), True
+            if step.source is None:
+                pair = _attention(step, pair, alpha)
+            else:
+                assert other is not None
+                pair = _attention(step, *other)
+            mixed = True
             bias = (
                 torch.zeros_like(x) if step.output.bias is None else step.output.bias.expand_as(x)
             )
@@ -83,7 +138,7 @@ def _norm(step: Norm, pair: Tensor) -> Tensor:
 def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
     values = step.value(pair).unflatten(-1, (step.groups, -1))
     width, each = values.shape[-1], step.heads // step.groups
-    total = torch.zeros_like(pair)
+    total: Any = 0
     for head in range(step.heads):
         rows = slice(head * width, (head + 1) * width)
         total = total + alpha[head] @ values[..., head // each, :] @ step.output.weight[rows]

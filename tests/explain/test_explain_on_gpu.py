@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from heads import every_head, headed
+from pair_models import FAMILIES, TARGET, generating, source_of
 
 import normlens
 from normlens.heads import ANY
@@ -49,6 +50,20 @@ def test_bfloat16_on_cuda_is_close_to_the_cpu(family):
     # The forward passes themselves differ in their last bfloat16 digits.
     assert np.abs(found.contributions - on_cpu.contributions).max() < 0.05 * scale
     assert found.completeness < 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_encoder_decoders_on_cuda_are_close_to_float64(family):
+    model = generating(family)
+    asked = dict(source_of(family), decoder_input_ids=TARGET, token=3, contrast=1, heads=True)
+    exact = normlens.load(model, tokenizer=False).explain(**asked)
+    on_cuda = copy.deepcopy(model).float().cuda()
+    found = normlens.load(on_cuda, tokenizer=False).explain(**asked)
+    scale = np.abs(exact.nodes).max() + abs(exact.value)
+    for name in ("nodes", "components", "heads", "cross_heads", "flow", "head_flow"):
+        error = np.nanmax(np.abs(getattr(found, name) - getattr(exact, name)))
+        assert error < 1e-4 * scale, name
+    assert found.completeness < 1e-5
 
 
 def test_split_products():

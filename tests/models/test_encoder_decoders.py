@@ -520,7 +520,6 @@ def test_analyses_of_one_stack_refuse_two(tiny):
 
     lens = normlens.load(tiny("bart", torch.float32))
     for analysis in (
-        lambda: lens.explain(input_ids=LONG),
         lambda: lens.encode(input_ids=LONG),
         lambda: lens.maps(**given("bart", LONG, SHORT), origin="input"),
         lambda: sizes_of(lens),

@@ -275,3 +275,75 @@ def test_pages_fit_their_windows(
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width
             page.screenshot(path=SHOTS / f"{view}-{width}-{theme}.png", full_page=True)
     context.close()
+
+
+# An encoder–decoder's explanations ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def translation() -> Explanations:
+    from pair_examples import fast_tokenizer, with_head
+
+    import normlens
+
+    lens = normlens.load(with_head("bart"), fast_tokenizer())
+    made = lens.explain("the house is small", target="la maison est petite", token="all")
+    assert isinstance(made, Explanations)
+    return made
+
+
+@pytest.fixture(scope="module")
+def translation_html(translation: Explanations, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return translation.to_html(tmp_path_factory.mktemp("translation") / "all.html")
+
+
+def test_both_sequences_are_shown_with_a_line_between_them(
+    viewer: Any, translation: Explanations, translation_html: Path
+) -> None:
+    viewer.open(translation_html, "item=3")
+    why = translation[3]
+    assert viewer.texts(".sequence") == ["source", "prefix"]
+    assert viewer.texts(".token:not(.rest) .text") == [*why.source.tokens, *why.prefix.tokens]
+    shares = [number(text) for text in viewer.texts(".token:not(.rest) .share")]
+    contributions = why.to_pandas()["contribution"]
+    np.testing.assert_allclose(shares, contributions, atol=6e-3, rtol=6e-2)
+    sentence = viewer.page.inner_text(".sum")
+    assert "from the source" in sentence
+    assert "from the prefix" in sentence
+    layers = viewer.svg_texts("svg.flow .layers text")
+    assert layers == ["enc. 0", "enc. 1", "dec. 0", "dec. 1", "dec. 2"]
+    assert viewer.page.eval_on_selector_all("svg.flow [data-between]", "lines => lines.length") == 2
+    viewer.choose("view", "components").choose("heads", "1")
+    for panel, rows in (("heads", why.heads), ("CROSS heads", why.cross_heads)):
+        cells = viewer.page.eval_on_selector_all(
+            f'[data-panel="{panel}"] rect[data-head]',
+            "cells => cells.map(({dataset: d}) => [d.layer, d.head, d.value].map(Number))",
+        )
+        found = {(int(layer), int(head)): value for layer, head, value in cells}
+        sums = rows.sum(-1)
+        expected = {place: value for place, value in np.ndenumerate(sums) if np.isfinite(value)}
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_shares_of_every_token(
+    viewer: Any, translation: Explanations, translation_html: Path, tmp_path: Path
+) -> None:
+    viewer.open(translation_html, "view=shares")
+    table = translation.shares()
+    drawn = viewer.page.eval_on_selector_all(
+        "svg.shares g[data-item]", "rows => rows.map((row) => Number(row.dataset.sourceShare))"
+    )
+    np.testing.assert_allclose(drawn, table["source_share"], atol=1e-6)
+    written = pd.read_csv(saved(viewer, "csv", tmp_path))
+    np.testing.assert_allclose(written["source_share"], table["source_share"], atol=1e-6)
+    assert written["token"].tolist() == translation.predicted
+    # A row leads to its token's explanation.
+    viewer.click('svg.shares text[data-item="2"]')
+    assert f"'{translation[2].target}'" in viewer.page.inner_text(".question")
+    assert viewer.page.evaluate(UNNAMED) == []
+
+
+def test_one_sequence_has_no_shares(viewer: Any, why_html: Path) -> None:
+    viewer.open(why_html, "view=shares")
+    assert viewer.root("view") == "flow"
+    assert not viewer.page.is_visible('[data-control="view"] [data-value="shares"]')

@@ -4,6 +4,7 @@ import { brief, readableOn, signed, signedColours, tick, type Ink } from "./colo
 import { svg } from "./dom";
 import type { Bias, Explained } from "./explanation";
 import { drawBar } from "./heat";
+import { layerName } from "./sequences";
 
 export interface ComponentPicture {
   explained: Explained;
@@ -39,14 +40,13 @@ export function barsOf({ explained, names, biases, token }: ComponentPicture): B
   return [...panels, { name: "biases", values: unowned, alone: null }];
 }
 
-/** [layer, head]: the attention's share, of all positions or of one. */
-export function headsOf({ explained, token, heads }: ComponentPicture): Float32Array {
+/** [layer, head]: an attention's share, of all positions or of one; NaN where a layer has no such head. */
+export function headsOf({ explained, token }: ComponentPicture, shares: Float32Array = explained.heads): Float32Array {
   const n = explained.labels.length;
-  const cells = explained.layers * (heads ?? 0);
-  return Float32Array.from({ length: cells }, (_, k) => {
-    if (token !== null) return explained.heads[k * n + token];
+  return Float32Array.from({ length: shares.length / n }, (_, k) => {
+    if (token !== null) return shares[k * n + token];
     let sum = 0;
-    for (let j = 0; j < n; j++) sum += explained.heads[k * n + j];
+    for (let j = 0; j < n; j++) sum += shares[k * n + j];
     return sum;
   });
 }
@@ -64,17 +64,20 @@ export function drawComponents(into: SVGElement, picture: ComponentPicture, room
   const scale = PANEL / (high - low || 1);
   panels.forEach((bars, k) => drawPanel(into, bars, { top: 8 + k * (PANEL + GAP), step, scale, low, high }, explained.layers, ink));
   let height = 8 + panels.length * (PANEL + GAP);
-  const every = Math.max(1, Math.ceil(18 / step));
+  const every = Math.max(1, Math.ceil((explained.sequences === null ? 18 : 36) / step));
   const names = svg("g", { "font-size": 11, fill: ink.muted, "text-anchor": "middle" });
   for (let layer = 0; layer <= explained.layers; layer++) {
     const last = layer === explained.layers;
     if (!last && layer % every !== 0) continue;
-    names.append(svg("text", { x: LEFT + (layer + 0.5) * step, y: height }, last ? "end" : String(layer)));
+    names.append(svg("text", { x: LEFT + (layer + 0.5) * step, y: height }, last ? "end" : layerName(explained, layer)));
   }
   names.append(svg("text", { x: LEFT - 8, y: height, "text-anchor": "end" }, "layer"));
   into.append(names);
   height += 14;
-  if (picture.heads !== null) height = drawHeads(into, picture, height + 18, step, ink);
+  if (picture.heads !== null) {
+    height = drawHeads(into, picture, "ATTN", explained.heads, height + 18, step, ink);
+    if (explained.cross !== null) height = drawHeads(into, picture, "CROSS", explained.cross, height + 18, step, ink);
+  }
   return { width, height };
 }
 
@@ -121,20 +124,29 @@ function drawPanel(
 }
 
 /** Heads below each other, layers as above; returns the lower end. */
-function drawHeads(into: SVGElement, picture: ComponentPicture, top: number, step: number, ink: Ink): number {
-  const heads = picture.heads as number;
+function drawHeads(
+  into: SVGElement,
+  picture: ComponentPicture,
+  attention: string,
+  shares: Float32Array,
+  top: number,
+  step: number,
+  ink: Ink,
+): number {
   const { layers } = picture.explained;
-  const values = headsOf(picture);
+  const values = headsOf(picture, shares);
+  const heads = values.length / layers;
   const colours = signedColours(values, [], "what passes through the head", ink.dark);
   const row = Math.max(12, Math.min(22, 420 / heads));
-  const grid = svg("g", { class: "heads", "data-panel": "heads" });
-  grid.append(svg("text", { x: 0, y: top + 12, "font-size": 13, "font-weight": 650, fill: ink.text }, "ATTN by head"));
+  const grid = svg("g", { class: "heads", "data-panel": attention === "ATTN" ? "heads" : `${attention} heads` });
+  grid.append(svg("text", { x: 0, y: top + 12, "font-size": 13, "font-weight": 650, fill: ink.text }, `${attention} by head`));
   const from = top + 22;
   for (let head = 0; head < heads; head++) {
     const y = from + head * row;
     grid.append(svg("text", { x: LEFT - 6, y: y + row * 0.5 + 4, "text-anchor": "end", "font-size": 10, fill: ink.muted }, `head ${head}`));
     for (let layer = 0; layer < layers; layer++) {
       const k = layer * heads + head;
+      if (Number.isNaN(values[k])) continue;
       const fill = colours.colour(colours.at(k));
       grid.append(
         svg("rect", {
@@ -153,12 +165,13 @@ function drawHeads(into: SVGElement, picture: ComponentPicture, top: number, ste
 }
 
 /** What a bar or a cell says when it is pointed at. */
-export function barLines(mark: SVGElement, biases: Bias[]): string[] | null {
+export function barLines(mark: SVGElement, biases: Bias[], explained: Explained): string[] | null {
   const { layer, value, head } = mark.dataset as Record<string, string | undefined>;
   const name = (mark.parentNode as SVGElement | null)?.dataset.panel;
   if (layer === undefined || value === undefined || name === undefined) return null;
-  const where = layer === "head" ? "behind the last layer" : `layer ${layer}`;
-  const lines = [head === undefined ? `${name}, ${where}` : `head ${head}, ${where}`];
+  const where = layer === "head" ? "behind the last layer" : `layer ${layerName(explained, Number(layer))}`;
+  const attention = name.startsWith("CROSS") ? "CROSS " : "";
+  const lines = [head === undefined ? `${name}, ${where}` : `${attention}head ${head}, ${where}`];
   if (name === "biases") {
     for (const [of, component, share] of biases) if (String(of) === layer && share !== 0) lines.push(`${component} ${signed(share)}`);
   }

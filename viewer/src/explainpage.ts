@@ -12,10 +12,11 @@ import { bars } from "./mapview";
 import { choice, place, ResultPage } from "./resultpage";
 import type { Row } from "./save";
 import { composed } from "./saved";
+import { beginnings, drawShares, layerName, shareLines } from "./sequences";
 import { coloursOf, drawStrip, legend, TokenStrip, type Rest, type Tokens } from "./tokenstrip";
 import { facts, questionOf, sumOf } from "./verdict";
 
-const VIEWS = ["flow", "components"] as const;
+const VIEWS = ["flow", "components", "shares"] as const;
 const LEVELS = ["subwords", "words"] as const;
 const SHARES = ["80", "50", "95"] as const;
 const MOST = 1200; // edges that can still be told apart
@@ -70,9 +71,10 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const item = place(words.item, this.items.length) ?? 0;
     const { header } = this.items[item];
     const level = header.words === null ? "subwords" : choice(words.level, LEVELS);
+    const view = choice(words.view, VIEWS);
     return {
       item,
-      view: choice(words.view, VIEWS),
+      view: view === "shares" && !this.hasShares ? VIEWS[0] : view,
       level,
       share: choice(words.share, SHARES),
       heads: words.heads === "1",
@@ -126,7 +128,8 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     this.sum.textContent = sumOf(header, contributionsOf(explained));
     replace(this.key_, legend(colours, this.chrome.ink));
     if (this.state.view === "flow") this.drawFlow();
-    else this.drawComponents();
+    else if (this.state.view === "components") this.drawComponents();
+    else this.drawShares();
     this.chrome.root.dataset.view = this.state.view;
     this.chrome.root.dataset.token = String(this.state.token ?? "");
   }
@@ -136,6 +139,8 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const { header } = this.item;
     controls.item.set(String(state.item), items.map((item, k) => [String(k), `${k + 1}: ${questionOf(item.header)}`]));
     controls.view.set(state.view);
+    const shares = controls.view.el.querySelector<HTMLElement>('[data-value="shares"]');
+    if (shares !== null) shares.hidden = !this.hasShares;
     controls.level.set(state.level, header.words !== null);
     controls.share.set(state.share);
     controls.heads.set(state.heads ? "1" : "0");
@@ -150,7 +155,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const values = contributionsOf(explained);
     const rest = [{ label: "no token", value: header.remainder, title: "The remainder: what the model’s biases add, which no token owns." }];
     return {
-      tokens: { name: "Tokens and what they contribute", labels: explained.labels, special: explained.special, values, chosen: this.state.token },
+      tokens: { name: "Tokens and what they contribute", labels: explained.labels, special: explained.special, values, chosen: this.state.token, beginnings: beginnings(explained) },
       rest,
       colours: coloursOf([values], rest, "contribution to the score: warm colours raise it, blue ones lower it", dark),
     };
@@ -205,6 +210,38 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     this.listComponents(picture);
   }
 
+  /** Whether several explanations are of tokens of an encoder–decoder's target. */
+  private get hasShares(): boolean {
+    return this.items.length > 1 && this.items.every(({ header }) => header.sequences !== null);
+  }
+
+  private drawShares(): void {
+    const headers = this.items.map(({ header }) => header);
+    const figure = svg("svg", { class: "shares", role: "img", "data-figure": "shares", "font-family": FONT });
+    const size = drawShares(figure, headers, this.state.item, this.room(), this.chrome.ink);
+    figure.setAttribute("aria-label", `For each of ${headers.length} tokens of the target, what the source and the prefix supply of its score. The list beside it names the shares.`);
+    this.place(figure, size);
+    figure.addEventListener("click", (event) => {
+      const { item } = (event.target as SVGElement).dataset;
+      if (item !== undefined) this.update({ item: Number(item), token: null });
+    });
+    this.note.textContent =
+      "What the source’s tokens and the target’s tokens before the generated one supply of its score: |Σ source| / (|Σ source| + |Σ prefix|). " +
+      "The upright mark is the same of the sums of absolute contributions. Choose a row to see that token’s explanation.";
+    replace(
+      this.aside,
+      h("h3", {}, "Share of the source"),
+      bars(
+        headers.map((header, item) => ({
+          label: header.target ?? "score",
+          value: header.sequences?.shares.source_share ?? 0,
+          go: () => this.update({ item, token: null }),
+        })),
+        (share) => `${(100 * share).toFixed(0)} %`,
+      ),
+    );
+  }
+
   private componentPicture(): ComponentPicture {
     const { header } = this.item;
     return {
@@ -236,24 +273,25 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   /** What an edge, a node or a bar says when it is pointed at. */
   private lines(mark: SVGElement): string[] | null {
     const { labels, nodes } = this.explained;
-    const { edge, node, bias } = mark.dataset;
+    const { edge, node, bias, item } = mark.dataset;
+    if (item !== undefined) return shareLines(this.items[Number(item)].header);
     if (edge !== undefined) {
       const { layer, source, target, value } = this.drawnFor?.drawn.edges[Number(edge)] as Edge;
-      return [`layer ${layer}`, `${labels[source]} (${source}) → ${labels[target]} (${target})`, signed(value)];
+      return [`layer ${layerName(this.explained, layer)}`, `${labels[source]} (${source}) → ${labels[target]} (${target})`, signed(value)];
     }
     if (node !== undefined) {
       const [layer, token] = [Math.floor(Number(node) / labels.length), Number(node) % labels.length];
-      return [`${labels[token]} (${token}), entering layer ${layer}`, signed(nodes[Number(node)])];
+      return [`${labels[token]} (${token}), entering layer ${layerName(this.explained, layer)}`, signed(nodes[Number(node)])];
     }
     if (bias !== undefined) return this.biasLines(Number(bias));
-    return barLines(mark, this.item.header.biases);
+    return barLines(mark, this.item.header.biases, this.explained);
   }
 
   private biasLines(at: number): string[] {
     const layer = at === this.explained.layers ? "head" : Math.floor(at);
     const own = this.item.header.biases.filter(([of, , value]) => of === layer && value !== 0);
     return [
-      layer === "head" ? "biases behind the last layer" : `biases of layer ${layer}`,
+      layer === "head" ? "biases behind the last layer" : `biases of layer ${layerName(this.explained, layer)}`,
       ...own.map(([, component, value]) => `${component} ${signed(value)}`),
       signed(own.reduce((sum, [, , value]) => sum + value, 0)),
     ];
@@ -270,6 +308,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const { labels, nodes } = this.explained;
     const { token } = this.state;
     const n = labels.length;
+    const name = (layer: number) => layerName(this.explained, layer);
     const entries = (edges: Edge[], name: (edge: Edge) => string) =>
       bars(edges.map((edge) => ({ label: name(edge), value: edge.value, go: () => this.update({ token: edge.source }) })), signed);
     if (token === null) {
@@ -278,7 +317,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
         this.aside,
         h("h3", {}, "Strongest steps"),
         h("p", { class: "note" }, "from one token to another, in one layer"),
-        entries(edges, ({ layer, source, target }) => `${layer}: ${labels[source]} → ${labels[target]}`),
+        entries(edges, ({ layer, source, target }) => `${name(layer)}: ${labels[source]} → ${labels[target]}`),
       );
       return;
     }
@@ -290,9 +329,9 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       h("p", { class: "note pair-value" }, `contributes ${signed(nodes[token])}`),
       h("h4", {}, "From its position to others"),
       h("p", { class: "note" }, "layer: target, exactly; the rest stays"),
-      entries(leaving, ({ layer, target }) => `${layer}: → ${labels[target]}`),
+      entries(leaving, ({ layer, target }) => `${name(layer)}: → ${labels[target]}`),
       h("h4", {}, "From others to its position"),
-      entries(arriving, ({ layer, source }) => `${layer}: ${labels[source]} →`),
+      entries(arriving, ({ layer, source }) => `${name(layer)}: ${labels[source]} →`),
       h("button", { type: "button", onclick: () => this.update({ token: null }) }, "Clear (Esc)"),
     );
   }
@@ -300,7 +339,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
   private listComponents(picture: ComponentPicture): void {
     const parts = barsOf(picture).flatMap(({ name, values, alone }) =>
       (alone ?? values).map((value, layer) => ({
-        label: layer === this.explained.layers ? `${name}, end` : `${name}, layer ${layer}`,
+        label: layer === this.explained.layers ? `${name}, end` : `${name}, layer ${layerName(this.explained, layer)}`,
         value,
         go: () => this.update({ view: "components" }),
       })),
@@ -317,6 +356,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
         [
           { value: "flow", label: "Flow", title: "Through the layers, from token to token" },
           { value: "components", label: "Components", title: "What passes through attention, feed-forward blocks and heads" },
+          { value: "shares", label: "Shares", title: "What source and prefix supply of each token of the target" },
         ],
         (view) => this.update({ view }),
         "view",
@@ -372,6 +412,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       picture: (into, room, ink) => {
         const { flow } = this.explained;
         if (this.state.view === "components") return drawComponents(into, this.componentPicture(), room, ink);
+        if (this.state.view === "shares") return drawShares(into, this.items.map((item) => item.header), this.state.item, room, ink);
         return flow === null ? { width: 0, height: 0 } : drawFlow(into, this.flowPicture(flow), room, ink);
       },
       note: this.note.textContent ?? "",
@@ -383,6 +424,15 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const { labels, flow } = explained;
     const n = labels.length;
     const { header } = this.item;
+    if (state.view === "shares") {
+      const rows: Row[] = [["token", "score", "source", "prefix", "bias", "source_share", "source_share_absolute"]];
+      for (const { header: one } of this.items) {
+        if (one.sequences === null) continue;
+        const { source, prefix, bias, source_share, source_share_absolute } = one.sequences.shares;
+        rows.push([one.target ?? "", one.value, source, prefix, bias, source_share ?? "", source_share_absolute ?? ""]);
+      }
+      return rows;
+    }
     if (state.view === "components") {
       const rows: Row[] = [["component", "layer", "value"]];
       const picture = this.componentPicture();
@@ -391,7 +441,13 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       }
       if (picture.heads !== null) {
         const heads = picture.heads;
-        headsOf(picture).forEach((value, k) => rows.push([`head ${k % heads}`, Math.floor(k / heads), value]));
+        const list = (name: string, values: Float32Array, each: number) =>
+          values.forEach((value, k) => {
+            if (!Number.isNaN(value)) rows.push([`${name} ${k % each}`, Math.floor(k / each), value]);
+          });
+        list("head", headsOf(picture), heads);
+        const { cross, layers } = explained;
+        if (cross !== null) list("CROSS head", headsOf(picture, cross), cross.length / n / layers);
       }
       return rows;
     }
@@ -415,7 +471,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     return {
       model: header.model, text: header.text, task, question, value, remainder: header.remainder,
       target, target_value, probability, contrast, contrast_value, contrast_probability,
-      position: header.position, layer: header.layer, completeness: header.completeness, layers,
+      position: header.position, layer: header.layer, completeness: header.completeness, layers, sequences: header.sequences,
       tokens: Array.from(contributionsOf(this.explained), (contribution, k) => ({ position: k, token: labels[k], contribution })),
       biases: header.biases.map(([layer, component, share]) => ({ layer, component, value: share })),
       components: barsOf({ ...this.componentPicture(), token: null }).slice(0, -1).map(({ name, values }) => ({ component: name, by_layer: values })),

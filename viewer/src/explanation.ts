@@ -1,6 +1,7 @@
 // Reads what normlens.viewer.explanation_payload writes, by tokens or by words; see CONTRACT.md.
 
 import { contents, decoded, expect, Packer, stored, type Blob_, type Source } from "./container";
+import type { Sequences } from "./sequences";
 import { wordGroups } from "./shown";
 
 export const FORMAT = "normlens-viewer-explanations";
@@ -37,10 +38,12 @@ export interface ExplanationHeader extends TokenFields {
   biases: Bias[];
   layers: number;
   heads_per_layer: number;
+  sequences: Sequences | null; // an encoder–decoder's two
   provenance: Record<string, unknown>;
   nodes: Blob_;
   components: Blob_;
   heads: Blob_;
+  cross_heads: Blob_ | null;
   flow: Blob_[] | null;
   precision: { bits: number };
   left_out: string[];
@@ -55,6 +58,8 @@ export interface Explained {
   nodes: Float32Array; // [layer, source]
   components: Float32Array; // [layer, component, target]
   heads: Float32Array; // [layer, head, target]
+  cross: Float32Array | null; // [layer, head, target], of CROSS
+  sequences: Sequences | null;
   flow: Float32Array[] | null; // layer → [target, source]
 }
 
@@ -81,12 +86,13 @@ export class ExplanationItem {
   /** The header for another payload, with this item's arrays moved there. */
   moved(packer: Packer): ExplanationHeader {
     const move = (blob: Blob_) => packer.add(blob, stored(this.source, this.start, blob));
-    const { nodes, components, heads, flow } = this.header;
+    const { nodes, components, heads, cross_heads, flow } = this.header;
     return {
       ...this.header,
       nodes: move(nodes),
       components: move(components),
       heads: move(heads),
+      cross_heads: cross_heads === null ? null : move(cross_heads),
       flow: flow === null ? null : flow.map(move),
     };
   }
@@ -95,9 +101,10 @@ export class ExplanationItem {
     const { header, source, start } = this;
     const get = (blob: Blob_) => decoded(source, start, blob);
     const [nodes, components, heads] = await Promise.all([header.nodes, header.components, header.heads].map(get));
+    const cross = header.cross_heads === null ? null : await get(header.cross_heads);
     const flow = header.flow === null ? null : await Promise.all(header.flow.map(get));
-    const { labels, special, position, layers } = header;
-    return { labels, special, position, layers, nodes, components, heads, flow };
+    const { labels, special, position, layers, sequences } = header;
+    return { labels, special, position, layers, nodes, components, heads, cross, sequences, flow };
   }
 }
 
@@ -152,7 +159,8 @@ export function summedBoth(matrix: Float32Array, columns: number, ofRows: number
 /** As Explanation.words(): what a word's tokens contribute and pass on is summed. */
 export function byWords(tokens: Explained, fields: TokenFields, groups: number[][]): Explained {
   const n = tokens.labels.length;
-  const { position } = tokens;
+  const { position, sequences } = tokens;
+  const first = sequences?.source_tokens ?? 0;
   return {
     labels: wordLabels(fields, groups),
     special: groups.map(([first]) => tokens.special[first]),
@@ -161,6 +169,8 @@ export function byWords(tokens: Explained, fields: TokenFields, groups: number[]
     nodes: summedRows(tokens.nodes, n, groups),
     components: summedRows(tokens.components, n, groups),
     heads: summedRows(tokens.heads, n, groups),
+    cross: tokens.cross === null ? null : summedRows(tokens.cross, n, groups),
+    sequences: sequences === null ? null : { ...sequences, source_tokens: groups.filter(([k]) => k < first).length },
     flow: tokens.flow?.map((map) => summedBoth(map, n, groups, groups)) ?? null,
   };
 }

@@ -5,6 +5,7 @@ import { svg } from "./dom";
 import type { Bias, Explained } from "./explanation";
 import type { Drawn, Edge } from "./flow";
 import { cut, textWidth } from "./heat";
+import { layerName } from "./sequences";
 
 export interface FlowPicture {
   explained: Explained;
@@ -120,7 +121,7 @@ function drawEdge(
 
 function drawFrame(into: SVGElement, { explained, token }: FlowPicture, layout: Layout, ink: Ink): void {
   const { left, step, row, top, rows } = layout;
-  const every = Math.max(1, Math.ceil(18 / step));
+  const every = Math.max(1, Math.ceil((explained.sequences === null ? 18 : 36) / step));
   const bottom = top + rows.length * row;
   const heads = svg("g", { class: "layers", "font-size": 11, fill: ink.muted, "text-anchor": "middle" });
   into.append(svg("text", { x: left, y: 12, "font-size": 11, fill: ink.muted }, "layer →"));
@@ -128,8 +129,18 @@ function drawFrame(into: SVGElement, { explained, token }: FlowPicture, layout: 
     const x = left + layer * step;
     heads.append(svg("line", { x1: x, x2: x, y1: top, y2: bottom, stroke: ink.line, "stroke-width": 0.5 }));
     if (layer < explained.layers && layer % every === 0) {
-      heads.append(svg("text", { x: x + step / 2, y: 27 }, String(layer)));
+      heads.append(svg("text", { x: x + step / 2, y: 27 }, layerName(explained, layer)));
     }
+  }
+  if (explained.sequences !== null) {
+    const { source_tokens, encoder_layers } = explained.sequences;
+    const y = top + rows.filter((place) => place < source_tokens).length * row;
+    const x = left + encoder_layers * step;
+    const line = { stroke: ink.muted, "stroke-width": 1, class: "between" };
+    heads.append(
+      svg("line", { ...line, x1: left, x2: left + explained.layers * step, y1: y, y2: y, "data-between": "sequences" }),
+      svg("line", { ...line, x1: x, x2: x, y1: top, y2: bottom, "stroke-dasharray": "4 3", "data-between": "stacks" }),
+    );
   }
   into.append(heads);
   const labels = svg("g", { class: "row-labels", "font-size": fontOf(row), "text-anchor": "end" });

@@ -10,6 +10,7 @@ export interface Tokens {
   special: boolean[];
   values: ArrayLike<number>;
   chosen: number | null;
+  beginnings?: Map<number, string>; // where a sequence begins among them, and its name
 }
 
 export interface Rest {
@@ -64,7 +65,11 @@ export class TokenStrip {
       button.style.color = readableOn(colour);
       return button;
     });
-    replace(this.row, ...this.buttons, ...rest.map((part, k) => restChip(part, colours, restAt + k)));
+    const marked = this.buttons.flatMap((button, k) => {
+      const name = tokens.beginnings?.get(k);
+      return name === undefined ? [button] : [h("span", { class: "sequence", "data-sequence": name }, name), button];
+    });
+    replace(this.row, ...marked, ...rest.map((part, k) => restChip(part, colours, restAt + k)));
     if (hadFocus >= 0) this.buttons[Math.min(chosen ?? hadFocus, this.buttons.length - 1)]?.focus();
   }
 
@@ -121,7 +126,15 @@ export function drawStrip(
     );
     x += wide + GAP;
   };
-  tokens.labels.forEach((label, k) => chip(label, tokens.values[k], first + k, false, k === tokens.chosen));
+  tokens.labels.forEach((label, k) => {
+    const name = tokens.beginnings?.get(k);
+    if (name !== undefined) {
+      if (x > left) [x, y] = [left, y + CHIP + GAP];
+      into.append(svg("text", { x, y: y + 21, "font-size": 12, "font-weight": 650, fill: ink.muted }, name));
+      x += textWidth(name, 12) + 10;
+    }
+    chip(label, tokens.values[k], first + k, false, k === tokens.chosen);
+  });
   rest.forEach(({ label, value }, k) => chip(label, value, restAt + k, true, false));
   return y + CHIP - place.y;
 }

@@ -2,12 +2,14 @@
 
 import { number, signed } from "./colours";
 import type { ExplanationHeader } from "./explanation";
+import { percent } from "./sequences";
 
 /** The question in words, as Explanation.question asks it. */
-export function questionOf({ question, position, labels, task }: ExplanationHeader): string {
+export function questionOf({ question, position, labels, task, sequences }: ExplanationHeader): string {
   const sentence = question.charAt(0).toUpperCase() + question.slice(1);
   const mark = question.startsWith("why") ? "?" : "";
-  const where = task.includes("language model") && position !== null ? ` after “${labels[position]}” (${position})` : "";
+  const next = task.includes("language model") || sequences !== null;
+  const where = next && position !== null ? ` after “${labels[position]}” (${position - (sequences?.source_tokens ?? 0)})` : "";
   return `${sentence}${task.includes("masked") ? where.replace("after", "at") : where}${mark}`;
 }
 
@@ -22,6 +24,10 @@ export function facts(header: ExplanationHeader): [string, string][] {
   if (target !== null && (contrast !== null || probability !== null)) one(target, target_value, probability);
   if (contrast !== null) one(contrast, contrast_value, contrast_probability);
   found.push(["remainder", signed(header.remainder)]);
+  if (header.sequences !== null) {
+    const { source_share, source_share_absolute } = header.sequences.shares;
+    found.push(["source’s share", `${percent(source_share)} (${percent(source_share_absolute)} of absolute contributions)`]);
+  }
   return found;
 }
 
@@ -31,6 +37,12 @@ function share(p: number): string {
 
 /** Tokens and remainder add up to the score. */
 export function sumOf(header: ExplanationHeader, contributions: Float32Array): string {
+  const added = (value: number) => `${value < 0 ? "−" : "+"} ${number(Math.abs(value))}`;
+  const end = `${added(header.remainder)} from no token = ${number(header.value)}`;
+  if (header.sequences !== null) {
+    const { source, prefix } = header.sequences.shares;
+    return `${number(source)} from the source ${added(prefix)} from the prefix ${end}`;
+  }
   const tokens = contributions.reduce((sum, value) => sum + value, 0);
-  return `${number(tokens)} from ${contributions.length} tokens ${header.remainder < 0 ? "−" : "+"} ${number(Math.abs(header.remainder))} from no token = ${number(header.value)}`;
+  return `${number(tokens)} from ${contributions.length} tokens ${end}`;
 }

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from normlens.plain_json import plain
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
@@ -108,6 +110,28 @@ def explanation() -> Explanation:
     )
 
 
+def translation() -> list[Explanation]:
+    """Two tokens of a target of four, from a source of three tokens."""
+    rng = np.random.default_rng(10)
+    why = explanation()
+    cross = rng.normal(size=(3, 2, 7)).astype(np.float32)
+    cross[0] = np.nan  # the encoder's layer
+    heads = why.heads.copy()
+    heads[1:, 2:] = np.nan  # the decoder's have fewer heads
+    two = replace(
+        why,
+        task="generating encoder–decoder",
+        encoder_tokens=3,
+        encoder_layers=1,
+        cross_heads=cross,
+        heads=heads,
+        position=1,
+    )
+    later = two.nodes.copy()
+    later[:, 5:] = 0
+    return [replace(two, nodes=later, contrast=None), replace(two, position=3)]
+
+
 def explained(why: Explanation) -> dict:
     arrays = {name: getattr(why, name) for name in ("nodes", "components", "heads", "flow")}
     return {
@@ -168,6 +192,13 @@ def main() -> None:
             str(bits): text_of(encode_explanations(why, precision=bits)) for bits in (32, 16)
         },
         "expected": {"subwords": explained(why), "words": explained(why.words())},
+    }
+    both = translation()
+    found["translation"] = {
+        "payload": text_of(encode_explanations(both, precision=32)),
+        "shares": [plain(asdict(each.shares)) for each in both],
+        "source_words": both[0].words().encoder_tokens,
+        "cross_heads": plain(both[1].cross_heads),
     }
     found["cosine"] = {
         "payload": text_of(encode_cosines(pair)),

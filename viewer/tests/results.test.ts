@@ -10,6 +10,7 @@ import { openCosines, packedCosines } from "../src/cosine";
 import { openExplanations, packedExplanations } from "../src/explanation";
 import { crossings, onTheWay, picked, strongest } from "../src/flow";
 import { unit } from "../src/scopes";
+import { beginnings, layerName, type Sequences } from "../src/sequences";
 import { facts, questionOf, sumOf } from "../src/verdict";
 
 const { explanation, cosine } = fixture;
@@ -169,4 +170,34 @@ test("maps from the input tokens say what their values are", () => {
   const rollout = { origin: "rollout", rollout: { method: "GlobEnc" } };
   assert.equal(unit("LN2-N", "none", rollout), "rollout (GlobEnc) up to this layer");
   assert.equal(unit("ATTN-W", "source", rollout), "share of each source’s column");
+});
+
+test("an encoder–decoder’s tokens and layers are told apart, and what each sequence supplies", async () => {
+  const { translation } = fixture;
+  const [first, second] = openExplanations(new Base64Source(translation.payload));
+  const explained = await first.tokens();
+  // Tokens of the target that come later than the prefix carry nothing, and are left out.
+  assert.equal(explained.labels.length, 5);
+  assert.equal(explained.position, 4);
+  assert.deepEqual([...beginnings(explained)], [[0, "source"], [3, "prefix"]]);
+  assert.deepEqual([0, 1, 2].map((layer) => layerName(explained, layer)), ["enc. 0", "dec. 0", "dec. 1"]);
+  assert.equal((await first.at("words")).sequences?.source_tokens, translation.source_words);
+  for (const [k, { header }] of [first, second].entries()) {
+    const { shares } = header.sequences as Sequences;
+    const wanted = translation.shares[k];
+    assert.deepEqual(Object.keys(shares).sort(), Object.keys(wanted).sort());
+    near(Object.values(shares) as number[], Object.values(wanted), 1e-7, "shares");
+    assert.match(sumOf(header, explained.nodes), /from the source [+−] .* from the prefix [+−] .* from no token = /);
+    assert.match(questionOf(header), /after “.*” \([13]\)\?$/);
+  }
+  const whole = await second.tokens();
+  const picture = { explained: whole, names: second.header.component_names, biases: second.header.biases, token: 5, heads: 4 };
+  const cross = headsOf(picture, whole.cross as Float32Array);
+  assert.ok(Number.isNaN(cross[0]) && Number.isNaN(cross[1]), "the encoder has no CROSS");
+  near(cross.subarray(2), translation.cross_heads.slice(1).flatMap((layer) => layer.map((row) => row[5] as number)), 1e-6, "CROSS");
+  const again = openExplanations(new BytesSource(packedExplanations([first, second])));
+  assert.deepEqual(await again[1].tokens(), whole);
+  const [one] = openExplanations(new Base64Source(explanation.payloads["32"]));
+  assert.deepEqual([...beginnings(await one.tokens())], []);
+  assert.equal(layerName(await one.tokens(), 2), "2");
 });

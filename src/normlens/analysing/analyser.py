@@ -23,11 +23,11 @@ from normlens.explain.whole_maps import collect_whole_way
 from normlens.models.two_stacks import DECODER
 from normlens.options import Request
 from normlens.origins import INPUT
-from normlens.pairs import Item, Pair, sequences_of
+from normlens.pairs import Item, Pair, sequences_of, texts_of
 from normlens.precisions import AUTO
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
-from normlens.text import Encoded, Text
+from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs, pair_inputs, without_autocast
 from normlens.tracing.trace import LayerTrace, trace
 
@@ -147,7 +147,7 @@ class Analyser:
         of_encoder: list[Maps] | list[None] = [None] * len(pairs)
         if encoder:
             of_encoder = encoder[0].maps()
-        of_decoder = last.maps([_texts(pair) for pair in pairs])
+        of_decoder = last.maps([texts_of(pair) for pair in pairs])
         return [
             _together(pair, decoder, encoder_maps)
             for pair, decoder, encoder_maps in zip(pairs, of_decoder, of_encoder, strict=True)
@@ -156,11 +156,6 @@ class Analyser:
 
 def _alone(batch: Sequence[Item]) -> list[Encoded]:
     return [item for item in batch if isinstance(item, Encoded)]
-
-
-def _texts(pair: Pair) -> Text | None:
-    source, target = pair.source.text, pair.target.text
-    return (source, target) if isinstance(source, str) and isinstance(target, str) else None
 
 
 def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:

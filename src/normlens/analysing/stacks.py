@@ -96,13 +96,14 @@ def _scopes(
     if options.scopes is None or options.scopes == "all":
         return available
     names = [options.scopes] if isinstance(options.scopes, str) else list(options.scopes)
-    meant = [name for name in names if _is_among(name, available)]
+    meant = [name for name in names if is_among(name, available)]
     for name in names:
-        if not any(_is_among(name, layer.scopes) for layer in everywhere):
+        if not any(is_among(name, layer.scopes) for layer in everywhere):
             resolve(name, scopes_of(everywhere))  # raises, and lists them all
     return replace(options, scopes=meant).scopes_of(available) if meant else []
 
 
-def _is_among(name: str, scopes: Sequence[str]) -> bool:
+def is_among(name: str, scopes: Sequence[str]) -> bool:
+    """Whether a name, perhaps a short one, means one of these scopes."""
     wanted = str(name).strip().upper()
     return wanted in scopes or wanted in aliases(scopes)

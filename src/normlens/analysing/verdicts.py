@@ -48,14 +48,14 @@ def check_completeness(
             )
 
 
-def check_scores(errors: Sequence[float], dtype: torch.dtype) -> None:
+def check_scores(errors: Sequence[float], dtype: torch.dtype, layer_names: Sequence[str]) -> None:
     """Raise where contributions and biases miss a score; `errors` by layer, the last behind all."""
     tolerance = SCORE_TOLERANCE[dtype]
     wrong = [place for place, error in enumerate(errors) if not error <= tolerance]
     if wrong:
         # Scores are carried from the end, so the last layer that misses is where it began.
         place = wrong[-1]
-        where = "the head" if place == len(errors) - 1 else f"layer {place}"
+        where = "the head" if place == len(errors) - 1 else layer_names[place]
         raise CompletenessError(
             f"contributions and biases miss the model's own score from {where} on: relative error "
             f"{errors[place]:.1e}, tolerance {tolerance:.0e} for "

@@ -3,6 +3,7 @@
 from normlens.analysis.amplification import Pair, amplification, normalise, strongest_pairs
 from normlens.analysis.mixing import mixing_ratio
 from normlens.analysis.rollout import reachable, rollout
+from normlens.analysis.sequence_shares import share_of_sizes, share_of_sums
 from normlens.analysis.similarity import spearman
 from normlens.analysis.special_dimensions import special_dimensions
 from normlens.analysis.words import merge_words, sum_words
@@ -15,6 +16,8 @@ __all__ = [
     "normalise",
     "reachable",
     "rollout",
+    "share_of_sizes",
+    "share_of_sums",
     "spearman",
     "special_dimensions",
     "strongest_pairs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,9 @@ from normlens.cli.printing import status
 from normlens.errors import InputError
 from normlens.explain_options import ExplainOptions
 from normlens.options import LoadOptions
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
 
 #: The model that explains where none is named: an embedded one with a head.
 DEFAULT = "smollm2"
@@ -61,7 +64,23 @@ def explain_command(
         ),
     ] = None,
     contrast: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Why the target and not this.")
+        str | None, typer.Option(metavar="WORD", help="Why the target (or token) and not this.")
+    ] = None,
+    target_text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Encoder–decoders: the target that the decoder reads. Default: what the model "
+            "generates.",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Encoder–decoders: which token of the target is explained: its place from 0, a "
+            "word, or all, each in turn. Default: the last.",
+        ),
     ] = None,
     position: Annotated[
         str | None,
@@ -87,7 +106,10 @@ def explain_command(
     out: OutOption = None,
     picture: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="In pictures: tokens, flow or components."),
+        typer.Option(
+            metavar="KIND",
+            help="In pictures: tokens, flow or components; of all tokens: matrix or shares.",
+        ),
     ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -97,9 +119,9 @@ def explain_command(
     components.
     """
     given = read_text([sentence, text], pair, file)
-    where = _position(position)
+    where, named = _place(position, "--position"), _token(token)
     if out is not None:
-        _check_out(out, picture, where, force)
+        _check_out(out, picture, _ALL in (where, named), force)
     elif picture is not None:
         raise InputError("only pictures follow --picture; add --out why.png")
     vector = None
@@ -115,11 +137,13 @@ def explain_command(
 
     with status(f"loading {model}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
+    _check_stacks(lens, target, target_text)
     with status("explaining", quiet):
         result = lens.explain(
             given,
-            target=target,
+            target=target_text if lens.two_stacks else target,
             contrast=contrast,
+            token=named,
             position=where,
             direction=vector,
             layer=layer,
@@ -139,20 +163,46 @@ def explain_command(
         show_explanation(result)
 
 
-def _position(typed: str | None) -> int | str | None:
-    """A position as it was typed: a number, or "all"."""
+def _place(typed: str | None, option: str) -> int | str | None:
+    """A place as it was typed: a number, or "all"."""
     if typed is None or typed.strip().lower() == _ALL:
         return None if typed is None else _ALL
     try:
         return int(typed)
     except ValueError:
-        raise InputError(f"--position is a number or {_ALL!r}, not {typed!r}") from None
+        raise InputError(f"{option} is a number or {_ALL!r}, not {typed!r}") from None
 
 
-def _check_out(out: Path, picture: str | None, where: int | str | None, force: bool) -> None:
-    from normlens.exports.explanation_export import check_picture
+def _token(typed: str | None) -> int | str | None:
+    """A token as it was typed: a place, a word, or "all"."""
+    try:
+        return _place(typed, "--token")
+    except InputError:
+        return typed
+
+
+def _check_stacks(lens: Lens, target: str | None, target_text: str | None) -> None:
+    """Raise for a word where an encoder–decoder's text is meant, and the other way round."""
+    if lens.two_stacks and target is not None:
+        raise InputError(
+            f"{lens.name} is an encoder–decoder: give the decoder's text as --target-text and say "
+            "which of its tokens is explained with --token"
+        )
+    if not lens.two_stacks and target_text is not None:
+        raise InputError(
+            f"--target-text is for encoder–decoders; {lens.name} reads one text: say which word is "
+            "explained with --target"
+        )
+
+
+def _check_out(out: Path, picture: str | None, several: bool, force: bool) -> None:
+    from normlens.exports.explanation_export import PICTURE_KINDS, SEVERAL_KINDS, check_picture
 
     check_out(out, force, () if picture is None else ("picture",))
     check_picture(picture)
-    if picture is not None and where == _ALL:
-        raise InputError("--picture is for one position; each next token is drawn as a matrix")
+    if several and picture in PICTURE_KINDS:
+        raise InputError(
+            f"--picture {picture} is for one position; each next token is drawn as a matrix"
+        )
+    if not several and picture in SEVERAL_KINDS:
+        raise InputError(f"--picture {picture} is for all tokens; add --token all")

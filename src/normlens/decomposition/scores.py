@@ -7,6 +7,9 @@ step to the first gives the gradient at the layer's input, and on the way
 
 The flow map ``L_ij = g_i · F_i(x_j)`` says how much of s goes from source j to target i: its column
 sums are ``g_j · x_j``, its row sums and biases ``g_i · y_i``.
+
+A layer that reads another sequence e (CROSS) hands a gradient to it, too, and has a second flow map
+``g_i · F_i(e_k)``; ``Σ_k g_k · e_k`` then stands on the left as well.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ class LayerScores:
     passed: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to its input
     unowned: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to biases
     heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `passed` by head
-    at_heads: Tensor  # ∂s/∂(what each head reads) (…, b, h, i, d_head)
+    at_heads: Mapping[int, Tensor]  # the same → ∂s/∂(what a head reads) (…, b, h, i, d_head)
     gradients: Mapping[int, Tensor]  # step → ∂s/∂(its output), of those asked for
+    others: Mapping[str, Tensor]  # other sequence → ∂s/∂e_k (…, b, k, d)
 
     @property
     def arriving(self) -> Tensor:
@@ -54,21 +58,45 @@ def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> 
 
 def flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
     """The flow map (…, b, i, j) of all heads, and on its diagonal what passes beside them."""
-    place, attention = _attention(frozen)
-    whole = attention.flow(scores.at_heads, _unowned_before(frozen, place))
+    place, attention = own_attention(frozen)
+    whole = attention.flow(scores.at_heads[place], _unowned_before(frozen, place))
     whole.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
     return whole
 
 
 def flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
     """What flows through each head, (…, b, h, i, j)."""
-    place, attention = _attention(frozen)
-    return attention.head_flow(scores.at_heads, _unowned_before(frozen, place))
+    place, attention = own_attention(frozen)
+    return attention.head_flow(scores.at_heads[place], _unowned_before(frozen, place))
 
 
 def flow_behind(frozen: FrozenLayer, g: Tensor, step: int) -> Tensor:
     """The flow map of what passes the end of `step` only, g (…, b, i, d) the gradient there."""
-    return flow(frozen, _carry(frozen, g, step, ()))
+    return flow(frozen, scores_behind(frozen, g, step))
+
+
+def scores_behind(frozen: FrozenLayer, g: Tensor, step: int) -> LayerScores:
+    """The way back of what passes the end of `step` only, g (…, b, i, d) the gradient there."""
+    return _carry(frozen, g, step, ())
+
+
+def cross_flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor | None:
+    """The flow map (…, b, i, k) from the other sequence that the layer reads; None: it has none."""
+    flows = [
+        attention.flow(scores.at_heads[place])
+        for place, attention in cross_attentions(frozen)
+        if place in scores.at_heads
+    ]
+    return sum(flows[1:], flows[0]) if flows else None
+
+
+def cross_flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor | None:
+    """What flows through each head that reads the other sequence, (…, b, h, i, k)."""
+    crossing = cross_attentions(frozen)
+    if not crossing:
+        return None
+    ((place, attention),) = crossing
+    return attention.head_flow(scores.at_heads[place])
 
 
 def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> LayerScores:
@@ -79,8 +107,9 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
     kept: dict[int, Tensor] = {}
     saved: list[Tensor] = []
     inside = _closed_branches(frozen, last)
-    attention, _ = _attention(frozen)
-    at_heads: Tensor | None = None
+    attention, _ = own_attention(frozen)
+    at_heads: dict[int, Tensor] = {}
+    others: dict[str, Tensor] = {}
     through: Tensor | None = None  # once the attention is passed; then g is what goes beside it
     at_start: Tensor | None = None
     for index in reversed(range(last + 1)):
@@ -94,18 +123,22 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
             saved.append(g)
             continue
         assert not isinstance(step, SampledFeedForward)
+        source = step.attention.source if isinstance(step, FrozenAttention) else None
         scored = step.score(g)
         if scored.passed is not None:
             passed[index] = scored.passed
         if scored.unowned is not None:
             unowned[index] = scored.unowned
-        if scored.heads is not None:
-            heads[index] = scored.heads
+        if scored.heads is not None and scored.at_heads is not None:
+            heads[index], at_heads[index] = scored.heads, scored.at_heads
         if isinstance(step, FrozenParallelFeedForward):
             at_start = scored.arriving if at_start is None else at_start + scored.arriving
+        elif source is not None:  # it reads nothing of the layer's tokens but queries, inside α
+            arrived = scored.arriving
+            others[source] = others[source] + arrived if source in others else arrived
+            g = torch.zeros_like(g)
         elif index == attention:
             through, g = scored.arriving, torch.zeros_like(g)
-            at_heads = scored.at_heads
         elif through is None:
             g = scored.arriving
         else:
@@ -114,23 +147,35 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
                 unowned[index] = scored.unowned + also.unowned
             through, g = also.arriving, scored.arriving
     assert through is not None
-    assert at_heads is not None
     beside = g if at_start is None else g + at_start
-    return LayerScores(through, beside, passed, unowned, heads, at_heads, kept)
+    return LayerScores(through, beside, passed, unowned, heads, at_heads, kept, others)
 
 
-def _attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
-    """The layer's one attention, over its own tokens."""
+def own_attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
+    """The layer's attention over its own tokens, and its place among the steps."""
     if any(isinstance(step, SampledFeedForward) for step in frozen.steps):
         raise InputError(NOT_LINEAR)
-    places = [
-        (index, step)
-        for index, step in enumerate(frozen.steps)
-        if isinstance(step, FrozenAttention)
-    ]
-    if len(places) != 1 or places[0][1].attention.source is not None:
-        raise InputError("scores are carried back through layers with one attention")
+    places = [place for place in _attentions(frozen) if place[1].attention.source is None]
+    if len(places) != 1:
+        raise InputError(
+            "scores are carried back through layers with one attention over their own tokens"
+        )
+    if any(index < places[0][0] for index, _ in cross_attentions(frozen)):
+        raise InputError(
+            "scores are not carried back through layers that read another sequence before their "
+            "own tokens"
+        )
     return places[0]
+
+
+def cross_attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
+    """The attentions that read another sequence, each with its place among the steps."""
+    return [place for place in _attentions(frozen) if place[1].attention.source is not None]
+
+
+def _attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
+    steps = enumerate(frozen.steps)
+    return [(index, step) for index, step in steps if isinstance(step, FrozenAttention)]
 
 
 def _unowned_before(frozen: FrozenLayer, attention: int) -> Tensor | None:

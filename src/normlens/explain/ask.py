@@ -16,6 +16,7 @@ from normlens.explain.questions import (
     place_of,
     score_question,
 )
+from normlens.explain.spreading import is_list, question_count, spread
 from normlens.explain.words import Target
 from normlens.explain_options import ExplainOptions
 from normlens.heads import ANY, CAUSAL, Head
@@ -52,14 +53,14 @@ def ask(
     if layer is not None:
         raise InputError("layer goes with direction=…; a target is read at the model's end")
     head = read_head(lens.adapter)
-    lists = [value for value in (target, contrast, position) if _is_list(value)]
-    count = _count([len(encoded)] if many else [], lists)
-    sequences = _spread(list(range(len(encoded))) if many else 0, count)
+    lists = [value for value in (target, contrast, position) if is_list(value)]
+    count = question_count([len(encoded)] if many else [], lists)
+    sequences = spread(list(range(len(encoded))) if many else 0, count)
     parts = zip(
         sequences,
-        _spread(target, count),
-        _spread(contrast, count),
-        _spread(position, count),
+        spread(target, count),
+        spread(contrast, count),
+        spread(position, count),
         strict=True,
     )
     questions: list[Question] = []
@@ -154,10 +155,10 @@ def _ask_direction(
         d = _end_width(lens)
     vector = direction_of(direction, d)
     head = Head("direction", ANY, tuple(lens.adapter.end()))
-    count = _count([len(encoded)] if many else [], [position] if _is_list(position) else [])
-    sequences = _spread(list(range(len(encoded))) if many else 0, count)
+    count = question_count([len(encoded)] if many else [], [position] if is_list(position) else [])
+    sequences = spread(list(range(len(encoded))) if many else 0, count)
     questions = []
-    for index, place in zip(sequences, _spread(position, count), strict=True):
+    for index, place in zip(sequences, spread(position, count), strict=True):
         sequence = encoded[index]
         if isinstance(place, str):
             raise InputError(
@@ -172,7 +173,7 @@ def _ask_direction(
         )
         questions.append(Question(index, where, direction=vector, layer=checked))
     answers = Explainer(lens, head, options, progress).explain(encoded, questions)
-    return answers if many or _is_list(position) else answers[0]
+    return answers if many or is_list(position) else answers[0]
 
 
 def _end_width(lens: Lens) -> int:
@@ -189,28 +190,3 @@ def checked_layer(layer: Any, count: int) -> int:
     if isinstance(layer, bool) or not hasattr(layer, "__index__") or not -count <= layer < count:
         raise InputError(f"layer {layer!r} is out of range; the model has layers 0 to {count - 1}")
     return int(layer) % count
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-def _count(texts: list[int], lists: Sequence[Any]) -> int:
-    """How many questions a call asks; its lists must be equally long."""
-    lengths = {*texts, *map(len, lists)}
-    several = lengths - {1} or lengths
-    if len(several) > 1:
-        raise InputError(
-            "texts, targets, contrasts and positions that are lists must be equally long, not "
-            f"{', '.join(map(str, sorted(several)))}"
-        )
-    if 0 in lengths and lists:
-        raise InputError("a list of targets, contrasts or positions is empty")
-    return next(iter(several), 1)
-
-
-def _spread(value: Any, count: int) -> list[Any]:
-    """One value for each question."""
-    if not _is_list(value):
-        return [value] * count
-    return list(value) * count if len(value) == 1 else list(value)

@@ -15,20 +15,21 @@ from normlens.analysing.verdicts import check_scores
 from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.answers import explanation
+from normlens.explain.batch_run import BatchRun, OneStackRun
 from normlens.explain.model_scores import ModelScores, ask_for_places
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
-from normlens.explain.packing import Said, pack
+from normlens.explain.packing import Said
+from normlens.explain.pair_run import PairRun
 from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
 from normlens.explain.sentences import text_vector
-from normlens.explain.walk import Wanted, carry
 from normlens.explain_options import ExplainOptions
 from normlens.heads import LAST, SENTENCES, Head
+from normlens.pairs import Item, Pair
 from normlens.parsing import parse_bytes
 from normlens.results.explanation import Explanation
-from normlens.scopes import resolve_all
 from normlens.text import Encoded
-from normlens.tracing.model_inputs import model_inputs, without_autocast
+from normlens.tracing.model_inputs import without_autocast
 from normlens.tracing.trace import reading
 from normlens.tracing.turns import alone_with_model
 
@@ -51,9 +52,7 @@ class Explainer:
     options: ExplainOptions
     progress: Progress | None = None
 
-    def explain(
-        self, encoded: Sequence[Encoded], questions: Sequence[Question]
-    ) -> list[Explanation]:
+    def explain(self, encoded: Sequence[Item], questions: Sequence[Question]) -> list[Explanation]:
         """The answers, in the order of the questions."""
         answers: dict[int, Explanation] = {}
         for indices in self._batches(encoded, questions):
@@ -61,7 +60,7 @@ class Explainer:
         return [answers[index] for index in range(len(questions))]
 
     def _batches(
-        self, encoded: Sequence[Encoded], questions: Sequence[Question]
+        self, encoded: Sequence[Item], questions: Sequence[Question]
     ) -> Iterator[list[int]]:
         """Questions that are answered together: about one text, or one about each of several."""
         of_text: dict[int, list[int]] = {}
@@ -79,7 +78,7 @@ class Explainer:
         yield from (indices for indices in of_text.values() if len(indices) > 1)
 
     def _answers(
-        self, encoded: Sequence[Encoded], questions: Sequence[Question], indices: list[int]
+        self, encoded: Sequence[Item], questions: Sequence[Question], indices: list[int]
     ) -> Answers:
         """Answer questions together; where memory runs out, the halves one after the other."""
         lens = self.lens
@@ -106,60 +105,59 @@ class Explainer:
         return [answer for part in parts for answer in self._answers(encoded, questions, part)]
 
     def _run(
-        self, batch: list[Encoded], questions: Sequence[Question], asked: list[list[int]]
+        self, batch: list[Item], questions: Sequence[Question], asked: list[list[int]]
     ) -> Answers:
         """Run the model on a batch once and carry back every question about it."""
-        lens, options = self.lens, self.options
-        lengths = [len(sequence) for sequence in batch]
-        network = FrozenNetwork(
-            lens.adapter,
-            lengths,
-            options.nonlinearity,
-            lens.compute_dtype,
-            self._kept_bytes,
-        )
-        scores = self._forward(network, batch, [questions[i] for row in asked for i in row])
+        lens = self.lens
+        run = self._begun(batch)
+        scores = self._forward(run, [questions[i] for row in asked for i in row])
         rows = [
-            [(index, *self._start(network, b, questions[index], scores)) for index in row]
+            [(index, *self._start(run.read, b, questions[index], scores)) for index in row]
             for b, row in enumerate(asked)
         ]
         answers: Answers = []
-        wanted = self._wanted(max(lengths))
-        at_once = self._at_once(lengths, wanted)
+        flow = self._keeps_flow(run.tokens)
+        at_once = self._at_once(run.tokens, len(batch), flow or self.options.heads)
         for first in range(0, max(map(len, rows)), at_once):
             chunk = [row[first : first + at_once] for row in rows]
             # Several texts have one question each, so the rows of a chunk are equally long.
             starts = [[row[t][1] for row in chunk] for t in range(len(chunk[0]))]
-            carried = carry(network, starts, wanted, self.progress)
-            network.check(lens.dtype)
+            run.carry(starts, flow, self.options.heads, self._scopes, self.progress)
+            run.check(lens.dtype)
             for b, row in enumerate(chunk):
                 for t, (index, began, said) in enumerate(row):
-                    packed = pack(carried, t, b, lengths[b], began, said.value)
-                    check_scores(packed.errors, lens.dtype)
+                    packed = run.pack(t, b, began, said.value)
+                    check_scores(packed.errors, lens.dtype, run.layer_names)
                     answer = explanation(
                         lens, self.head, self.options, batch[b], questions[index], said, packed
                     )
                     answers.append((index, answer))
         return answers
 
-    def _forward(
-        self, network: FrozenNetwork, batch: list[Encoded], questions: list[Question]
-    ) -> ModelScores:
+    def _begun(self, batch: list[Item]) -> BatchRun:
+        rule, kept = self.options.nonlinearity, self._kept_bytes
+        pairs = [item for item in batch if isinstance(item, Pair)]
+        if pairs:
+            return PairRun(self.lens, pairs, rule, kept)
+        sequences = [item for item in batch if isinstance(item, Encoded)]
+        return OneStackRun(self.lens, sequences, rule, kept)
+
+    def _forward(self, run: BatchRun, questions: list[Question]) -> ModelScores:
         """Run the model; only the positions that questions read are scored where it can choose."""
         adapter = self.lens.adapter
-        inputs: dict[str, Any] = dict(model_inputs(adapter, batch, self.lens.device))
+        inputs: dict[str, Any] = dict(run.inputs())
         if self.head.output is None:
-            vectors = network.run(adapter.model, inputs)[0]
+            vectors = run.forward(adapter.model, inputs)[0]
             if self.head.task == SENTENCES:
                 vectors = torch.stack(
                     [
                         text_vector(self._head, vectors[b, :n].to(self.lens.compute_dtype))
-                        for b, n in enumerate(network.lengths)
+                        for b, n in enumerate(run.read.lengths)
                     ]
                 )
             return ModelScores(vectors, None)
         places = ask_for_places(adapter.whole, inputs, [q.position for q in questions])
-        return ModelScores.of_output(network.run(adapter.whole, inputs), places)
+        return ModelScores.of_output(run.forward(adapter.whole, inputs), places)
 
     def _start(
         self, network: FrozenNetwork, b: int, question: Question, scores: ModelScores
@@ -211,20 +209,28 @@ class Explainer:
     def _head(self) -> Head:
         return self.head.to(self.lens.compute_dtype)
 
-    def _wanted(self, n: int) -> Wanted:
-        """What to keep on the way back of texts of n tokens."""
-        scopes, flow = self.options.scopes, self.options.flow
-        chosen = [] if scopes is None else resolve_all(scopes, self.lens.scopes)
-        if flow is None:
-            flow = self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
-        return Wanted(flow, self.options.heads, frozenset(chosen))
+    @cached_property
+    def _scopes(self) -> list[str]:
+        """The scopes that are asked for, as they were called."""
+        scopes = self.options.scopes
+        if scopes is None:
+            return []
+        if scopes == "all":
+            return self.lens.scopes
+        return [scopes] if isinstance(scopes, str) else list(scopes)
 
-    def _at_once(self, lengths: list[int], wanted: Wanted) -> int:
-        """How many scores of each text are carried back together."""
-        n, b, layers = max(lengths), len(lengths), self.lens.layers
+    def _keeps_flow(self, n: int) -> bool:
+        """Whether flow maps of texts of n tokens are kept."""
+        if self.options.flow is not None:
+            return self.options.flow
+        return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
+
+    def _at_once(self, n: int, b: int, maps: bool) -> int:
+        """How many scores of each of b texts of n tokens are carried back together."""
+        layers = self.lens.layers
         widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
         heads, d = layers[0].attention.heads, layers[0].attention.output.weight.shape[1]
         each = n * (4 * widest + 8 * d)
-        if wanted.flow or wanted.heads:
+        if maps:
             each += 3 * heads * n * n
         return max(1, self._limit // (2 * b * each * self.lens.compute_dtype.itemsize))

@@ -6,7 +6,7 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,18 +52,25 @@ class FrozenNetwork:
     errors: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by layer and scope
     reaches: list[Reach] = field(default_factory=list)  # of every layer
     watch: Callable[[LayerTrace], None] | None = None  # is shown every layer as the model ran it
+    sources: dict[str, Tensor] = field(default_factory=dict)  # other sequences (b, k, d), by name
+    source_lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)  # their real tokens
+    layer_in_words: str = "layer"
 
     def run(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Run `model`, the adapter's or the one that holds it, and return its output."""
         count = len(self.adapter.blocks())
-        return run_traced(self.adapter, model, inputs, range(count), self._visit)
+        return run_traced(self.adapter, model, inputs, range(count), self.visit)
 
-    def _visit(self, trace: LayerTrace) -> None:
+    def visit(self, trace: LayerTrace) -> None:
+        """Keep what the way back needs of a layer that the model has run."""
         if self.last is not None and not _same(trace.x, self.last):
             raise_between(self.adapter, trace.index)
         if self.watch is not None:
             self.watch(trace)
         self.reaches.append(trace.layer.reach)
+        for name, vectors in trace.sources.items():
+            if name not in self.sources:  # all layers read the same
+                self.sources[name] = vectors.detach().to(self.dtype)
         self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
@@ -96,8 +103,10 @@ class FrozenNetwork:
             [alpha if split else alpha.to(self.dtype) for alpha in trace.alphas],
             self.lengths,
             self.rule,
+            sources=self.sources,
             parts=False,
             real=trace.real,
+            source_lengths=self.source_lengths,
             observe=lambda step, y: self._compare(index, layer, step, y, trace.real),
         )
 
@@ -139,7 +148,7 @@ class FrozenNetwork:
         if self.errors:
             values = torch.stack(list(self.errors.values())).tolist()
             named = [(*key, value) for key, value in zip(self.errors, values, strict=True)]
-            check_completeness(named, dtype)
+            check_completeness(named, dtype, self.layer_in_words)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normlens.explain.readings import Start
 from normlens.explain.walk import Carried
-from normlens.heads import CAUSAL, MASKED, SEQUENCES, TOKENS, Head
+from normlens.heads import OF_TOKENS, SEQUENCES, TOKENS, Head
 
 #: The layer of what stands behind the last one.
 HEAD = "head"
@@ -42,7 +42,7 @@ class Said:
 
 def _probabilities(scores: Tensor, places: list[int], head: Head) -> tuple[float, ...] | None:
     """Probabilities where the scores are compared with each other; a regression has none."""
-    exclusive = head.task in (CAUSAL, MASKED, SEQUENCES, TOKENS) and head.exclusive
+    exclusive = head.task in (*OF_TOKENS, SEQUENCES, TOKENS) and head.exclusive
     if len(scores) < 2 or not exclusive:
         return None
     total = torch.logsumexp(scores, 0)
@@ -61,19 +61,20 @@ class Packed:
     flows: dict[str, Array]  # scope, or "" for the whole layer → (layer, target, source)
     head_flow: Array | None  # (layer, head, target, source)
     errors: list[float]  # of completeness behind the embeddings, each layer, and at the end
+    cross_heads: Array | None = None  # (layer, head, position), of CROSS
 
 
 def pack(carried: Carried, t: int, b: int, n: int, began: Start, value: float) -> Packed:
     """The numbers of score t of sequence b, which has n tokens; the model says it is `value`."""
     layers = sorted(layer for layer in carried.nodes if layer <= began.layer)
-    nodes = np.stack([_numbers(carried.nodes[layer][t, b, :n]) for layer in layers])
+    nodes = np.stack([numbers(carried.nodes[layer][t, b, :n]) for layer in layers])
     names = list(dict.fromkeys(name for _, name in sorted(carried.passed)))
     components = np.full((len(layers), len(names), n), np.nan)
     bias: list[tuple[int | str, str, float]] = []
     for layer in layers:
         for place, name in enumerate(names):
             if (layer, name) in carried.passed:
-                components[layer, place] = _numbers(carried.passed[layer, name][t, b, :n])
+                components[layer, place] = numbers(carried.passed[layer, name][t, b, :n])
         for (owner, name), share in carried.unowned.items():
             if owner == layer:
                 bias.append((layer, name, float(share[t, b, :n].double().sum())))
@@ -82,11 +83,11 @@ def pack(carried: Carried, t: int, b: int, n: int, began: Start, value: float) -
         nodes=nodes,
         component_names=names,
         components=components,
-        heads=np.stack([_numbers(carried.heads[layer][t, b, :, :n]) for layer in layers]),
+        heads=np.stack([numbers(carried.heads[layer][t, b, :, :n]) for layer in layers]),
         bias=bias,
         flows=_flows(carried, t, b, n, layers),
         head_flow=_stack([carried.head_flows.get(layer) for layer in layers], t, b, n),
-        errors=_errors(nodes, bias, layers, began, value),
+        errors=errors_of(nodes, bias, layers, began, value),
     )
 
 
@@ -105,11 +106,11 @@ def _stack(maps: Sequence[Tensor | None], t: int, b: int, n: int) -> Array | Non
     first = next((each for each in maps if each is not None), None)
     if first is None:
         return None
-    empty = np.full((*first.shape[2:-2], n, n), np.nan, dtype=_numbers(first[:0]).dtype)
-    return np.stack([empty if m is None else _numbers(m[t, b, ..., :n, :n]) for m in maps])
+    empty = np.full((*first.shape[2:-2], n, n), np.nan, dtype=numbers(first[:0]).dtype)
+    return np.stack([empty if m is None else numbers(m[t, b, ..., :n, :n]) for m in maps])
 
 
-def _errors(
+def errors_of(
     nodes: Array,
     bias: Sequence[tuple[int | str, str, float]],
     layers: list[int],
@@ -134,6 +135,7 @@ def _errors(
     return errors[::-1]
 
 
-def _numbers(tensor: Tensor) -> Array:
+def numbers(tensor: Tensor) -> Array:
+    """A tensor's numbers on the host."""
     array: Array = tensor.detach().cpu().numpy()
     return array

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from normlens.advancing import Progress
-from normlens.decomposition.scores import flow, flow_behind, flow_by_head, layer_scores
+from normlens.decomposition.frozen import FrozenLayer
+from normlens.decomposition.scores import (
+    LayerScores,
+    cross_attentions,
+    cross_flow,
+    cross_flow_by_head,
+    flow,
+    flow_by_head,
+    layer_scores,
+    scores_behind,
+)
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
 
@@ -29,6 +39,21 @@ class Wanted:
 
 
 @dataclass
+class FromOther:
+    """What a stack's layers gave to the other sequence that they read, and by which way.
+
+    The first two axes are (t, b); k are the other sequence's tokens.
+    """
+
+    gradient: Tensor | None = None  # (t, b, k, d), of all layers that were passed
+    nodes: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, k), of this and later
+    heads: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i)
+    flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, i, k)
+    head_flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i, k)
+    scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, k)
+
+
+@dataclass
 class Carried:
     """What the way back of several scores of a batch left behind; the first two axes are (t, b)."""
 
@@ -39,6 +64,7 @@ class Carried:
     flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, i, j)
     head_flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i, j)
     scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, j)
+    other: FromOther = field(default_factory=FromOther)
 
 
 def carry(
@@ -56,7 +82,7 @@ def carry(
         if entering is not None:
             g = entering if g is None else g + entering
         assert g is not None
-        g = _through(network, index, g, wanted, carried)
+        g = carry_through(network, index, g, wanted, carried)
         if progress is not None:
             progress(last + 1 - index, last + 1)
     return carried
@@ -73,9 +99,10 @@ def _entering(starts: Sequence[Sequence[Start]], index: int) -> Tensor | None:
     return torch.stack(rows)
 
 
-def _through(
+def carry_through(
     network: FrozenNetwork, index: int, g: Tensor, wanted: Wanted, carried: Carried
 ) -> Tensor:
+    """Carry g (t, b, i, d) behind one layer to its input, and keep what is wanted on the way."""
     frozen = network.layer(index)
     names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
     steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
@@ -86,14 +113,41 @@ def _through(
         carried.passed[index, names[step]] = share
     for step, share in scores.unowned.items():
         carried.unowned[index, names[step]] = share
-    for share in scores.heads.values():
-        carried.heads[index] = share
+    crossing = dict(cross_attentions(frozen))
+    for step, share in scores.heads.items():
+        (carried.other.heads if step in crossing else carried.heads)[index] = share
     carried.nodes[index] = (arriving * frozen.x).sum(-1)
     if wanted.flow:
         carried.flows[index] = flow(frozen, scores)
     if wanted.heads:
         carried.head_flows[index] = flow_by_head(frozen, scores)
-    for step, scope in steps.items():
-        behind = flow_behind(frozen, scores.gradients[step], step)
-        carried.scope_flows[index, scope] = behind
+    behind = {
+        scope: scores_behind(frozen, scores.gradients[step], step) for step, scope in steps.items()
+    }
+    for scope, part in behind.items():
+        carried.scope_flows[index, scope] = flow(frozen, part)
+    if crossing:
+        _keep_other(network, index, frozen, scores, behind, wanted, carried.other)
     return arriving
+
+
+def _keep_other(
+    network: FrozenNetwork,
+    index: int,
+    frozen: FrozenLayer,
+    scores: LayerScores,
+    behind: dict[str, LayerScores],
+    wanted: Wanted,
+    other: FromOther,
+) -> None:
+    """Keep what a layer gives to the other sequence that it reads."""
+    ((name, gradient),) = scores.others.items()
+    other.gradient = gradient if other.gradient is None else other.gradient + gradient
+    other.nodes[index] = (other.gradient * network.sources[name]).sum(-1)
+    if wanted.flow and (whole := cross_flow(frozen, scores)) is not None:
+        other.flows[index] = whole
+    if wanted.heads and (by_head := cross_flow_by_head(frozen, scores)) is not None:
+        other.head_flows[index] = by_head
+    for scope, part in behind.items():
+        if (passing := cross_flow(frozen, part)) is not None:
+            other.scope_flows[index, scope] = passing

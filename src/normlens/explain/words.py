@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.heads import CAUSAL, MASKED, Head
+from normlens.heads import CAUSAL, MASKED, OF_TOKENS, Head
 from normlens.results.tokens import readable_tokens
 from normlens.text import Encoded, tokenise
 
@@ -27,13 +27,20 @@ def column_of(
     count = head.output.weight.shape[1]
     if not isinstance(target, str):
         return _index(target, count, head, what)
-    if head.task not in (CAUSAL, MASKED):
+    if head.task not in OF_TOKENS:
         return _label(target, count, head, what)
     if tokenizer is None:
         raise InputError(
             f"{what} {target!r} is a word and this lens has no tokenizer; give the token's id"
         )
     pieces = _pieces(target, head, tokenizer, sequence, position)
+    return one_token(target, pieces, tokenizer, count, first_piece, what)
+
+
+def one_token(
+    target: str, pieces: list[int], tokenizer: Any, count: int, first_piece: bool, what: str
+) -> int:
+    """The token that a word's `pieces` are, or an error where the model cannot say it at once."""
     if not pieces:
         raise InputError(f"the tokenizer makes no token of {what} {target!r}; give another word")
     unknown = getattr(tokenizer, "unk_token_id", None)
@@ -54,7 +61,7 @@ def column_of(
 
 def label_of(column: int, head: Head, tokenizer: Any) -> str:
     """What people call a column of the head's output."""
-    if head.task not in (CAUSAL, MASKED):
+    if head.task not in OF_TOKENS:
         return head.labels.get(column, str(column))
     if tokenizer is None:
         return str(column)
@@ -73,7 +80,7 @@ def _index(target: Any, count: int, head: Head, what: str) -> int:
         raise InputError(f"{what} is a word, a label or a number, not {target!r}")
     index = int(target)
     if not 0 <= index < count:
-        named = "token ids" if head.task in (CAUSAL, MASKED) else "classes"
+        named = "token ids" if head.task in OF_TOKENS else "classes"
         raise InputError(
             f"{what} {index} is out of range; the model's {named} are 0 to {count - 1}"
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ JSON_VERSION = 1
 #: The pictures of one explanation.
 TOKENS, FLOW, COMPONENTS = "tokens", "flow", "components"
 PICTURE_KINDS = (TOKENS, FLOW, COMPONENTS)
+#: The pictures of several: a matrix, and what an encoder–decoder's two sequences supply.
+MATRIX, SHARES = "matrix", "shares"
+SEVERAL_KINDS = (MATRIX, SHARES)
 
 #: What JSON says of each explanation beside its biases and flows.
 _WRITTEN = (
@@ -48,7 +52,8 @@ def write_explanation(
 
     ``.safetensors`` holds everything and can be opened again, ``.json`` every number, ``.csv`` the
     contributions with a row for what no token owns; ``.html`` is the interactive page. `picture` is
-    "tokens", "flow" or "components": ``.png`` and ``.svg`` show the first unless told otherwise,
+    "tokens", "flow" or "components", and of several explanations "matrix" or, of an
+    encoder–decoder's, "shares": ``.png`` and ``.svg`` show the first unless told otherwise,
     ``.pdf`` has a page for each.
     """
     suffix = check_format(path, () if picture is None else ("picture",))
@@ -70,10 +75,18 @@ def check_picture(picture: str | None, result: Explained | None = None) -> None:
     """Raise an error for a picture that there is not."""
     if picture is None:
         return
-    valid_choice(picture, PICTURE_KINDS, "picture")
+    valid_choice(picture, (*PICTURE_KINDS, *SEVERAL_KINDS), "picture")
     if isinstance(result, Explanations):
+        if picture in PICTURE_KINDS:
+            raise InputError(
+                f"the picture {picture!r} is of one explanation; that of each next token is a "
+                "matrix"
+            )
+        if picture == SHARES:
+            result[0].shares  # noqa: B018  (raises where there is one sequence)
+    elif result is not None and picture in SEVERAL_KINDS:
         raise InputError(
-            f"the picture {picture!r} is of one explanation; that of each next token is a matrix"
+            f"the picture {picture!r} is of several explanations; ask for each token in turn"
         )
 
 
@@ -94,8 +107,10 @@ def to_table(result: Explained) -> pd.DataFrame:
         ]
         return pd.concat(frames, ignore_index=True)
     frame = result.to_pandas().astype({"position": "Int64"})
+    sequence = {"sequence": [None]} if result.has_two_sequences else {}
     unowned = pd.DataFrame(
         {
+            **sequence,
             "position": pd.array([None], dtype="Int64"),
             "token": [NO_TOKEN_WORDS],
             "contribution": [result.remainder],
@@ -117,6 +132,7 @@ def to_document(result: Explained) -> dict[str, Any]:
         "raw_tokens": first.raw_tokens,
         "token_ids": first.token_ids,
         "special": first.special,
+        **_of_two_sequences(first),
         "component_names": first.component_names,
         "layers_counted_from": 0,
         "heads_counted_from": 0,
@@ -125,6 +141,13 @@ def to_document(result: Explained) -> dict[str, Any]:
         "explanations": [_document(why) for why in each],
     }
     return {key: plain(value) for key, value in document.items()}
+
+
+def _of_two_sequences(why: Explanation) -> dict[str, Any]:
+    """Which tokens and layers are whose, if there are two sequences."""
+    if not why.has_two_sequences:
+        return {}
+    return {"sequences": why.token_sequences, "layer_names": why.layer_names}
 
 
 def _axes() -> dict[str, tuple[str, ...]]:
@@ -139,6 +162,8 @@ def _document(why: Explanation) -> dict[str, Any]:
             for layer, component, share in why.biases
         ],
         "flows": {scope or "whole layer": flow for scope, flow in why.flows.items()},
+        **({"shares": asdict(why.shares)} if why.has_two_sequences else {}),
+        **({} if why.cross_heads is None else {"cross_heads": why.cross_heads}),
     }
 
 
@@ -160,7 +185,14 @@ _WRITERS: dict[str, Callable[[Explained, str], None]] = {".csv": _write_csv, ".j
 
 def _write_pictures(result: Explained, path: str, suffix: str, picture: str | None) -> None:
     if isinstance(result, Explanations):
-        save_figure(result.plot(), path)
+        kinds = [picture or MATRIX]
+        if picture is None and suffix == ".pdf" and result.has_two_sequences:
+            kinds = [MATRIX, SHARES]
+        figures = [result.plot_shares() if kind == SHARES else result.plot() for kind in kinds]
+        if len(figures) == 1:
+            save_figure(figures[0], path)
+        else:
+            save_pages(figures, path, f"NormLens: {result[0].provenance.get('model')}")
         return
     if picture is None and suffix == ".pdf":
         kinds = [kind for kind in PICTURE_KINDS if kind != FLOW or "" in result.flows]

@@ -48,18 +48,19 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
     groups = _groups(why)
     layers = len(why.nodes)
     if ax is not None:
-        _draw_bars(ax, groups, layers)
+        _draw_bars(ax, groups, why.layer_names)
         ax.legend(fontsize="small")
         ax.set(title=why.question, xlabel="added to the score", ylabel="layer")
         return figure_of(ax)
 
-    by_head = why.heads.sum(-1, dtype=np.float64)  # (layer, head)
+    by_head, head_names = _by_head(why)
     heading = f"{model_name(why)}: {why.question}"
     about = [score_words(why), total_words(why)]
     notes = [
         "Left: what each component adds to the score, over all positions; what later layers make "
         "of it is counted there again, so that only contributions of tokens and biases sum to "
-        "the score. Right: the part of the attention (ATTN) by head, red above 0, blue below.",
+        f"the score. Right: the part of the attention ({_attentions(why)}) by head, red above 0, "
+        "blue below.",
         made(why.provenance, why.completeness),
     ]
     fonts = fonts_for([heading, *text_lines(why), *about, "□…−–"])
@@ -67,21 +68,23 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
     height, cell = row * (layers + 1), min(max(row, 0.155), 1.8 / by_head.shape[1] + 0.05)
     cell = max(cell, 0.07)
     heat = cell * by_head.shape[1]
-    width = max(_LEFT + _BARS + _GAP + heat + _BAR + MARGIN, 5.6)
+    left = _LEFT + (0.25 if why.has_two_sequences else 0.0)
+    width = max(left + _BARS + _GAP + heat + _BAR + MARGIN, 5.6)
     head, foot = Head(heading, [*text_lines(why), *about], fonts, width), Notes(notes, fonts, width)
     legend = 0.22
     top = MARGIN + head.height + legend
     sheet = Sheet(width, top + height + 0.42 + foot.height + MARGIN, fonts)
     head.draw(sheet)
-    _legend(sheet, groups, top - legend)
-    bars = sheet.axes(_LEFT, top, _BARS, height)
-    _draw_bars(bars, groups, layers)
+    _legend(sheet, groups, left, top - legend)
+    bars = sheet.axes(left, top, _BARS, height)
+    _draw_bars(bars, groups, why.layer_names)
     _style(bars, fonts, "added to the score")
     bars.set_ylabel("layer", fontproperties=fonts.properties(NOTE), color=INK, va="center")
-    bars.yaxis.set_label_coords(-0.42 / _BARS, 0.5)
-    x = _LEFT + _BARS + _GAP
-    sheet.text(x, top - legend + 0.02, "heads", TITLE, "bold")
-    image = _draw_heads(sheet.axes(x, top, heat, row * layers), by_head, cmap, fonts)
+    bars.yaxis.set_label_coords((0.2 - left) / _BARS, 0.5)
+    x = left + _BARS + _GAP
+    title = "heads" if why.cross_heads is None else "heads of ATTN | CROSS"
+    sheet.text(x, top - legend + 0.02, title, TITLE, "bold")
+    image = _draw_heads(sheet.axes(x, top, heat, row * layers), by_head, head_names, cmap, fonts)
     colour_bar(sheet, image, x + heat + 0.06, top, min(row * layers, 2.0))
     foot.draw(sheet, top + height + 0.42)
     return sheet.figure
@@ -101,8 +104,29 @@ def _groups(why: Explanation) -> dict[str, tuple[str, NDArray[np.float64]]]:
     return groups
 
 
-def _draw_bars(axes: Any, groups: dict[str, tuple[str, NDArray[np.float64]]], layers: int) -> None:
+def _attentions(why: Explanation) -> str:
+    return "ATTN and, behind the gap, CROSS" if why.has_two_sequences else "ATTN"
+
+
+def _by_head(why: Explanation) -> tuple[NDArray[np.float64], list[str]]:
+    """What each head adds over all positions, (layer, head), and the heads' names.
+
+    Heads of CROSS stand behind those of ATTN, with a gap between them.
+    """
+    own = why.heads.sum(-1, dtype=np.float64)
+    names = [str(head) for head in range(own.shape[1])]
+    if why.cross_heads is None:
+        return own, names
+    cross = why.cross_heads.sum(-1, dtype=np.float64)
+    gap = np.full((len(own), 1), np.nan)
+    return np.hstack([own, gap, cross]), [*names, "", *(str(h) for h in range(cross.shape[1]))]
+
+
+def _draw_bars(
+    axes: Any, groups: dict[str, tuple[str, NDArray[np.float64]]], names: list[str]
+) -> None:
     """Bars beside each other in each layer's row, layer 0 on top."""
+    layers = len(names)
     rows = np.arange(layers + 1)
     thick = 0.84 / len(groups)
     for place, (name, (colour, values)) in enumerate(groups.items()):
@@ -111,16 +135,18 @@ def _draw_bars(axes: Any, groups: dict[str, tuple[str, NDArray[np.float64]]], la
     axes.axvline(0, color=INK, linewidth=0.6)
     step = max(1, round(layers / 16))
     shown = list(range(0, layers, step))
-    axes.set_yticks([*shown, layers], [*map(str, shown), _END])
+    short = [name.replace("coder", "c.") for name in names]
+    axes.set_yticks([*shown, layers], [*(short[layer] for layer in shown), _END])
     axes.set_ylim(layers + 0.5, -0.5)
     for boundary in range(1, layers + 1):
         axes.axhline(boundary - 0.5, color="#e6e6e6", linewidth=0.4, zorder=0)
 
 
-def _legend(sheet: Sheet, groups: dict[str, tuple[str, NDArray[np.float64]]], y: float) -> None:
+def _legend(
+    sheet: Sheet, groups: dict[str, tuple[str, NDArray[np.float64]]], x: float, y: float
+) -> None:
     from matplotlib.patches import Rectangle
 
-    x = _LEFT
     for name, (colour, _) in groups.items():
         corner = (x / sheet.width, 1 - (y + 0.13) / sheet.height)
         size = (0.1 / sheet.width, 0.1 / sheet.height)
@@ -142,13 +168,16 @@ def _style(axes: Any, fonts: Any, words: str) -> None:
         spine.set_color(FRAME)
 
 
-def _draw_heads(axes: Any, by_head: NDArray[np.float64], cmap: str, fonts: Any) -> Any:
+def _draw_heads(
+    axes: Any, by_head: NDArray[np.float64], names: list[str], cmap: str, fonts: Any
+) -> Any:
     colours = SignedColours(by_head, cmap)
     image = axes.imshow(
         by_head, cmap=cmap, norm=colours.norm, interpolation="nearest", aspect="auto"
     )
     heads = by_head.shape[1]
     _style(axes, fonts, "head")
-    axes.set_xticks(range(0, heads, max(1, round(heads / 8))))
+    shown = [k for k in range(0, heads, max(1, round(heads / 8))) if names[k]]
+    axes.set_xticks(shown, [names[k] for k in shown])
     axes.set_yticks([])
     return image

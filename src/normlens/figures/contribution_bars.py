@@ -26,6 +26,8 @@ def draw_bars(
     values = [bar.value for bar in bars]
     places = decimals(max(map(abs, values)))
     for row, bar in enumerate(bars):
+        if bar.is_heading:
+            continue
         own = bar.token is not None
         axes.barh(
             row,
@@ -36,7 +38,7 @@ def draw_bars(
             linewidth=0.4 if own else 0.8,
             hatch=None if own else "////" if bar.of_no_token else "....",
         )
-    _number(axes, values, places, fonts, width)
+    _number(axes, bars, places, fonts, width)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     labels = [bar.label for bar in bars]
@@ -45,10 +47,14 @@ def draw_bars(
         style["fontproperties"] = fonts.properties(LARGEST_TICK)
         labels = [fonts.drawable(label) for label in labels]
     axes.set_yticks(range(len(bars)), labels, **style)
+    for label, bar in zip(axes.get_yticklabels(), bars, strict=True):
+        if bar.is_heading:
+            label.set_fontweight("bold")
 
 
-def _number(axes: Any, values: list[float], places: int, fonts: Fonts | None, width: float) -> None:
+def _number(axes: Any, bars: Sequence[Row], places: int, fonts: Fonts | None, width: float) -> None:
     """Numbers at the ends of the bars, and limits that leave room for them."""
+    values = [bar.value for bar in bars]
     numbers = [signed_number(value, places) for value in values]
     longest = max(map(len, numbers))
     room = 0.06 + (0.075 * longest if fonts is None else max(fonts.width(n, NOTE) for n in numbers))
@@ -57,7 +63,9 @@ def _number(axes: Any, values: list[float], places: int, fonts: Fonts | None, wi
     left, right = (room if low < 0 else 0.02), (room if high > 0 else 0.02)
     unit = (high - low) / max(width - left - right, 0.2 * width)  # per inch
     axes.set_xlim(low - left * unit, high + right * unit)
-    for row, (value, number) in enumerate(zip(values, numbers, strict=True)):
+    for row, (bar, value, number) in enumerate(zip(bars, values, numbers, strict=True)):
+        if bar.is_heading:
+            continue
         side = -1 if value < 0 else 1
         axes.annotate(
             number,

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _NO_TOKEN = "no token"
 _WIDEST = 30.0  # inches; the columns of very long texts are narrower
 _BESIDE = 1.2  # columns between the last token and what no token owns
+_TWO_STACKS = (
+    " Left of the line: the source's tokens, in the encoder's layers; right of it: the target's, "
+    "in the decoder's, which read the source. Tokens of the stack that does not run wait."
+)
 
 
 def plot_flow(
@@ -59,10 +63,11 @@ def plot_flow(
     for name, value in (("max_label", max_label), ("max_edges", max_edges)):
         if value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
-    flow = why.flow_behind(scope)
+    end = why.seen
+    flow = why.flow_behind(scope)[:, :end, :end]
     edges = Edges.of(flow, max_edges)
-    nodes = _nodes(why, why.flows.get("", flow))
-    labels = [cut_label(token, max_label) for token in why.tokens]
+    nodes = _nodes(why, why.flows.get("", flow)[:, :end, :end])
+    labels = [cut_label(token, max_label) for token in why.tokens[:end]]
     if ax is not None:
         _draw(ax, why, edges, nodes, 0.2, _BESIDE)
         ax.set_xticks([*range(len(labels)), len(labels) - 1 + _BESIDE], [*labels, _NO_TOKEN])
@@ -85,12 +90,13 @@ def plot_flow(
     notes = [
         "Upwards: a layer's input to its output; top: where the score is read. Width of edges, "
         "area of nodes: what they carry, red adds to the score, blue takes away; grey frames: "
-        "what no token owns, at the layer where it enters.",
+        "what no token owns, at the layer where it enters."
+        + (_TWO_STACKS if why.has_two_sequences else ""),
         edges.note,
         *left_out_note(ticks, ticks),
         made(why.provenance, why.completeness),
     ]
-    left = MARGIN + 0.5
+    left = MARGIN + (0.78 if why.has_two_sequences else 0.5)
     sheet_width = max(left + width + MARGIN, 5.0)
     head = Head(heading, [*text_lines(why), *about], fonts, sheet_width)
     foot = Notes(notes, fonts, sheet_width)
@@ -110,13 +116,13 @@ def plot_flow(
             color=INK,
         )
     axes.set_ylabel("layer", fontproperties=fonts.properties(NOTE), color=INK, va="center")
-    axes.yaxis.set_label_coords(-0.36 / width, 0.5)
+    axes.yaxis.set_label_coords((MARGIN - left + 0.14) / width, 0.5)
     return sheet.figure
 
 
 def _nodes(why: Explanation, flow: NDArray[np.floating]) -> NDArray[np.floating]:
     """What enters each layer, and behind the last what leaves it, (layer + 1, token)."""
-    return np.concatenate([why.nodes, np.nan_to_num(flow[-1]).sum(1)[None]])
+    return np.concatenate([why.nodes[:, : why.seen], np.nan_to_num(flow[-1]).sum(1)[None]])
 
 
 def _draw(
@@ -131,7 +137,7 @@ def _draw(
 
     What no token owns stands `beside` columns behind the last token.
     """
-    layers, n = len(why.nodes), len(why.tokens)
+    layers, n = len(why.nodes), why.seen
     largest = float(np.abs(nodes).max(initial=0.0)) or 1.0
     widest = min(0.45 * 72 * cell, 9.0)
     edges.draw(axes, widest, max(largest, float(np.abs(edges.value).max(initial=0.0))))
@@ -143,7 +149,11 @@ def _draw(
     axes.set_ylim(-0.6, layers + 0.6)
     step = max(1, round(layers / 10))
     shown = list(range(0, layers, step))
-    axes.set_yticks([*shown, layers], [*map(str, shown), "end"])
+    names = [name.replace("coder", "c.") for name in why.layer_names]
+    axes.set_yticks([*shown, layers], [*(names[layer] for layer in shown), "end"])
+    if why.encoder_tokens is not None:
+        axes.axvline(why.encoder_tokens - 0.5, color=FAINT, linewidth=0.6)
+        axes.axhline(why.encoder_layers, color=FAINT, linewidth=0.4, linestyle=(0, (3, 2)))
     axes.tick_params(length=0, pad=2, labelsize=NOTE, colors=INK)
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)

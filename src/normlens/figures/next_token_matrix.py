@@ -46,9 +46,7 @@ def plot_explanations(
     remainders = np.array([each.remainder for each in explanations])
     later = np.zeros(contributions.shape, dtype=bool)
     for row, each in enumerate(explanations):
-        later[row, len(explanations.tokens) if each.position is None else each.position + 1 :] = (
-            True
-        )
+        later[row, len(explanations.tokens) if each.read_at is None else each.read_at + 1 :] = True
     values = np.ma.masked_where(
         np.column_stack([later, np.zeros(len(later), dtype=bool)]),
         np.column_stack([contributions, remainders]),
@@ -57,17 +55,25 @@ def plot_explanations(
     rows = [cut_label(token, max_label) for token in explanations.predicted]
     columns = [*(cut_label(token, max_label) for token in explanations.tokens), _NO_TOKEN]
     words = ("predicted token", "source j (input)")
+    first = explanations[0]
+    sources, title = first.encoder_tokens or 0, "why each next token"
+    if sources:
+        words = ("generated token", "source, then prefix of the target")
+        title = "why each token of the target"
     if ax is not None:
         ax.imshow(values, norm=colours.norm, cmap=cmap, interpolation="nearest", aspect="auto")
         ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
         ax.set_yticks(range(len(rows)), rows, parse_math=False)
-        ax.set(xlabel=words[1], ylabel=words[0], title="why each next token")
+        ax.set(xlabel=words[1], ylabel=words[0], title=title)
+        if sources:
+            ax.axvline(sources - 0.5, color="black", linewidth=0.8)
         return figure_of(ax)
 
-    first = explanations[0]
-    heading = f"{model_name(first)}: why each next token"
+    heading = f"{model_name(first)}: {title}"
     fonts = fonts_for([*rows, *columns, heading, *text_lines(first), "□…−–"])
-    matrix = SignedMatrix.fitting(values, rows, columns, words, colours, fonts, apart=(0, 1))
+    matrix = SignedMatrix.fitting(
+        values, rows, columns, words, colours, fonts, apart=(0, 1), first=sources
+    )
     notes = [
         "Colour: contribution to the predicted token's score, red above 0, blue below, on a "
         f"{COLOUR_SCALES[colour]} scale; each row sums to the score. Last column: what no token "

@@ -29,6 +29,7 @@ class SignedMatrix:
     fonts: Fonts
     size: tuple[float, float]  # width and height of the map itself, inches
     apart: tuple[int, int] = (0, 0)  # rows and columns at the end that are no tokens
+    first: int = 0  # columns before the line between two sequences; 0: there is one
 
     @classmethod
     def fitting(
@@ -40,6 +41,7 @@ class SignedMatrix:
         colours: SignedColours,
         fonts: Fonts,
         apart: tuple[int, int] = (0, 0),
+        first: int = 0,
     ) -> SignedMatrix:
         """Cells are square, and as large as a page allows."""
         most = max(len(rows), len(columns))
@@ -54,6 +56,7 @@ class SignedMatrix:
             fonts,
             (width, height),
             apart,
+            first,
         )
 
     @property
@@ -102,6 +105,8 @@ class SignedMatrix:
             if self.apart[axis]:
                 edge = self.values.shape[axis] - self.apart[axis] - 0.5
                 line(edge, color=INK, linewidth=0.8, linestyle=(0, (3, 2)))
+        if self.first:
+            axes.axvline(self.first - 0.5, color=INK, linewidth=0.8)
         for spine in axes.spines.values():
             spine.set_linewidth(0.5)
             spine.set_color(FRAME)

@@ -24,13 +24,13 @@ class _Chip:
 
 
 class TokenStrip:
-    """Tokens with their numbers as colours; the last field is what no token owns."""
+    """Tokens with their numbers as colours; the last field is what no token owns, unless None."""
 
     def __init__(
         self,
         tokens: Sequence[str],
         values: Sequence[float],
-        remainder: float,
+        remainder: float | None,
         colours: SignedColours,
         fonts: Fonts,
         width: float,
@@ -40,8 +40,11 @@ class TokenStrip:
         self.colours, self.fonts, self.read_at = colours, fonts, read_at
         self.size = 8.5 if len(tokens) <= 400 else 6.5
         self.room = width - 2 * MARGIN
-        number = signed_number(remainder, decimals(max(colours.largest, abs(remainder))))
-        self.chips = self._laid_out([*tokens, f"{NO_TOKEN_WORDS} {number}"])
+        labels = list(tokens)
+        if remainder is not None:
+            number = signed_number(remainder, decimals(max(colours.largest, abs(remainder))))
+            labels.append(f"{NO_TOKEN_WORDS} {number}")
+        self.chips = self._laid_out(labels)
         self.height = _LINE * (self.chips[-1].line + 1) + 0.04
 
     def _laid_out(self, labels: Sequence[str]) -> list[_Chip]:
@@ -49,7 +52,7 @@ class TokenStrip:
         for place, label in enumerate(labels):
             shown = self.fonts.cut(label, self.size, self.room - 2 * _PAD)
             width = self.fonts.width(shown, self.size) + 2 * _PAD
-            x += 0.08 if place == len(labels) - 1 and x else 0.0
+            x += 0.08 if place == len(self.values) and x else 0.0
             if x and x + width > self.room:
                 x, line = 0.0, line + 1
             chips.append(_Chip(shown, x, line, width))
@@ -62,14 +65,15 @@ class TokenStrip:
         axes.set(xlim=(0, self.room), ylim=(self.height, 0))
         axes.set(xticks=[], yticks=[])
         axes.axis("off")
-        for place, chip in enumerate(self.chips[:-1]):
+        for place, chip in enumerate(self.chips[: len(self.values)]):
             value = self.values[place]
             read = place == self.read_at
             edge, width = (INK, 1.1) if read else (FRAME, 0.3)
             fill, ink = self.colours.of(value), self.colours.ink(value)
             self._chip(axes, chip, fill, ink, edgecolor=edge, linewidth=width)
         style = {"edgecolor": FAINT, "linewidth": 0.6, "linestyle": (0, (3, 2))}
-        self._chip(axes, self.chips[-1], "white", INK, **style)
+        for chip in self.chips[len(self.values) :]:
+            self._chip(axes, chip, "white", INK, **style)
 
     def _chip(self, axes: Any, chip: _Chip, fill: Any, ink: str, **edge: Any) -> None:
         from matplotlib.patches import Rectangle

@@ -43,10 +43,12 @@ def read_head(adapter: Adapter) -> Head:
     """The head of an adapter's model, or an error that says what is in the way."""
     whole = adapter.whole
     name = type(whole).__name__
-    if whole is adapter.model:
+    # A T5 with its head is no body with a head on top, but one module.
+    if whole is adapter.model and not (adapter.two_stacks and is_generating(name)):
+        other = "ask for its vectors (direction=…), compare two texts (cosine), or "
         raise NoHead(
-            f"{name} has no head, so it says nothing that could be explained; ask for its vectors "
-            "(direction=…), compare two texts (cosine), or load a model with a head"
+            f"{name} has no head, so it says nothing that could be explained; "
+            f"{'' if adapter.two_stacks else other}load a model with a head"
         )
     with torch.no_grad():
         try:
@@ -83,7 +85,8 @@ def is_generating(class_name: str) -> bool:
 def _undescribed(adapter: Adapter, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{why}; write `head` in {type(adapter).__name__} or a subclass of it, which returns a "
-        "normlens.heads.Head (docs/adapters.md has an example), or explain a vector (direction=…)"
+        "normlens.heads.Head (docs/adapters.md has an example)"
+        + ("" if adapter.two_stacks else ", or explain a vector (direction=…)")
     )
 
 

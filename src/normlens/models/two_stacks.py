@@ -8,14 +8,16 @@ the steps of a block of either; what is said here is the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from normlens.components import Attention, Branch, FeedForward, Norm, Reach, Residual, Step
 from normlens.errors import InputError
-from normlens.heads import HeadStep
-from normlens.models.base import Adapter
+from normlens.heads import ANY, GENERATOR, Head, HeadStep
+from normlens.models.base import Adapter, linear
+from normlens.models.heads import is_generating
 
 ENCODER, DECODER = "encoder", "decoder"
 
@@ -60,6 +62,20 @@ class TwoStacks(Adapter):
 
     def reach(self, block: nn.Module) -> Reach:
         return Reach(ahead=0) if any(block is other for other in self.decoder_blocks()) else Reach()
+
+    def head(self, model: nn.Module) -> Head | None:
+        if any(is_generating(kind.__name__) for kind in type(model).__mro__):
+            return self.generating_head(model)
+        return super().head(model)
+
+    def generating_head(self, model: Any) -> Head:
+        """The head that predicts the decoder's next token; some families add a bias for each."""
+        output = linear(model.get_output_embeddings())
+        bias = getattr(model, "final_logits_bias", None)
+        if bias is not None:
+            own = bias.detach()[0]
+            output = replace(output, bias=own if output.bias is None else output.bias + own)
+        return Head(GENERATOR, ANY, tuple(self.end()), output=output)
 
     # Sequences ------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ EXPLANATION: Mapping[str, Axes] = {
     "heads": ("layer", "head", "target"),
     "flow": ("layer", "target", "source"),
     "head_flow": ("layer", "head", "target", "source"),
+    "cross_heads": ("layer", "cross_head", "target"),
 }
 #: Every group.
 GROUPS = (*BY_SCOPE, "statistics")

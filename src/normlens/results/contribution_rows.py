@@ -1,14 +1,19 @@
-"""The rows of a list of contributions: tokens, others together, and what no token owns."""
+"""The rows of a list of contributions: tokens, others together, and what no token owns.
+
+Tokens of two sequences stand below a heading each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from normlens.results.explanation import Explanation
 
 #: Tokens that have a row each; of a longer text the strongest have, and the others share one.
 LONGEST = 24
@@ -23,6 +28,21 @@ class Row:
     value: float
     token: int | None = None
     of_no_token: bool = False
+    is_heading: bool = False  # the name of the sequence below it; its value, 0, is not shown
+
+
+def explained_rows(why: Explanation, longest: int = LONGEST) -> list[Row]:
+    """The rows of an explanation."""
+    if not why.has_two_sequences:
+        return rows_of(why.tokens, why.contributions, why.remainder, longest)
+    rows: list[Row] = []
+    for part in why.sequences:
+        *own, _ = rows_of(part.tokens, part.contributions, 0.0, longest)
+        rows.append(Row(part.name, 0.0, is_heading=True))
+        rows += [
+            row if row.token is None else replace(row, token=row.token + part.first) for row in own
+        ]
+    return [*rows, Row(NO_TOKEN_WORDS, why.remainder, of_no_token=True)]
 
 
 def rows_of(

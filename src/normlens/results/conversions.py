@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,24 +70,41 @@ def to_xarray(maps: LabelledMaps) -> xr.Dataset:
 
 
 def explanation_to_pandas(explanation: Explanation) -> pd.DataFrame:
-    """One row per token: its place, the token, its contribution."""
+    """One row per token: its place, the token, its contribution; before them its sequence, if two.
+
+    Places count from 0 in each sequence.
+    """
     import pandas as pd
 
-    return pd.DataFrame(
-        {
-            "position": np.arange(len(explanation.raw_tokens)),
-            "token": explanation.tokens,
-            "contribution": explanation.contributions,
-        }
-    )
+    frames = [
+        pd.DataFrame(
+            {
+                **({"sequence": part.name} if part.name else {}),
+                "position": np.arange(len(part)),
+                "token": part.tokens,
+                "contribution": part.contributions,
+            }
+        )
+        for part in explanation.sequences
+    ]
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
 
 def bias_by_layer(explanation: Explanation) -> pd.Series:
-    """What no token owns, by layer ("head" is what stands behind the last) and component."""
+    """What no token owns, by layer ("head" is what stands behind the last) and component.
+
+    Of an encoder–decoder first by stack; layers count from 0 in each.
+    """
     import pandas as pd
 
-    keys = [(layer, component) for layer, component, _ in explanation.biases]
-    index = pd.MultiIndex.from_tuples(keys, names=["layer", "component"])
+    names = ["layer", "component"]
+    keys: list[tuple[object, ...]] = [(layer, name) for layer, name, _ in explanation.biases]
+    if explanation.has_two_sequences:
+        names = ["stack", *names]
+        keys = [
+            (*explanation.stack_of(layer), component) for layer, component, _ in explanation.biases
+        ]
+    index = pd.MultiIndex.from_tuples(keys, names=names)
     values = [share for *_, share in explanation.biases]
     return pd.Series(values, index=index, name="bias", dtype=float)
 
@@ -100,13 +119,21 @@ def explanation_to_xarray(explanation: Explanation) -> xr.Dataset:
         variables[f"flow/{scope}" if scope else "flow"] = (EXPLANATION["flow"], flow)
     if explanation.head_flow is not None:
         variables["head_flow"] = (EXPLANATION["head_flow"], explanation.head_flow)
+    layers: Any = np.arange(len(explanation.nodes))
+    sequences: dict[str, Any] = {}
+    if explanation.has_two_sequences:
+        layers = explanation.layer_names
+        variables["cross_heads"] = (EXPLANATION["cross_heads"], explanation.cross_heads)
+        of_tokens = explanation.token_sequences
+        sequences = {f"{axis}_sequence": (axis, of_tokens) for axis in ("source", "target")}
     return xr.Dataset(
         variables,
         coords={
-            "layer": np.arange(len(explanation.nodes)),
+            "layer": layers,
             "component": explanation.component_names,
             "source_token": ("source", explanation.tokens),
             "target_token": ("target", explanation.tokens),
+            **sequences,
         },
         attrs={
             "model": explanation.provenance.get("model"),
@@ -115,6 +142,25 @@ def explanation_to_xarray(explanation: Explanation) -> xr.Dataset:
             "completeness": explanation.completeness,
         },
     )
+
+
+def shares_to_pandas(explanations: Sequence[Explanation]) -> pd.DataFrame:
+    """One row per generated token: what source, prefix and biases are of its score."""
+    import pandas as pd
+
+    rows = []
+    for why in explanations:
+        shares = why.shares
+        rows.append(
+            {
+                "position": why.position,
+                "token": why.target,
+                "score": why.value,
+                "probability": why.probability,
+                **asdict(shares),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def _xarray() -> Any:

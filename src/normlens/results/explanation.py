@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens import analysis
 from normlens.errors import InputError
 from normlens.results import conversions, explanation_file, store
 from normlens.results.equality import same
+from normlens.results.explained_sequences import ExplainsSequences
+from normlens.results.merged_explanation import merged_words
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
 
@@ -32,10 +33,12 @@ WHOLE = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(ExplainsSequences):
     """One score, or the difference of two, traced back to the tokens of a text.
 
-    ``contributions.sum() + remainder == value``, to `completeness`. Made by `Lens.explain`.
+    ``contributions.sum() + remainder == value``, to `completeness`. Made by `Lens.explain`. Of an
+    encoder–decoder, tokens are the source's and then the target's, and layers the encoder's and
+    then the decoder's; tokens of the stack that does not run wait, with what they carry.
     """
 
     task: str  # what was read: a head's task, or "direction"
@@ -65,6 +68,9 @@ class Explanation:
     token_words: list[int | None] | None = None
     word_labels: list[str] = field(default_factory=list)
     text: Text | None = None
+    encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
+    encoder_layers: int = 0  # the first layers are so many of the encoder
+    cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], the share of CROSS
 
     # What it says --------------------------------------------------------------------------------
 
@@ -121,34 +127,12 @@ class Explanation:
     def top(self, count: int = 10) -> pd.DataFrame:
         """The tokens that contribute most, whatever their sign."""
         frame = self.to_pandas()
-        order = np.argsort(-np.abs(self.contributions), kind="stable")[:count]
+        order = np.argsort(-np.abs(frame["contribution"]), kind="stable")[:count]
         return frame.iloc[order].reset_index(drop=True)
 
     def words(self) -> Explanation:
         """The same by words: contributions and flows of a word's tokens are summed."""
-        axis = self.axis
-        members, words = axis.word_groups(), axis.words()
-
-        def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
-            return analysis.sum_words(array, members, axes)
-
-        position = self.position
-        if position is not None:
-            position = next(place for place, group in enumerate(members) if position in group)
-        return replace(
-            self,
-            nodes=merged(self.nodes, 1),
-            components=merged(self.components, 1),
-            heads=merged(self.heads, 1),
-            flows={scope: merged(flow, 2) for scope, flow in self.flows.items()},
-            head_flow=None if self.head_flow is None else merged(self.head_flow, 2),
-            raw_tokens=words.raw_tokens,
-            token_ids=[],
-            special=words.special,
-            token_words=words.token_words,
-            word_labels=words.word_labels,
-            position=position,
-        )
+        return merged_words(self)
 
     # Taking away ---------------------------------------------------------------------------------
 

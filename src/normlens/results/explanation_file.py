@@ -17,14 +17,16 @@ from normlens.errors import InputError
 from normlens.json_text import parse_json
 from normlens.results.explanation_header import (
     ALWAYS,
+    CROSS_HEADS,
     EACH,
     FLOW,
+    OF_TWO,
     SHARED,
     check_arrays,
     check_fields,
     check_sum,
 )
-from normlens.results.header_fields import check_axis
+from normlens.results.header_fields import Fields, check_axis
 
 if TYPE_CHECKING:
     from normlens.results.explanation import Explanation
@@ -69,6 +71,8 @@ def _shared(explanation: Explanation) -> dict[str, Any]:
     fields = {name: getattr(explanation, name) for name in names}
     fields["text"] = list(fields["text"]) if isinstance(fields["text"], tuple) else fields["text"]
     scopes = [scope for scope in explanation.flows if scope]
+    if explanation.has_two_sequences:
+        fields |= {name: getattr(explanation, name) for name in OF_TWO}
     return {"tokens": explanation.raw_tokens, "scopes": scopes, **fields}
 
 
@@ -82,6 +86,8 @@ def _arrays(explanation: Explanation, prefix: str) -> dict[str, NDArray[Any]]:
         arrays[f"{FLOW}/{scope}" if scope else FLOW] = flow
     if explanation.head_flow is not None:
         arrays["head_flow"] = explanation.head_flow
+    if explanation.cross_heads is not None:
+        arrays[CROSS_HEADS] = explanation.cross_heads
     return {prefix + name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -99,7 +105,7 @@ def parts_of(
     several = header["format"] == SEVERAL
     if not isinstance(each, list) or not each or (len(each) > 1 and not several):
         raise ValueError("'each' is not a list of explanations")
-    check_fields(shared, SHARED)
+    check_fields(shared, fields_of(shared))
     check_axis(shared)
     labels = _labels(shared)
     arrays: list[dict[str, NDArray[Any]]] = [{} for _ in each]
@@ -113,9 +119,15 @@ def parts_of(
     ]
 
 
+def fields_of(shared: Any) -> Fields:
+    """The fields that explanations share: of a file of two sequences some more."""
+    of_two = isinstance(shared, dict) and set(OF_TWO) & set(shared)
+    return {**SHARED, **OF_TWO} if of_two else SHARED
+
+
 def _labels(shared: Mapping[str, Any]) -> dict[str, Any]:
     """The shared fields as explanations call them."""
-    labels = {name: shared[name] for name in SHARED if name not in ("tokens", "scopes")}
+    labels = {name: value for name, value in shared.items() if name not in ("tokens", "scopes")}
     labels["raw_tokens"] = shared["tokens"]
     if isinstance(shared["text"], list):
         labels["text"] = tuple(shared["text"])
@@ -128,6 +140,7 @@ def _explanation(
     check_fields(fields, EACH)
     check_arrays(arrays, shared)
     layers, n = arrays["nodes"].shape
+    n -= shared.get("encoder_tokens", 0)  # a position is one of the target's
     for name, count in (("position", n), ("layer", layers)):
         if fields[name] is not None and fields[name] >= count:
             raise ValueError(f"{name!r} is {fields[name]} of {count}")

@@ -28,6 +28,7 @@ from normlens.scopes import components_of
 FLOW = "flow"
 _FLOATS = ("float32", "float64")
 ALWAYS = ("nodes", "components", "heads")
+CROSS_HEADS = "cross_heads"  # of an encoder–decoder's
 #: How far a file's numbers may miss their sum beside the completeness that it states.
 _ROUNDING = 1e-6
 
@@ -76,6 +77,11 @@ SHARED: Fields = {
         "a list of different scopes",
     ),
 }
+#: What explanations of an encoder–decoder share beside that.
+OF_TWO: Fields = {
+    "encoder_tokens": (is_index, "a number of tokens"),
+    "encoder_layers": (is_index, "a number of layers"),
+}
 #: What each of them says for itself.
 EACH: Fields = {
     "value": (_is_number, "a number"),
@@ -112,8 +118,11 @@ def check_fields(meta: Any, fields: Fields) -> None:
 def check_arrays(arrays: Mapping[str, NDArray[Any]], shared: Mapping[str, Any]) -> None:
     """Raise a ValueError unless the arrays are those that the checked fields announce."""
     scopes = {f"{FLOW}/{scope}" for scope in shared["scopes"]}
-    if missing := {*ALWAYS, *scopes} - set(arrays):
+    two = {CROSS_HEADS} if "encoder_tokens" in shared else set()
+    if missing := {*ALWAYS, *scopes, *two} - set(arrays):
         raise ValueError(f"the array {min(missing)!r} is missing")
+    if not two and CROSS_HEADS in arrays:
+        raise ValueError(f"{CROSS_HEADS!r} is no array of an explanation of one sequence")
     n = len(shared["tokens"])
     sizes = {"target": n, "source": n, "component": len(shared["component_names"])}
     if arrays["nodes"].ndim == 2:
@@ -126,6 +135,10 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], shared: Mapping[str, Any]) 
         axes = EXPLANATION[FLOW if name in scopes else name]
         if not fits(array.shape, axes, sizes) or 0 in array.shape:
             raise ValueError(f"{name!r} has shape {array.shape} for {n} tokens")
+    if two:
+        for name, count in (("encoder_tokens", n), ("encoder_layers", len(arrays["nodes"]))):
+            if not 0 < shared[name] < count:
+                raise ValueError(f"{name!r} is {shared[name]} of {count}")
     if not np.isfinite(arrays["nodes"]).all():
         raise ValueError("'nodes' holds numbers that are not finite")
 

@@ -48,19 +48,32 @@ def place_words(why: Explanation) -> str:
     behind = "" if why.layer is None else f" behind layer {why.layer}"
     if why.position is None:
         return f"read from all tokens{behind}"
+    if why.has_two_sequences:
+        return f"read at position {why.position} of the target ({why.tokens[why.read_at or 0]!r})"
     return f"read at position {why.position} ({why.tokens[why.position]!r}){behind}"
 
 
 def total_words(why: Explanation) -> str:
     """What the tokens and the biases sum to, and how exactly."""
-    tokens = float(why.contributions.sum(dtype="float64"))
-    places = decimals(max(abs(tokens), abs(why.remainder), abs(why.value)))
-    parts = [signed_number(part, places) for part in (tokens, why.remainder, why.value)]
-    return f"tokens {parts[0]}, no token (biases) {parts[1]}, sum {parts[2]}"
+    parts = [(part.name or "tokens", part.total) for part in why.sequences]
+    parts += [("no token (biases)", why.remainder), ("sum", why.value)]
+    places = decimals(max(abs(value) for _, value in parts))
+    return ", ".join(f"{name} {signed_number(value, places)}" for name, value in parts)
+
+
+def share_words(why: Explanation) -> str:
+    """How much of the score an encoder–decoder's source supplies, beside the prefix."""
+    shares = why.shares
+    return (
+        f"the source supplies {percent(shares.source_share)} of what both sequences do "
+        f"({percent(shares.source_share_absolute)} of their tokens' sizes)"
+    )
 
 
 def percent(share: float) -> str:
-    """A share in percent with two digits: 12 %, 0.031 %."""
+    """A share in percent with two digits: 12 %, 0.031 %; NaN, a share of nothing, is a dash."""
+    if math.isnan(share):
+        return "–"
     if share >= 0.0995:
         return f"{100 * share:.0f} %"
     return f"{100 * share:.2g} %" if share >= 1e-6 else f"{share:.0e}"

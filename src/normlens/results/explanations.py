@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.results import explanation_file, store
+from normlens.results import conversions, explanation_file, store
 from normlens.results.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -45,7 +45,10 @@ class Explanations(Sequence[Explanation]):
 
     @property
     def contributions(self) -> NDArray[np.floating]:
-        """[predicted token, source]: row t is about the token behind position t."""
+        """[predicted token, source]: row t is about the token behind position t.
+
+        Of an encoder–decoder, sources are the source's tokens and then the target's.
+        """
         return np.stack([each.contributions for each in self.explanations])
 
     @property
@@ -78,6 +81,20 @@ class Explanations(Sequence[Explanation]):
         ]
         return pd.concat(frames, ignore_index=True)
 
+    @property
+    def has_two_sequences(self) -> bool:
+        """Whether they are of the tokens of an encoder–decoder's target."""
+        return self.explanations[0].has_two_sequences
+
+    def shares(self) -> pd.DataFrame:
+        """How much of each token's score an encoder–decoder's source supplies, and its prefix.
+
+        A row per generated token: Σ of the source's contributions, of the prefix's, and the biases;
+        `source_share` is ``|source| / (|source| + |prefix|)``, `source_share_absolute` is
+        ``Σ|c|`` of the source's tokens over that of all tokens.
+        """
+        return conversions.shares_to_pandas(self.explanations)
+
     def words(self) -> Explanations:
         """The same by words of the text: contributions of a word's tokens are summed."""
         return Explanations([each.words() for each in self.explanations])
@@ -105,6 +122,12 @@ class Explanations(Sequence[Explanation]):
 
         return plot_explanations(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
 
+    def plot_shares(self, *, max_label: int = 24, ax: PlotAxes | None = None) -> Figure:
+        """What source and prefix supply of each token's score; see `figures.plot_shares`."""
+        from normlens.figures import plot_shares
+
+        return plot_shares(self, max_label=max_label, ax=ax)
+
     def to_html(
         self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
     ) -> Path:
@@ -125,7 +148,7 @@ class Explanations(Sequence[Explanation]):
         return notebook(self, {}).mimebundle(repr(self), **options)
 
     def __repr__(self) -> str:
-        return (
-            f"Explanations({len(self)} next tokens of {len(self.tokens)}, completeness "
-            f"{self.completeness:.1e})"
-        )
+        what = f"next tokens of {len(self.tokens)}"
+        if self.has_two_sequences:
+            what = f"tokens of a target, from {len(self.explanations[0].source)} of its source"
+        return f"Explanations({len(self)} {what}, completeness {self.completeness:.1e})"

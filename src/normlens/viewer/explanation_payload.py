@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
@@ -32,7 +33,6 @@ _SAID = (
     "contrast",
     "contrast_value",
     "contrast_probability",
-    "position",
     "layer",
     "completeness",
     "component_names",
@@ -81,20 +81,38 @@ def _item(
 ) -> dict[str, Any]:
     layers, heads = why.heads.shape[:2]
     whole = why.flows.get(WHOLE) if flow else None
+    end = why.seen  # the target's tokens behind the prefix carry nothing
+    cross = why.cross_heads
     return {
         "model": str(why.provenance.get("model", "model")),
         "text": texts_of(why.text),
-        **token_fields(why.axis),
+        **token_fields(why.axis.take(range(end))),
         **{name: plain(getattr(why, name)) for name in _SAID},
+        "position": why.read_at,
+        "sequences": _sequences(why),
         "layers": layers,
         "heads_per_layer": heads,
         "provenance": plain(why.provenance),
-        "nodes": blobs.add_floats(why.nodes),
-        "components": blobs.add_floats(why.components),
-        "heads": blobs.add_floats(why.heads),
-        "flow": None if whole is None else [blobs.add_signed(part, precision) for part in whole],
+        "nodes": blobs.add_floats(why.nodes[:, :end]),
+        "components": blobs.add_floats(why.components[..., :end]),
+        "heads": blobs.add_floats(why.heads[..., :end]),
+        "cross_heads": None if cross is None else blobs.add_floats(cross[..., :end]),
+        "flow": None
+        if whole is None
+        else [blobs.add_signed(part[:end, :end], precision) for part in whole],
         "precision": {"bits": precision},
         "left_out": [*left_out, *_missing(why)],
+    }
+
+
+def _sequences(why: Explanation) -> dict[str, Any] | None:
+    """Which tokens and layers are whose, and what each sequence supplies, if there are two."""
+    if not why.has_two_sequences:
+        return None
+    return {
+        "source_tokens": why.encoder_tokens,
+        "encoder_layers": why.encoder_layers,
+        "shares": plain(asdict(why.shares)),
     }
 
 

@@ -31,7 +31,7 @@ class ExplanationState(TypedDict, total=False):
     """Keywords of `Explanation.show`; what is left out is as usual."""
 
     item: int | str  # which of several explanations, from 0
-    view: Literal["flow", "components"]
+    view: Literal["flow", "components", "shares"]
     level: Literal["subwords", "words"]
     token: int | str  # whose way through the layers is shown, from 0
     share: Literal[50, 80, 95]  # of the flow that is drawn, in per cent

@@ -6,11 +6,13 @@ square root of a head's width. Both act on α alone, which is read as it is.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from normlens.components import Attention, FeedForward, Norm, Step
-from normlens.heads import HeadStep
+from normlens.heads import Head, HeadStep
 from normlens.models.base import linear, register, rms_norm
 from normlens.models.two_stacks import ENCODER, TwoStacks, sublayers
 
@@ -47,6 +49,25 @@ class T5(TwoStacks):
 
     def end(self) -> list[HeadStep]:
         return [rms_norm(self.model.decoder.final_layer_norm)]
+
+    def generating_head(self, model: Any) -> Head:
+        head = super().generating_head(model)
+        if not self._scales(model):
+            return head
+        # The vectors that are compared with words are divided by √d first; γ takes that over.
+        (norm,) = head.body
+        assert isinstance(norm, Norm)
+        assert norm.gamma is not None
+        return replace(head, body=(replace(norm, gamma=norm.gamma * model.model_dim**-0.5),))
+
+    def _scales(self, model: Any) -> bool:
+        """Whether the model scales its last vectors: those that share the embeddings' matrix do.
+
+        The code of mT5 never does, whatever its configuration says.
+        """
+        names = inspect.unwrap(type(model).forward).__code__.co_names
+        shared = self.config.tie_word_embeddings
+        return "model_dim" in names and getattr(self.config, "scale_decoder_outputs", shared)
 
     def max_positions(self) -> None:
         return None  # relative positions end nowhere

@@ -1,0 +1,101 @@
+"""One batch on its way through a model of one stack and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from normlens.advancing import Progress
+from normlens.errors import UnsupportedModelError
+from normlens.explain.network import FrozenNetwork
+from normlens.explain.packing import Packed, pack
+from normlens.explain.readings import Start
+from normlens.explain.walk import Carried, Wanted, carry
+from normlens.scopes import resolve_all
+from normlens.text import Encoded
+from normlens.tracing.model_inputs import model_inputs
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+class BatchRun(Protocol):
+    """What answering questions about a batch needs of the model's stacks."""
+
+    @property
+    def read(self) -> FrozenNetwork:
+        """The stack behind whose layers scores are read."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the longest of the batch's texts has, of all sequences together."""
+
+    @property
+    def layer_names(self) -> list[str]:
+        """How errors call the layers."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model is called with."""
+
+    def forward(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        """Run the model once; return its output."""
+
+    def carry(
+        self,
+        starts: Sequence[Sequence[Start]],
+        flow: bool,
+        heads: bool,
+        scopes: Sequence[str],
+        progress: Progress | None,
+    ) -> None:
+        """Carry the scores `starts`[t][b] back, and keep what is asked for on the way."""
+
+    def pack(self, t: int, b: int, began: Start, value: float) -> Packed:
+        """The numbers of score t of text b, which were carried last."""
+
+    def check(self, dtype: torch.dtype) -> None:
+        """Raise where a frozen layer misses the model's own vectors."""
+
+
+class OneStackRun:
+    """A batch of sequences."""
+
+    def __init__(self, lens: Lens, batch: Sequence[Encoded], rule: str, kept_bytes: int):
+        if any(a.source is not None for layer in lens.layers for a in layer.attentions):
+            raise UnsupportedModelError(
+                f"the layers of {lens.name} read another sequence, whose tokens would own a part "
+                "of the score, too; describe it as an encoder–decoder "
+                "(normlens.models.two_stacks.TwoStacks)"
+            )
+        self.lens, self.batch = lens, batch
+        lengths = [len(sequence) for sequence in batch]
+        self.read = FrozenNetwork(lens.adapter, lengths, rule, lens.compute_dtype, kept_bytes)
+        self.tokens = max(lengths)
+        self.layer_names = [f"layer {index}" for index in range(lens.n_layers)]
+        self.carried = Carried()
+
+    def inputs(self) -> dict[str, Tensor]:
+        return model_inputs(self.lens.adapter, self.batch, self.lens.device)
+
+    def forward(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        return self.read.run(model, inputs)
+
+    def carry(
+        self,
+        starts: Sequence[Sequence[Start]],
+        flow: bool,
+        heads: bool,
+        scopes: Sequence[str],
+        progress: Progress | None,
+    ) -> None:
+        chosen = frozenset(resolve_all(scopes, self.lens.scopes))
+        self.carried = carry(self.read, starts, Wanted(flow, heads, chosen), progress)
+
+    def pack(self, t: int, b: int, began: Start, value: float) -> Packed:
+        return pack(self.carried, t, b, self.read.lengths[b], began, value)
+
+    def check(self, dtype: torch.dtype) -> None:
+        self.read.check(dtype)

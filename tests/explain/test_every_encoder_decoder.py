@@ -1,0 +1,225 @@
+"""Explanations of every encoder–decoder: complete at every layer, and the same by autograd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from frozen_copies import frozen_pair_scores
+from heads import in_float64
+from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
+
+import normlens
+from normlens.analysing.verdicts import check_scores
+from normlens.errors import CompletenessError
+
+RULES = ["ig", "ig-bias", "gradient"]
+PLACE, CONTRAST = 3, 7  # the token behind position 3, and another in its place
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def explain(family, model=None, **asked):
+    lens = normlens.load(generating(family) if model is None else model, tokenizer=False)
+    asked = {"decoder_input_ids": TARGET, "token": PLACE, **source_of(family), **asked}
+    return lens.explain(**asked)
+
+
+def own_scores(family, model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**model_inputs(family)).logits[0]
+
+
+@every_family
+@every_rule
+def test_source_prefix_and_biases_are_the_models_own_score(family, rule):
+    model = generating(family)
+    with in_float64():
+        why = explain(family, model, contrast=CONTRAST, nonlinearity=rule)
+        scores = own_scores(family, model)[PLACE]
+    word = TARGET[PLACE + 1]
+    value = float(scores[word] - scores[CONTRAST])
+    assert (why.target_id, why.contrast_id) == (word, CONTRAST)
+    assert why.value == pytest.approx(value, rel=1e-12, abs=1e-12)
+    assert why.target_value == pytest.approx(float(scores[word]))
+    assert why.probability == pytest.approx(float(scores.softmax(-1)[word]))
+    total = why.source.total + why.prefix.total + why.remainder
+    assert abs(total - value) < 1e-10 * max(1, abs(value))
+    assert why.completeness < 1e-10
+
+
+@every_family
+@every_rule
+def test_autograd_through_a_frozen_copy_gives_the_same(family, rule):
+    model = generating(family)
+    with in_float64():
+        why = explain(family, model, contrast=CONTRAST, nonlinearity=rule)
+        source, target, scores = frozen_pair_scores(model, model_inputs(family), rule)
+        expected = own_scores(family, model)
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-9)
+    score = scores[PLACE, TARGET[PLACE + 1]] - scores[PLACE, CONTRAST]
+    of_source, of_target = torch.autograd.grad(score, [source, target])
+    seen = PLACE + 1
+    prefix = (of_target * target).sum(-1).detach().numpy()
+    np.testing.assert_allclose(
+        why.source.contributions, (of_source * source).sum(-1).detach(), rtol=0, atol=1e-9
+    )
+    np.testing.assert_allclose(why.prefix.contributions, prefix[:seen], rtol=0, atol=1e-9)
+    assert not prefix[seen:].any()  # the decoder does not see what comes later
+    assert not why.contributions[-len(TARGET) + seen :].any()
+
+
+@every_family
+def test_it_is_complete_at_every_layer_and_flows_lose_nothing(family):
+    with in_float64():
+        why = explain(family, heads=True)
+    layers, size = why.nodes.shape
+    scale = max(1, np.abs(why.nodes).max())
+    biases = np.zeros(layers + 1)
+    for layer, _, share in why.biases:
+        biases[layers if layer == "head" else layer] += share
+    for layer in range(layers):
+        total = why.nodes[layer].sum() + biases[layer:].sum()
+        assert abs(total - why.value) < 1e-10 * scale
+    assert why.flow.shape == (layers, size, size)
+    np.testing.assert_allclose(why.flow.sum(1), why.nodes, atol=1e-10 * scale)
+    leaving = why.flow.sum(2)[:-1].sum(-1) + biases[: layers - 1]
+    np.testing.assert_allclose(leaving, why.nodes[1:].sum(-1), atol=1e-10 * scale)
+    m = why.encoder_tokens
+    through = np.nansum(why.head_flow, axis=1)
+    crossing = why.cross_flow
+    np.testing.assert_allclose(through[why.encoder_layers :, m:, :m], crossing, atol=1e-10 * scale)
+    assert np.abs(crossing).sum() > 0
+    # In an encoder layer the target's tokens wait, and no source token goes to them.
+    assert not why.flow[: why.encoder_layers, m:, :m].any()
+    assert not why.flow[:, :m, m:].any()
+
+
+@every_family
+def test_components_and_heads_of_both_stacks(family):
+    with in_float64():
+        why = explain(family)
+    assert why.component_names == ["ATTN", "CROSS", "FF"]
+    encoder = why.encoder_layers
+    cross = why.components[:, 1]
+    assert np.isnan(cross[:encoder]).all()
+    assert np.isfinite(why.components[encoder:]).all()
+    m = why.encoder_tokens
+    assert not why.components[:encoder, [0, 2], m:].any()
+    assert not why.components[encoder:, :, :m].any()
+    np.testing.assert_allclose(np.nansum(why.heads, axis=1), why.components[:, 0], atol=1e-12)
+    np.testing.assert_allclose(
+        np.nansum(why.cross_heads[encoder:], axis=1), cross[encoder:], atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "m2m_100"])
+def test_padding_of_either_side_changes_nothing(family):
+    lens = normlens.load(generating(family), tokenizer=False)
+    pad = lens.adapter.config.pad_token_id
+    sources, targets = [IDS, IDS[:3], [*IDS, 9, 11]], [TARGET[:4], TARGET, TARGET[:2]]
+
+    def padded(rows):
+        width = max(map(len, rows))
+        ids = [row + [pad] * (width - len(row)) for row in rows]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        return torch.tensor(ids), torch.tensor(mask)
+
+    with in_float64():
+        (ids, mask), (read, seen) = padded(sources), padded(targets)
+        together = lens.explain(
+            input_ids=ids,
+            attention_mask=mask,
+            decoder_input_ids=read,
+            decoder_attention_mask=seen,
+            token=0,
+            batch_size=3,
+        )
+        for source, target, found in zip(sources, targets, together, strict=True):
+            alone = lens.explain(input_ids=source, decoder_input_ids=target, token=0)
+            assert found.target_id == alone.target_id
+            np.testing.assert_allclose(found.nodes, alone.nodes, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(found.flow, alone.flow, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("t5", dict(tie_word_embeddings=False)),  # whose last vectors are not scaled
+        ("marian", dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=50)),
+        ("bart", dict(scale_embedding=True)),
+        ("whisper", dict(decoder_layers=1, encoder_layers=3)),
+    ],
+)
+def test_other_settings_of_a_family(family, settings):
+    model = generating(family, **settings)
+    with in_float64():
+        why = explain(family, model)
+        scores = own_scores(family, model)[PLACE]
+    assert why.value == pytest.approx(float(scores[TARGET[PLACE + 1]]), rel=1e-12)
+    assert why.completeness < 1e-10
+
+
+def test_little_memory_gives_the_same_by_running_layers_twice():
+    model = generating("marian")
+    with in_float64():
+        plenty = explain("marian", model, token="all", memory_limit="1GB")
+        little = explain("marian", model, token="all", memory_limit=1)
+    for one, other in zip(plenty, little, strict=True):
+        np.testing.assert_allclose(one.nodes, other.nodes, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(one.flow, other.flow, rtol=0, atol=1e-12)
+
+
+def test_what_is_explained_does_not_depend_on_what_comes_later():
+    model = generating("mbart")
+    with in_float64():
+        within = explain("mbart", model, token=1)
+        cut = explain("mbart", model, token=1, decoder_input_ids=TARGET[:3])
+    np.testing.assert_allclose(
+        within.prefix.contributions, cut.prefix.contributions, rtol=0, atol=1e-12
+    )
+    np.testing.assert_allclose(within.source.contributions, cut.source.contributions, atol=1e-12)
+    assert within.shares.source_share == pytest.approx(cut.shares.source_share)
+
+
+@pytest.mark.parametrize("scope", ["FF", "CROSS", "ATTN"])
+def test_flows_behind_scopes_cover_the_layers_that_have_them(scope):
+    with in_float64():
+        why = explain("bart", scopes=[scope])
+    encoder, m = why.encoder_layers, why.encoder_tokens
+    named = [name for name in why.flows if name]
+    flows = [why.flow_behind(name) for name in named]
+    whole = np.isfinite(np.stack(flows)).all(axis=(2, 3))
+    if scope == "CROSS":
+        assert named == ["ATTNRESLNCROSS-N"]
+        # Nothing but that attention's output stands there.
+        assert not flows[0][encoder:, m:, m:].any()
+        assert flows[0][encoder:, m:, :m].any()
+        assert whole[0].tolist() == [False] * encoder + [True] * (len(whole[0]) - encoder)
+    else:
+        assert whole.any(axis=0).all()
+    if scope == "ATTN":
+        assert not flows[0][encoder:, m:, :m].any()
+
+
+def test_a_head_that_differs_from_its_description_is_noticed():
+    model = generating("bart")
+    lm_head = model.lm_head.forward
+    model.lm_head.forward = lambda x: 1.01 * lm_head(x)
+    with pytest.raises(CompletenessError, match="from the head on"):
+        explain("bart", model)
+
+
+def test_an_encoder_end_that_differs_is_named_by_its_layer(monkeypatch):
+    model = generating("mbart")
+    lens = normlens.load(model, tokenizer=False)
+    monkeypatch.setattr(type(lens.adapter), "encoder_end", lambda self: [])
+    with pytest.raises(CompletenessError, match="from encoder layer 1 on"):
+        lens.explain(input_ids=IDS, decoder_input_ids=TARGET)
+
+
+def test_the_layer_that_misses_is_named():
+    names = ["encoder layer 0", "decoder layer 0"]
+    with pytest.raises(CompletenessError, match="from decoder layer 0 on"):
+        check_scores([1.0, 1.0, 0.0], torch.float32, names)
