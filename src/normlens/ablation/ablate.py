@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens.ablation.data import AblationData, open_ablation_data
+from normlens.ablation.data import open_ablation_data
 from normlens.ablation.first_pass import first_pass
 from normlens.ablation.folder import (
     ABLATION,
@@ -17,10 +18,9 @@ from normlens.ablation.folder import (
     load_settings,
     save_settings,
 )
-from normlens.ablation.loss_names import CLASSES, MASKED
-from normlens.ablation.losses import choose_loss
-from normlens.ablation.measure import AblationMeasure
+from normlens.ablation.loss_names import MASKED
 from normlens.ablation.options import AblateKeywords, AblateOptions
+from normlens.ablation.preparing import prepare
 from normlens.ablation.report.reporting import build_report
 from normlens.ablation.statistics import Statistics
 from normlens.corpus.data.masking import SHARE
@@ -77,20 +77,17 @@ def ablate(
         asked.check_continues(load_settings(folder)[0])
     open_ablation_data(asked)  # too few sequences are refused before a model is loaded
     lens = _lens(model, asked, how)
-    loss = choose_loss(lens, asked.loss, seed=asked.seed)
-    opened = open_ablation_data(asked, loss.name)
-    measure = _measure(asked, loss.name, opened)
-    gathers = any(ablation.needs_statistics for ablation in measure.planned(lens))
-    told = Told(loss.name, opened.note, opened.apart)
-    save_settings(folder, asked, told)
-    if gathers:
+    prepared = prepare(lens, asked)
+    opened, loss, measure = prepared.data, prepared.loss, prepared.measure
+    save_settings(folder, asked, Told(loss.name, opened.note, opened.apart))
+    if prepared.gathers:
         path = folder / STATISTICS
         # Statistics belong to a run; without one they may be of weights that have changed since.
         if not ((folder / ABLATION / NAME).is_file() and path.is_file()):
             progress.say(f"the first pass reads {opened.note}")
             first_pass(lens, loss, opened, asked, path, how.get("batch_size", "auto"))
         digest = Statistics.load(path).digest
-        measure = _measure(asked, loss.name, opened, digest, str(path.absolute()))
+        measure = replace(measure, digest=digest, statistics=str(path.absolute()))
     here = (how.get("engine", "local"), how.get("workers", 1)) == ("local", 1)
     runs = _Runs(folder, asked, lens if here else model, here, how, progress)
     progress.say(f"ablations: {folder / ABLATION}")
@@ -118,29 +115,6 @@ def _options(
     if named.get("reference") is not None:
         named["reference"] = fixed_path(named["reference"])  # type: ignore[arg-type]
     return AblateOptions(model=model_name(model), data=fixed_path(data), **named)  # type: ignore[arg-type]
-
-
-def _measure(
-    options: AblateOptions,
-    loss: str,
-    opened: AblationData,
-    digest: str | None = None,
-    statistics: str | None = None,
-) -> AblationMeasure:
-    column = opened.extra[0] if opened.extra else None
-    return AblationMeasure(
-        components=options.components,
-        kinds=options.kinds,
-        layers=options.layers,
-        draws=options.draws,
-        loss=loss,
-        label=column if loss == CLASSES else None,
-        score=None if loss == CLASSES else column,
-        apart=opened.apart,
-        seed=options.seed,
-        digest=digest,
-        statistics=statistics,
-    )
 
 
 def _lens(

@@ -11,9 +11,10 @@ from normlens.cli.fields import TypedFields, with_field_options
 from normlens.cli.options import NoProgressOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
-from normlens.papers.settings import KINDS, Settings, SettingsKeywords
+from normlens.papers.settings import OF_PARTS, Settings, SettingsKeywords
 
 _DATA = "Data, and how it is read"
+_PARTS = "Of the parts evaluate and ablate"
 _RUNS = "How the runs are done"
 _READING = ("limit", "max_length", "column", "pair_column", "paragraphs")
 
@@ -24,8 +25,10 @@ def reproduce_command(
     experiments: Annotated[
         str,
         typer.Argument(
-            metavar="ff|mixing|all",
-            help="ff: Kobayashi et al. 2024. mixing: Kobayashi et al. 2021. all: both.",
+            metavar="ff|mixing|all[,evaluate][,ablate]",
+            help="ff: Kobayashi et al. 2024. mixing: Kobayashi et al. 2021. all: both. evaluate: "
+            "are attributions true of the model? ablate: what is each component worth? Several "
+            "with commas.",
         ),
     ],
     model: Annotated[
@@ -42,22 +45,33 @@ def reproduce_command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Folder for results.")],
-    settings: Annotated[SettingsKeywords, TypedFields(of=(Settings,))],
+    settings: Annotated[SettingsKeywords, TypedFields(of=(Settings,), without=tuple(OF_PARTS))],
+    of_parts: Annotated[
+        dict[str, Any], TypedFields(of=(Settings,), only=tuple(OF_PARTS), panel=_PARTS)
+    ],
     reading: Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=_READING, panel=_DATA)],
     execution: Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel=_RUNS)],
     quiet: NoProgressOption = False,
 ) -> None:
     """Every table and figure of the papers for a model, as one report.
 
-    Runs that are there already are resumed; a folder may be used again for the other experiments.
+    Optional parts ask what no paper has published: see normlens evaluate and normlens ablate. Runs
+    that are there already are resumed; a folder may be used again for the other experiments.
     """
     from normlens.papers.reproduce import reproduce
 
-    kinds = KINDS if experiments == "all" else experiments
     shown = progress.for_stream(quiet)
     try:
         report = reproduce(
-            kinds, model, data, out, progress=shown, execution=execution, **reading, **settings
+            experiments,
+            model,
+            data,
+            out,
+            progress=shown,
+            execution=execution,
+            **reading,
+            **settings,
+            **of_parts,
         )
     finally:
         shown.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from normlens.corpus.runs.manifest import NAME
@@ -25,8 +26,9 @@ from normlens.papers.kobayashi2024 import (
     table1_figure5_component_similarity,
     tables2_3_amplified_pairs,
 )
-from normlens.papers.results_folder import MODEL, RUNS, load_settings
-from normlens.papers.settings import Settings
+from normlens.papers.parts import Part, describe_part
+from normlens.papers.results_folder import MODEL, RUNS, finished_run, load_settings
+from normlens.papers.settings import EVALUATE, KINDS, PARTS, Settings
 from normlens.reports.content import Header, Report, Section
 from normlens.reports.files import write
 from normlens.reports.formatting import short_names
@@ -51,10 +53,13 @@ EXPERIMENTS = {
         example_sentence.EXPERIMENT,
     ),
 }
-PARTS = {
+HEADINGS = {
     "ff": "Feed-forward blocks (Kobayashi et al. 2024)",
     "mixing": "Mixing of tokens (Kobayashi et al. 2021)",
 }
+#: Settings that the header does not list, and those that only the papers' experiments have.
+_HIDDEN = ("kinds", "model", "data", "limits", "revision")
+_OF_PAPERS = ("mask", "min_count", "top", "layer", "relations", "ranks", "sentence")
 
 
 def build_report(folder: str | os.PathLike[str]) -> Path:
@@ -68,9 +73,11 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
 
 
 def describe(folder: Path) -> Report:
-    """Describe the report of a folder: every experiment on every data set."""
+    """Describe the report of a folder: every experiment on every data set, then further parts."""
     settings = load_settings(folder)
     runs = _runs(folder, settings)
+    data = list(short_names(settings.data).values())
+    parts = [describe_part(kind, folder, data) for kind in PARTS if kind in settings.kinds]
     sections = [
         Section(
             experiment=experiment,
@@ -78,14 +85,20 @@ def describe(folder: Path) -> Report:
                 (evidence.data, experiment.work(evidence))
                 for evidence in _evidence(experiment, settings, runs, folder)
             ],
-            part=PARTS[kind],
+            part=HEADINGS[kind],
             runs=_folders(experiment, runs),
         )
-        for kind in settings.kinds
+        for kind in KINDS
+        if kind in settings.kinds
         for experiment in EXPERIMENTS[kind]
     ]
-    header = _header(settings, runs)
-    return Report(f"{header.model.name} through NormLens", header, sections)
+    header = _header(settings, runs, parts)
+    return Report(
+        f"{header.model.name} through NormLens",
+        header,
+        [*sections, *(section for part in parts for section in part.sections)],
+        "".join(part.style for part in parts),
+    )
 
 
 def _runs(folder: Path, settings: Settings) -> dict[str, dict[str, Run]]:
@@ -95,15 +108,8 @@ def _runs(folder: Path, settings: Settings) -> dict[str, dict[str, Run]]:
         for kind in ("masked", "plain"):
             path = folder / RUNS / f"{short}-{kind}"
             if (path / NAME).is_file():
-                run = Run.open(path)
-                status = run.status()
-                if not status.complete:
-                    raise InputError(
-                        f"{str(path)!r} is not finished ({status.done} of {status.sequences} "
-                        "sequences); run the same normlens reproduce again to go on"
-                    )
-                runs.setdefault(short, {})[kind] = run
-    if not runs:
+                runs.setdefault(short, {})[kind] = finished_run(path)
+    if not runs and set(KINDS) & set(settings.kinds):
         raise InputError(f"{str(folder)!r} holds no runs; run the same normlens reproduce again")
     return runs
 
@@ -135,19 +141,26 @@ def _folders(experiment: Experiment, runs: dict[str, dict[str, Run]]) -> list[st
     return [f"{RUNS}/{Path(str(run.folder)).name}" for run in chosen if run is not None]
 
 
-def _header(settings: Settings, runs: dict[str, dict[str, Run]]) -> Header:
-    every = [(short, run) for short, by_kind in runs.items() for run in by_kind.values()]
-    manifest = every[0][1].manifest
+def _header(settings: Settings, runs: dict[str, dict[str, Run]], parts: Sequence[Part]) -> Header:
+    every = [
+        (run, measured(run, short, f"{RUNS}/{Path(str(run.folder)).name}"))
+        for short, by_kind in runs.items()
+        for run in by_kind.values()
+    ]
+    every += [run for part in parts for run in part.runs]
+    hidden = _HIDDEN if set(KINDS) & set(settings.kinds) else (*_HIDDEN, *_OF_PAPERS)
     shown = {
         name.replace("_", " "): value
         for name, value in settings.as_json().items()
-        if name not in ("kinds", "model", "data", "limits", "revision")
-        and value not in (None, (), False)
+        if name not in hidden and value not in (None, (), False)
     }
+    first = every[0][0]
     return Header(
-        model=model_of(every[0][1]),
-        runs=[measured(run, short, f"{RUNS}/{Path(str(run.folder)).name}") for short, run in every],
+        model=model_of(first),
+        runs=[of_header for _, of_header in every],
         settings=shown,
-        versions=dict(manifest.versions),
+        versions=dict(first.manifest.versions),
         notes=[("Layers", "counted from 1 in this report, as in the papers")],
+        # Evaluations do not take the model apart; every other experiment has runs that do.
+        decomposed=settings.kinds != (EVALUATE,),
     )

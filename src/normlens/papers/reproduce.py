@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import ExecutionKeywords
+from normlens.corpus.runs.options import ExecutionKeywords, parse_names
 from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
@@ -19,6 +19,7 @@ from normlens.lens import Lens
 from normlens.loading import load
 from normlens.option_fields import shows_fields_of
 from normlens.papers.from_model import read_ranks_file, write_from_model
+from normlens.papers.part_runs import check_data, check_model, do_parts
 from normlens.papers.reporting import build_report
 from normlens.papers.results_folder import (
     MODEL,
@@ -27,7 +28,13 @@ from normlens.papers.results_folder import (
     load_settings,
     save_settings,
 )
-from normlens.papers.settings import Settings, SettingsKeywords
+from normlens.papers.settings import (
+    KINDS,
+    LISTS_OF_PARTS,
+    Settings,
+    SettingsKeywords,
+    parse_kinds,
+)
 from normlens.reports.formatting import short_names
 from normlens.reports.needs import check_packages
 
@@ -54,8 +61,10 @@ class Planned:
 
 
 def plan(settings: Settings, causal: bool) -> list[Planned]:
-    """Plan masked and unmasked runs over each data set; a causal model needs one, without masks."""
-    planned = []
+    """Plan the papers' runs over each data set: masked and unmasked, or one of a causal model."""
+    planned: list[Planned] = []
+    if not set(KINDS) & set(settings.kinds):
+        return planned
     for data, short in short_names(settings.data).items():
         if causal:
             planned.append(Planned(data, short, False, ALL_MEASURES))
@@ -81,10 +90,12 @@ def reproduce(
     """Compute every table and figure of the papers: ``reproduce("ff", "minilm", "sample", "out")``.
 
     Does or resumes the runs that the experiments (`kinds`: "ff", "mixing" or both) need, under
-    ``out/runs``, and builds the report; gives its path. `limit` takes the first sequences of the
-    data only. `options` are fields of `Settings`, `execution` is how the runs are done (device,
-    engine, workers, …). A folder may be used again for other experiments, for more data, or with
-    other options of the report.
+    ``out/runs``, and builds the report; gives its path. `kinds` may also name "evaluate" and
+    "ablate", which no paper has: their runs are under ``out/evaluate`` and ``out/ablate``, and they
+    become parts of the report. `limit` takes the first sequences of the data only. `options` are
+    fields of `Settings`, `execution` is how the runs are done (device, engine, workers, …). A
+    folder may be used again for other experiments, for more data, or with other options of the
+    report. What the model or the data does not allow is refused before the first run begins.
     """
     check_packages()
     progress = progress or Progress()
@@ -96,25 +107,42 @@ def reproduce(
         raise InputError(f"reproduce takes no option {unknown[0]!r}")
     data_names = tuple(fixed_path(spec) for spec in listed)
     settings = Settings(
-        kinds=(kinds,) if isinstance(kinds, str) else tuple(kinds),
+        kinds=parse_kinds(kinds),
         model=model_name(os.fspath(named)),
         data=data_names,
         limits={} if limit is None else dict.fromkeys(data_names, limit),
-        **options,
+        **_with_names(options),
     )
     if (folder / SETTINGS).is_file():
         settings = settings.joined(load_settings(folder))
     elif folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{str(folder)!r} holds other files; give --out a new folder")
+    how = execution or {}
     ranks = read_ranks_file(settings)
-    lens = _lens(model, settings, execution or {})
+    check_data(settings)
+    lens = _lens(model, settings, how)
+    check_model(lens, settings, folder)
     save_settings(folder, settings)
     for planned in plan(settings, lens.causal):
-        _do(planned, folder / RUNS / planned.name, settings, lens, model, execution or {}, progress)
+        _do(planned, folder / RUNS / planned.name, settings, lens, model, how, progress)
     if "mixing" in settings.kinds:
         write_from_model(lens, settings, ranks, folder / MODEL)
+    do_parts(lens if _here(how) else model, settings, folder, how, progress)
     progress.say("building the report")
     return build_report(folder)
+
+
+def _with_names(options: SettingsKeywords) -> dict[str, Any]:
+    """The options with lists of names as tuples; they may be given as "first,second"."""
+    return {
+        name: parse_names(value) if name in LISTS_OF_PARTS and value is not None else value
+        for name, value in dict[str, Any](options).items()
+    }
+
+
+def _here(execution: ExecutionKeywords) -> bool:
+    """Whether this process computes everything, with the lens that it has loaded."""
+    return (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
 
 
 def _lens(
@@ -141,7 +169,7 @@ def _do(
     progress: Progress,
 ) -> Run:
     """Do the run, or finish one that was begun."""
-    here = (execution.get("engine", "local"), execution.get("workers", 1)) == ("local", 1)
+    here = _here(execution)
     of_the_lens = ("device", "dtype", "trust_remote_code")
     how = {k: v for k, v in execution.items() if not (here and k in of_the_lens)}
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")

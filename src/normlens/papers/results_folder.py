@@ -7,11 +7,15 @@ import os
 from pathlib import Path
 
 from normlens.corpus.runs.folder import TEMPORARY
+from normlens.corpus.runs.manifest import NAME
+from normlens.corpus.runs.results import Run
 from normlens.errors import InputError, OutputError, system_reason
 from normlens.json_text import parse_json
 from normlens.papers.settings import KINDS, Settings
 
 SETTINGS = "settings.json"
+#: The folders of the papers' runs and of what comes from the model alone; an optional part has one
+#: of its name, with a folder per data set.
 RUNS, MODEL = "runs", "model"
 
 
@@ -38,3 +42,18 @@ def save_settings(folder: Path, settings: Settings) -> None:
         temporary.replace(folder / SETTINGS)
     except OSError as error:
         raise OutputError(f"cannot write to {str(folder)!r}: {system_reason(error)}") from error
+
+
+def finished_run(path: Path) -> Run:
+    """Open a run of the folder; one that is not there or not finished is refused."""
+    again = "run the same normlens reproduce again to go on"
+    if not (path / NAME).is_file():
+        raise InputError(f"{str(path)!r} holds no run yet; {again}")
+    run = Run.open(path)
+    status = run.status()
+    if not status.complete:
+        raise InputError(
+            f"{str(path)!r} is not finished ({status.done} of {status.sequences} sequences); "
+            + again
+        )
+    return run

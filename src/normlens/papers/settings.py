@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict
 
+from normlens.ablation.options import AblateOptions
+from normlens.corpus.runs.merging import code_named
+from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, valid_choice
-from normlens.option_fields import Option
+from normlens.faithfulness.options import EvaluateOptions
+from normlens.option_fields import Option, options_of
 from normlens.options import REVISION
+from normlens.wording import listed
 
+#: The papers' experiments.
 KINDS = ("ff", "mixing")
+ALL = "all"  # of the papers
+#: Experiments that no paper has, and that are done only where they are asked for by name.
+EVALUATE, ABLATE = "evaluate", "ablate"
+PARTS = (EVALUATE, ABLATE)
 MASK = 0.12  # Kobayashi et al. 2021 and 2024
 #: what the runs depend on; the rest only changes what is made of them
 _OF_RUNS = (
@@ -24,6 +35,14 @@ _OF_RUNS = (
     "seed",
     "relations",
 )
+#: Options of the optional parts, and the parts that read each of them.
+OF_PARTS = {
+    "methods": (EVALUATE,),
+    "label_column": PARTS,
+    "components": (ABLATE,),
+    "ablation_kinds": (ABLATE,),
+}
+LISTS_OF_PARTS = ("methods", "components", "ablation_kinds")
 
 
 @dataclass(frozen=True)
@@ -68,10 +87,21 @@ class Settings:
     sentence: str | None = Option(
         "Of the attention maps; 'first|second' is a pair.", metavar="TEXT"
     ).field(None)
+    methods: tuple[str, ...] | None = options_of(EvaluateOptions)["methods"].field(None)
+    label_column: str | None = Option(
+        "The column of a classifier's label. Default: none for evaluate, label for ablate.",
+        metavar="NAME",
+    ).field(None)
+    components: tuple[str, ...] | None = options_of(AblateOptions)["components"].field(None)
+    ablation_kinds: tuple[str, ...] | None = replace(
+        options_of(AblateOptions)["kinds"], flags=("--kinds",)
+    ).field(None)
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            valid_choice(kind, KINDS, "experiments")
+            valid_choice(kind, (*KINDS, *PARTS), "experiments")
+        if not self.kinds:
+            raise InputError(f"name the experiments: some of {listed((*KINDS, *PARTS))}")
         if not self.data:
             raise InputError("a reproduction needs --data")
         for name, least in (("resamples", 100), ("min_count", 1), ("top", 1), ("max_length", 2)):
@@ -84,16 +114,26 @@ class Settings:
                 f"{{option}} must be at least 1, not {self.layer}: the papers' report counts "
                 "layers from 1",
             )
+        for name, parts in OF_PARTS.items():
+            value = getattr(self, name)
+            # The flag has the short name, which the experiments have in Python.
+            option = "kinds" if name == "ablation_kinds" else name
+            if value == ():
+                raise OptionError(option, "{option} names nothing; leave it out to take all")
+            if value is not None and not set(parts) & set(self.kinds):
+                raise OptionError(
+                    option,
+                    f"{{option}} is of {listed(parts, 'or')}, which is not among the experiments; "
+                    "name it with them",
+                )
 
     def joined(self, other: Settings) -> Settings:
         """Merge these settings into a folder begun with `other`; refuse to mix two kinds."""
         for item in fields(self):
             then, now = getattr(other, item.name), getattr(self, item.name)
             if item.name in _OF_RUNS and then != now:
-                raise InputError(
-                    f"the folder holds results with {item.name.replace('_', ' ')} {then!r}, not "
-                    f"{now!r}; choose another --out"
-                )
+                raise _other_results(item.name, then, now)
+        of_parts = {name: self._of_part(name, other) for name in OF_PARTS}
         for data in self.data:
             then, now = other.limits.get(data), self.limits.get(data)
             if data in other.data and then != now:
@@ -101,9 +141,24 @@ class Settings:
                     f"the folder holds results of {_sequences(then)} of {data!r}, not of "
                     f"{_sequences(now)}; choose another --out"
                 )
-        kinds = tuple(kind for kind in KINDS if kind in (*self.kinds, *other.kinds))
+        every = parse_kinds((*self.kinds, *other.kinds))
         data = tuple(dict.fromkeys(other.data + self.data))
-        return replace(self, kinds=kinds, data=data, limits=other.limits | self.limits)
+        limits = other.limits | self.limits
+        return replace(self, kinds=every, data=data, limits=limits, **of_parts)
+
+    def _of_part(self, name: str, other: Settings) -> Any:
+        """An option of an optional part; where it is not given, that of the folder holds."""
+        then, now = getattr(other, name), getattr(self, name)
+        if now is None:
+            if code_named({name: then}):
+                raise InputError(
+                    "the folder's evaluation takes code of your own, which is imported only if you "
+                    f"name it: add {EVALUATE} to the experiments, and --methods {','.join(then)}"
+                )
+            return then
+        if then != now and set(OF_PARTS[name]) & set(other.kinds):
+            raise _other_results(name, then, now)
+        return now
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,8 +167,11 @@ class Settings:
     def from_json(cls, contents: dict[str, Any]) -> Settings:
         names = {item.name for item in fields(cls)}
         values = {name: value for name, value in contents.items() if name in names}
-        tuples = ("kinds", "data", "relations")
-        return cls(**values | {name: tuple(values.get(name, ())) for name in tuples})
+        tuples = {name: tuple(values.get(name, ())) for name in ("kinds", "data", "relations")}
+        for name in LISTS_OF_PARTS:
+            if values.get(name) is not None:
+                tuples[name] = tuple(values[name])
+        return cls(**values | tuples)
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -133,6 +191,25 @@ class SettingsKeywords(TypedDict, total=False):
     relations: tuple[str, ...]
     ranks: str | None
     sentence: str | None
+    methods: str | Sequence[str] | None
+    label_column: str | None
+    components: str | Sequence[str] | None
+    ablation_kinds: str | Sequence[str] | None
+
+
+def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
+    """Experiments by name, in the report's order: "all" is both papers', "ff,evaluate" is two."""
+    named = parse_names(kinds)
+    every = [kind for name in named for kind in (KINDS if name == ALL else (name,))]
+    order = {name: place for place, name in enumerate((*KINDS, *PARTS))}
+    return tuple(sorted(dict.fromkeys(every), key=lambda name: order.get(name, len(order))))
+
+
+def _other_results(name: str, then: object, now: object) -> InputError:
+    return InputError(
+        f"the folder holds results with {name.replace('_', ' ')} {then!r}, not {now!r}; choose "
+        "another --out"
+    )
 
 
 def _sequences(limit: int | None) -> str:

@@ -43,6 +43,7 @@ class Measured:
     mask: float | None = None  # share of masked tokens; None: unmasked
     date: str = ""  # when the run began, ISO 8601
     folder: str = ""
+    purpose: str = ""  # where a report has runs of several commands: what this one is for
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,14 @@ class Section:
     """An experiment with its result on each data set, by the data set's short name.
 
     The name is empty where the model alone was looked at. `part` groups sections that follow each
-    other under a heading; `runs` and `queries` say where the numbers come from.
+    other under a heading, with the facts (label and text) `of_part` of the first one below it;
+    `runs` and `queries` say where the numbers come from.
     """
 
     experiment: Experiment
     results: Sequence[tuple[str, Result | None]]
     part: str = ""
+    of_part: Sequence[tuple[str, str]] = ()
     runs: Sequence[str] = ()
     queries: Sequence[str] = ()
 

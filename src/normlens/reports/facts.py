@@ -84,9 +84,15 @@ def _run_row(run: Measured) -> tuple[str, ...]:
     named = run.data if run.source in ("", run.data) else f"{run.data} ({run.source})"
     return (
         named,
-        "unmasked" if run.mask is None else f"{100 * run.mask:g} % masked",
+        _way(run),
         f"{run.sequences:,}",
         f"{run.tokens:,}",
         f"{run.failures:,}",
         power(run.completeness),
     )
+
+
+def _way(run: Measured) -> str:
+    """Say what a run is for, where the report tells that, and how much of its text is masked."""
+    masked = "" if run.mask is None else f"{100 * run.mask:g} % masked"
+    return ", ".join(filter(None, (run.purpose, masked))) or "unmasked"

@@ -63,7 +63,7 @@ def markdown(report: Report, sections: Sequence[PlacedSection]) -> str:
 
 def _section(placed: PlacedSection) -> list[str]:
     experiment = placed.section.experiment
-    lines = ["", f"# {escaped(placed.part)}"] if placed.part else []
+    lines = _part(placed) if placed.part else []
     lines += ["", f'<a id="{placed.anchor}"></a>', ""]
     lines += [f"## {placed.number}. {escaped(experiment.title)}", ""]
     lines += [f"*{escaped(experiment.source)}*", "", f"**{escaped(experiment.question)}**", ""]
@@ -90,6 +90,16 @@ def _section(placed: PlacedSection) -> list[str]:
         lines += ["Runs: " + ", ".join(map(code, placed.section.runs)), ""]
     for query in placed.section.queries:
         lines += ["````sql", query.strip(), "````", ""]
+    return lines
+
+
+def _part(placed: PlacedSection) -> list[str]:
+    lines = ["", f"# {escaped(placed.part)}"]
+    if placed.section.of_part:
+        lines += [
+            "",
+            *(f"- **{escaped(label)}:** {escaped(text)}" for label, text in placed.section.of_part),
+        ]
     return lines
 
 

@@ -1,0 +1,304 @@
+"""Evaluations and ablations as optional parts of a reproduction."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import run_examples as examples
+import torch
+from test_light_commands import packages_of
+
+sys.path.append(str(Path(__file__).parents[1] / "explain"))
+
+from heads import headed
+
+from normlens.ablation.ablate import ablate
+from normlens.checkpoints.hub import quiet_transformers
+from normlens.cli import main
+from normlens.corpus import Run
+from normlens.errors import InputError
+from normlens.faithfulness.evaluate import evaluate
+from normlens.papers.reporting import build_report, describe
+from normlens.papers.reproduce import plan, reproduce
+from normlens.papers.results_folder import load_settings
+from normlens.papers.settings import Settings, parse_kinds
+from normlens.reports.layout import arrange
+
+METHODS = "gradient-x-input,leave-one-out,random"
+OPTIONS: dict[str, Any] = {
+    "methods": METHODS,
+    "label_column": "label",
+    "components": ("FF", "LN2"),
+    "ablation_kinds": "zero,mean,lowest-gamma",
+    "resamples": 100,
+    "execution": {"device": "cpu"},
+}
+ATTRIBUTIONS = "Are attributions true of the model?"
+WORTH = "What each component is worth"
+NONE_EXIST = "No published numbers exist"
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny-classifier"
+    with quiet_transformers():
+        headed("bert", "SequenceClassification", torch.float32).save_pretrained(folder)
+        examples.tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen texts with one of three labels each."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = examples.corpus_file(folder / "lines.txt", 16).read_text().splitlines()
+    rows = [f"{line} ab\t{number % 3}" for number, line in enumerate(lines)]
+    (folder / "labelled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    return folder / "labelled.tsv"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, classifier: Path, labelled: Path) -> Path:
+    """A paper's experiments, an evaluation and ablations of a tiny classifier in one folder."""
+    out = tmp_path_factory.mktemp("results") / "out"
+    reproduce("ff,evaluate,ablate", classifier, labelled, out, **OPTIONS)
+    return out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What a report has written, by file."""
+    names = json.loads((folder / "results.json").read_text())["files"]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.fixture
+def computing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was computed")
+
+    monkeypatch.setattr("normlens.corpus.engines.worker.Worker.analyse", fail)
+
+
+# One folder and one report ---------------------------------------------------------------------
+
+
+def test_parts_have_their_headings_and_say_that_nothing_is_published(results: Path) -> None:
+    placed = arrange(describe(results))
+    parts = [section.part for section in placed if section.part]
+    assert parts[1:] == [ATTRIBUTIONS, WORTH]
+    for heading in parts[1:]:
+        (first,) = [section for section in placed if section.part == heading]
+        facts = dict(first.section.of_part)
+        assert facts["Published numbers"].startswith(NONE_EXIST)
+        assert heading == ATTRIBUTIONS or facts["Loss"] == "classes"
+        assert heading == WORTH or facts["Methods"].count(", ") == 2
+        for section in placed:
+            if section.section.part == heading:
+                assert section.section.runs
+                assert not [f for f in section.findings if f.result.comparisons]
+    for name in ("report.html", "report.md"):
+        assert (results / name).read_text("utf-8").count(NONE_EXIST) == 2
+    page = (results / "report.html").read_text("utf-8")
+    assert page.count(f'<h2 class="part">{ATTRIBUTIONS}</h2>') == 1
+    assert page.count(f'<h2 class="part">{WORTH}</h2>') == 1
+
+
+def test_figures_of_the_parts_are_on_the_page_with_their_style(results: Path) -> None:
+    report = describe(results)
+    assert report.style
+    assert report.style in (results / "report.html").read_text("utf-8")
+    names = [name for placed in arrange(report) for name in placed.files]
+    assert len(names) == len(set(names))
+    # An experiment of the papers and one of an ablation have the same name.
+    both = {f"tables/{part}special-dimensions.csv" for part in ("", "ablate-")}
+    assert both <= set(names)
+    assert (results / "figures" / "evaluate-example-1.svg").is_file()
+
+
+def test_the_numbers_are_those_of_the_two_commands(
+    results: Path, classifier: Path, labelled: Path, tmp_path: Path
+) -> None:
+    how = {"device": "cpu"}
+    alone = evaluate(
+        classifier,
+        labelled,
+        tmp_path / "evaluation",
+        methods=METHODS,
+        label_column="label",
+        max_length=128,
+        page=False,
+        **how,
+    )
+    joint = Run.open(results / "evaluate" / "labelled")
+    pd.testing.assert_frame_equal(joint.table("faithfulness"), alone.table("faithfulness"))
+    folder = ablate(
+        classifier,
+        labelled,
+        tmp_path / "ablation",
+        components=("FF", "LN2"),
+        kinds=("zero", "mean", "lowest-gamma"),
+        page=False,
+        execution=how,
+    )
+    for name in ("runs/ablation", "runs/maps"):
+        mine, theirs = Run.open(folder / name), Run.open(results / "ablate" / "labelled" / name)
+        assert set(mine.tables) == set(theirs.tables)
+        for table in set(mine.tables) - {"sequences"}:
+            pd.testing.assert_frame_equal(mine.table(table), theirs.table(table))
+
+
+def test_a_report_is_rebuilt_byte_for_byte_without_torch(results: Path) -> None:
+    before = contents(results)
+    for name in before:
+        if name != "results.json":
+            (results / name).unlink()
+    assert not packages_of("report", results) & {"torch", "transformers", "ray"}
+    assert contents(results) == before
+
+
+def test_the_other_commands_know_the_folders_of_the_parts(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("evaluate/labelled", "ablate/labelled/runs/ablation", "ablate/labelled/runs/maps"):
+        assert main(["check", str(results / run)]) == 0
+        assert main(["status", str(results / run)]) == 0
+    copy = shutil.copytree(results / "ablate" / "labelled", tmp_path / "ablate")
+    assert main(["report", str(copy)]) == 0
+    compared = ["compare", str(results), str(results), "--out", str(tmp_path / "comparison")]
+    assert main(compared) == 0, capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("computing_fails")
+def test_the_same_again_computes_nothing_and_keeps_the_options(
+    results: Path, classifier: Path, labelled: Path
+) -> None:
+    before = contents(results)
+    execution = {"device": "cpu"}
+    reproduce("ff", classifier, labelled, results, resamples=100, execution=execution)
+    assert contents(results) == before
+    assert load_settings(results).kinds == ("ff", "evaluate", "ablate")
+    assert load_settings(results).methods == tuple(METHODS.split(","))
+    reproduce(("ff", "evaluate", "ablate"), classifier, labelled, results, **OPTIONS)
+    assert contents(results) == before
+
+
+def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
+    classifier: Path, labelled: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copy(labelled, tmp_path / "other.tsv"))
+    options: dict[str, Any] = {"methods": ("random", "first-token"), "limit": 4}
+    how: dict[str, Any] = {"resamples": 100, "execution": {"device": "cpu"}}
+    out = tmp_path / "out"
+    reproduce("evaluate", classifier, (labelled, other), out, **options, **how)
+    assert not (out / "runs").exists()
+    report = describe(out)
+    assert [run.purpose for run in report.header.runs] == ["evaluation"] * 2
+    assert "mask" not in report.header.settings
+    assert not report.header.decomposed
+    for section in report.sections:
+        assert [data for data, _ in section.results] == ["labelled", "other"]
+    before = contents(out)
+    for record in (out / "evaluate" / "other" / "shards").glob("*.json"):
+        record.unlink()
+    with pytest.raises(InputError, match=r"not finished \(0 of 4 .* normlens reproduce again"):
+        build_report(out)
+    reproduce("evaluate", classifier, (labelled, other), out, **options, **how)
+    after = contents(out)
+    assert set(after) == set(before)
+    # All but the measured times is the same.
+    timeless = [name for name in after if name.startswith("tables/") and "costs" not in name]
+    assert len(timeless) > 4
+    assert [after[name] for name in timeless] == [before[name] for name in timeless]
+
+
+# Settings --------------------------------------------------------------------------------------
+
+
+def test_experiments_by_name() -> None:
+    assert parse_kinds("all") == ("ff", "mixing")
+    assert parse_kinds("ablate,ff") == ("ff", "ablate")
+    assert parse_kinds(("evaluate", "all")) == ("ff", "mixing", "evaluate")
+    assert plan(Settings(("evaluate", "ablate"), "m", ("a.txt",)), causal=False) == []
+    with pytest.raises(InputError, match="name the experiments"):
+        Settings((), "m", ("a.txt",))
+
+
+def test_options_of_a_part_stay_with_the_folder() -> None:
+    def settings(kinds: str, **options: Any) -> Settings:
+        return Settings(parse_kinds(kinds), "m", ("a.txt",), **options)
+
+    begun = settings("ff,evaluate", methods=("random",))
+    assert Settings.from_json(json.loads(json.dumps(begun.as_json()))) == begun
+    joined = settings("ablate", components=("FF",)).joined(begun)
+    assert joined.kinds == ("ff", "evaluate", "ablate")
+    assert (joined.methods, joined.components) == (("random",), ("FF",))
+    assert settings("evaluate").joined(begun) == begun
+    with pytest.raises(InputError, match=r"with methods \('random',\), not \('first-token',\)"):
+        settings("evaluate", methods=("first-token",)).joined(begun)
+    with pytest.raises(InputError, match="with label column None, not 'label'"):
+        settings("ablate", label_column="label").joined(begun)
+    assert settings("ablate", label_column="label").joined(settings("ff")).label_column == "label"
+
+
+def test_code_of_a_folder_is_imported_only_if_it_is_named() -> None:
+    begun = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
+    again = Settings(("ff",), "m", ("a.txt",))
+    with pytest.raises(InputError, match=r"add evaluate to .* --methods mine:scores,random"):
+        again.joined(begun)
+    named = Settings(("evaluate",), "m", ("a.txt",), methods=("mine:scores", "random"))
+    assert named.joined(begun) == begun
+
+
+# Refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("experiments", "options", "message"),
+    [
+        ("ff,evaluate", [], "is a model without a head; evaluate a classifier"),
+        ("ff,ablate", ["--components", "FF2"], "FF2"),
+        ("ff,ablate", ["--kinds", "halved"], "unknown --kinds 'halved'"),
+        ("ff,ablate", ["--limit", "8"], "too few for an interval"),
+        ("ff,ablate", ["--label-column", "label"], "--label-column is of classifiers"),
+        ("ff", ["--methods", "random"], "--methods is of evaluate, which is not among"),
+        ("ff,evaluate", ["--methods", ","], "--methods names nothing"),
+        ("ff,evaluate", ["--kinds", "zero"], "--kinds is of ablate, which is not among"),
+        ("ff,tables", [], "unknown experiments 'tables'"),
+    ],
+)
+def test_what_model_or_data_does_not_allow_is_refused_first(
+    experiments: str,
+    options: list[str],
+    message: str,
+    tiny_bert: Path,
+    letters: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    given = ["--model", str(tiny_bert), "--data", str(letters), "--out", str(out)]
+    assert main(["reproduce", experiments, *given, *options, "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_classifiers_methods_and_labels_are_looked_at_first(
+    classifier: Path, labelled: Path, letters: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    how: dict[str, Any] = {"execution": {"device": "cpu"}}
+    with pytest.raises(InputError, match="unknown method 'guess'"):
+        reproduce("ff,evaluate", classifier, labelled, out, methods="guess", **how)
+    with pytest.raises(InputError, match="'label'"):
+        reproduce("ff,ablate", classifier, letters, out, **how)
+    with pytest.raises(InputError, match="'class'"):
+        reproduce("ff,evaluate", classifier, labelled, out, label_column="class", **how)
+    assert not out.exists()
