@@ -25,7 +25,7 @@ from normlens.viewer.state import ViewerState
 
 #: Fields that calls take by name, and keywords that take more than the field keeps.
 BY_NAME = {RunOptions: {"model", "data"}, Settings: {"kinds", "model", "data", "limits"}}
-WIDER = {RunOptions: {"measures", "settings"}}
+WIDER = {RunOptions: {"measures", "settings", "extra_columns"}}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from normlens.corpus.data import conll, unpickle
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.prose import read_text, read_wikitext
 from normlens.corpus.data.read_options import Located, ReadOptions, unless
+from normlens.corpus.data.stsb import looks_like_stsb, read_stsb
 from normlens.corpus.data.table_files import read_csv, read_jsonl, read_parquet, read_tsv
 from normlens.errors import InputError
 
@@ -48,6 +49,7 @@ READERS: dict[str, Callable[[Path, ReadOptions], Iterator[Located]]] = {
     "conll": read_conll,
     "pickle": read_pickle,
     "wikitext": read_wikitext,
+    "stsb": read_stsb,
 }
 SUFFIXES = {
     ".txt": "text",
@@ -66,6 +68,8 @@ _TABLES = ("jsonl", "csv", "tsv", "parquet")
 def format_of(path: Path) -> str:
     """Tell a file's format by its suffix or its first lines."""
     by_suffix = SUFFIXES.get(path.suffix.lower())
+    if by_suffix in ("csv", "tsv") and looks_like_stsb(Lines(path)):
+        return "stsb"
     if by_suffix not in ("text", None):
         return by_suffix
     try:
@@ -88,6 +92,11 @@ def check_options(options: ReadOptions, path: Path, kind: str) -> None:
         raise InputError(
             f"{str(path)!r} has no columns to choose (it is read as {kind}); leave column and "
             "pair_column out, or give a .jsonl, .csv, .tsv or .parquet file"
+        )
+    if options.extra and kind not in (*_TABLES, "stsb"):
+        raise InputError(
+            f"{str(path)!r} has no column {options.extra[0]!r} (it is read as {kind}); give a "
+            ".jsonl, .csv, .tsv or .parquet file"
         )
     if options.paragraphs and kind != "text":
         raise InputError(

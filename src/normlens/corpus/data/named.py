@@ -36,29 +36,42 @@ NAMED = {
         revision="refs/convert/parquet",
     ),
     "wikitext": Named("Salesforce/wikitext", "wikitext-2-raw-v1", "wiki.valid.raw", "wikitext"),
+    "stsb": Named("mteb/stsbenchmark-sts", None, "sts-dev.csv", "stsb"),
 }
 
 
 class HubData(Data):
     """A split that the `datasets` library has loaded."""
 
-    def __init__(self, name: str, rows: Any, limit: int | None = None):
+    def __init__(self, name: str, rows: Any, limit: int | None = None, extra: tuple[str, ...] = ()):
         super().__init__(name, limit)
         self.rows = rows
+        self.extra = extra
 
     def _records(self) -> Iterator[Record]:
-        fields_of = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext}[self.name]
-        for index, fields in enumerate(fields_of(self.rows)):
-            yield Record(id=f"{self.name}:{index}", **fields)
+        readers = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext, "stsb": _stsb}
+        for index, fields in enumerate(readers[self.name](self.rows)):
+            kept = fields.pop("extra", {})
+            extra = {name: kept[name] for name in self.extra}
+            yield Record(id=f"{self.name}:{index}", extra=extra, **fields)
 
     def _fingerprint(self) -> str:
         fingerprint = str(self.rows._fingerprint)
-        return fingerprint if self.limit is None else f"{fingerprint}-{self.limit}"
+        parts = [fingerprint, *([] if self.limit is None else [str(self.limit)]), *self.extra]
+        return "-".join(parts)
 
 
-def open_named(name: str, limit: int | None = None) -> HubData:
+#: Columns of the data sets that a record may keep beside its text.
+_EXTRA = {"sst2": ("label",), "stsb": ("score",)}
+
+
+def open_named(name: str, limit: int | None = None, extra: tuple[str, ...] = ()) -> HubData:
     """Load the validation split of a named data set."""
     dataset = NAMED[name]
+    for column in extra:
+        if column not in _EXTRA.get(name, ()):
+            offered = ", ".join(_EXTRA.get(name, ())) or "none"
+            raise InputError(f"{name} has no column {column!r} beside its text; it has: {offered}")
     local = f"--data {name}:path/{dataset.example}"
     try:
         datasets = importlib.import_module("datasets")
@@ -77,13 +90,20 @@ def open_named(name: str, limit: int | None = None) -> HubData:
             f"cannot load {name!r} ({dataset.hub}) from the Hugging Face hub: {reason_of(error)}; "
             f"give a local file instead: {local}"
         ) from error
-    return HubData(name, rows, limit)
+    return HubData(name, rows, limit, extra)
 
 
 def _sst2(rows: Any) -> Iterator[dict[str, Any]]:
     for row in rows:
         if text := row["sentence"].strip():
-            yield {"text": text}
+            yield {"text": text, "extra": {"label": str(row.get("label"))}}
+
+
+def _stsb(rows: Any) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        pair = (row["sentence1"].strip(), row["sentence2"].strip())
+        if all(pair):
+            yield {"text": pair, "extra": {"score": str(row["score"])}}
 
 
 def _conll2003(rows: Any) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,8 @@ class ReadOptions:
     column: str | None = None
     pair_column: str | None = None
     paragraphs: bool = False
+    #: further columns that a record keeps
+    extra: tuple[str, ...] = ()
 
 
 def unless(problem: str | None, **fields: Any) -> dict[str, Any]:

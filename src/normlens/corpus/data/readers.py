@@ -57,9 +57,12 @@ class FileData(Data):
             raise _unreadable(file.path, error) from error
 
     def _fingerprint(self) -> str:
+        options = asdict(self.options)
+        if not self.options.extra:
+            del options["extra"]  # a run of data without further columns stays the same run
         described = {
             "version": _VERSION,
-            "options": asdict(self.options),
+            "options": options,
             "limit": self.limit,
             "files": [[file.name, file.format, _digest(file.path)] for file in self.files],
         }
@@ -73,24 +76,26 @@ def open_data(
     pair_column: str | None = None,
     paragraphs: bool = False,
     limit: int | None = None,
+    extra: tuple[str, ...] = (),
 ) -> Data:
     """Open the data set that `spec` names, in a fixed order and with stable record ids.
 
     `spec` is a file, a folder, a pattern ("data/*.jsonl"), a named data set ("sample", "sst2",
-    "conll2003", "wikitext") or such a name with a local file ("sst2:path/dev.tsv"). `column` and
-    `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs of a .txt
-    file as sequences; `limit` takes the first ones only. Rows with a blank text are left out.
+    "conll2003", "wikitext", "stsb") or such a name with a local file ("sst2:path/dev.tsv").
+    `column` and `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs
+    of a .txt file as sequences; `limit` takes the first ones only; `extra` names further columns
+    that records keep. Rows with a blank text are left out.
     """
-    options = ReadOptions(column, pair_column, paragraphs)
+    options = ReadOptions(column, pair_column, paragraphs, tuple(extra))
     name, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if spec == "sample":
         data: Data = _open_files(sample.FOLDER, options, limit, name="sample")
     elif name in named.NAMED and not colon:
-        if options != ReadOptions():
+        if options != ReadOptions(extra=options.extra):
             raise InputError(
                 f"{name} is read as published; leave column, pair_column and paragraphs out"
             )
-        data = named.open_named(name, limit)
+        data = named.open_named(name, limit, options.extra)
     elif name in named.NAMED:
         kind = named.NAMED[name].format
         data = _open_files(rest, options, limit, kind=kind, prefix=f"{name}:")

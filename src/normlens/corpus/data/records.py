@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
@@ -34,7 +34,8 @@ class Entity:
 class Record:
     """One sequence: a text (or a pair), words, or tokens of a vocabulary; one of the three.
 
-    A sequence whose bytes are not text keeps its place, with the reason as `unreadable`. `id` is
+    `extra` holds further columns of its row (a label, a score) that a measure reads. A sequence
+    whose bytes are not text keeps its place, with the reason as `unreadable`. `id` is
     the file's name and a running index in it, the same in every run.
     """
 
@@ -44,6 +45,7 @@ class Record:
     tokens: tuple[str, ...] | None = None
     entities: tuple[Entity, ...] = ()
     unreadable: str | None = None
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.unreadable is not None:

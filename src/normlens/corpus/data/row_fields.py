@@ -15,11 +15,21 @@ TEXT_COLUMNS = ("sentence", "text")
 
 
 def needed_columns(names: list[str], options: ReadOptions) -> list[str]:
+    check_extra(names, options)
     if not (options.column or options.pair_column):
         for structured in (["words", "entities"], ["tokens"]):
             if structured[0] in names:
-                return [name for name in structured if name in names]
-    return text_columns(names, options)
+                needed = [name for name in structured if name in names]
+                return list(dict.fromkeys((*needed, *options.extra)))
+    return list(dict.fromkeys((*text_columns(names, options), *options.extra)))
+
+
+def check_extra(names: list[str], options: ReadOptions) -> None:
+    """Refuse further columns that the table does not have."""
+    for name in options.extra:
+        if name not in names:
+            listed = ", ".join(map(repr, names)) or "none"
+            raise InputError(f"there is no column {name!r}; choose one of: {listed}")
 
 
 def text_columns(names: list[str], options: ReadOptions) -> list[str]:
@@ -48,12 +58,16 @@ def located_fields(
         text_only = not structured or options.column or options.pair_column
         if "words" in row and not text_only:
             words = _strings(row["words"], "words")
-            fields = {"words": words, "entities": _entities(row.get("entities"))} if words else {}
+            entities = _entities(row.get("entities"))
+            fields: dict[str, Any] = {"words": words, "entities": entities} if words else {}
         elif "tokens" in row and not text_only:
             tokens = _strings(row["tokens"], "tokens")
             fields = {"tokens": tokens} if tokens else {}
         else:
             fields = _text(row, options)
+        if fields and options.extra:
+            check_extra(list(row), options)
+            fields["extra"] = {name: _plain(row[name], name) for name in options.extra}
     if fields:
         yield where, fields
 
@@ -83,6 +97,13 @@ def _string(value: Any, what: str) -> str:
     except UnicodeEncodeError as error:  # JSON can write half a character, "\ud800"
         raise InputError(f"{what!r} holds half of a surrogate pair; correct the text") from error
     return value
+
+
+def _plain(value: Any, what: str) -> str:
+    """A further column's value as text; numbers as Python writes them."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return _string(value, what).strip()
+    return str(value)
 
 
 def _strings(value: Any, what: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any
@@ -22,6 +23,10 @@ class EncodedRecord(Encoded):
     entity_labels: list[str] = field(default_factory=list)
     #: tokens that the mask token stands for; they keep their word and their entity
     masked: list[bool] = field(default_factory=list)
+    #: further columns of the record's row
+    extra: Mapping[str, str] = field(default_factory=dict)
+    #: the second text of a pair, where a measure takes the two apart
+    second: EncodedRecord | None = None
 
 
 def encode_record(
@@ -49,7 +54,24 @@ def encode_record(
         entities=_entities(record, encoded.words or [None] * len(encoded)),
         entity_labels=[entity.label for entity in record.entities],
         masked=[False] * len(encoded),
+        extra=record.extra,
     )
+
+
+def encode_apart(
+    record: Record, tokenizer: Any, *, max_length: int | None, truncate: bool = True
+) -> EncodedRecord:
+    """Tokenise the two texts of a pair each for itself: the first, with the other as `second`."""
+    if record.unreadable is None and not isinstance(record.text, tuple):
+        raise InputError("it is one text where a pair is needed; give a pair of texts")
+    texts = record.text if isinstance(record.text, tuple) else (None, None)
+    first, second = (
+        encode_record(
+            replace(record, text=text), tokenizer, max_length=max_length, truncate=truncate
+        )
+        for text in texts
+    )
+    return replace(first, second=second)
 
 
 def _entities(record: Record, words: list[int | None]) -> list[int | None]:

@@ -10,7 +10,13 @@ from typing import Any
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.read_options import Located, ReadOptions
 from normlens.corpus.data.records import located
-from normlens.corpus.data.row_fields import kind_of, located_fields, needed_columns, text_columns
+from normlens.corpus.data.row_fields import (
+    check_extra,
+    kind_of,
+    located_fields,
+    needed_columns,
+    text_columns,
+)
 from normlens.errors import InputError, reason_of
 from normlens.json_text import parse_json
 
@@ -58,6 +64,7 @@ def _read_table(path: Path, options: ReadOptions, delimiter: str) -> Iterator[Lo
         if header:
             with located(repr(str(path))):
                 text_columns(header, options)
+                check_extra(header, options)
         for row in rows:
             if not row:
                 continue

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.shard_rows import ShardRows
+from normlens.results.explanation import Explanation
+from normlens.results.maps import Maps
+
+#: What is known of a sequence before it is measured.
+Analysed = tuple[Maps, tuple[Explanation, ...]]
 
 #: Bytes of maps that may wait to be measured; a batch is never smaller than one sequence.
 HELD = 256 << 20

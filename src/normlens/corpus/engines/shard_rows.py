@@ -86,13 +86,19 @@ class ShardRows:
         maps: Maps,
         seed: int,
         explanations: tuple[Explanation, ...] = (),
+        ready: Mapping[str, Mapping[str, pa.Table]] | None = None,
     ) -> None:
-        """Measure a sequence and keep its rows, of all measures or of none."""
+        """Measure a sequence and keep its rows, of all measures or of none.
+
+        `ready` are rows by the names of measures that have run the model for them.
+        """
+        ready = ready or {}
         item = Item(encoded.id, index, maps, encoded, seed, explanations)
         tables: dict[str, pa.Table] = {}
         for measure in self.measures:
             try:
-                tables |= _checked(measure, measure.rows(item))
+                made = ready[measure.name] if measure.name in ready else measure.rows(item)
+                tables |= _checked(measure, made)
             except (OSError, MemoryError) as error:
                 # The machine's fault, not the sequence's.
                 raise RunError(
@@ -148,7 +154,8 @@ class ShardRows:
 def _completeness(maps: Maps, explanations: tuple[Explanation, ...]) -> float:
     """The worst error of what was computed; NaN where nothing measures it."""
     errors = [maps.completeness] if maps.layers else []
-    return max(map(float, (*errors, *(each.completeness for each in explanations))))
+    errors += [each.completeness for each in explanations]
+    return max(map(float, errors), default=float("nan"))
 
 
 def _machine_problem(error: OSError | MemoryError) -> str:

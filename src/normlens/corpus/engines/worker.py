@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import torch
 
 from normlens.corpus.data.masking import mask_tokens
-from normlens.corpus.data.spans import encode_record
+from normlens.corpus.data.spans import encode_apart, encode_record
 from normlens.corpus.engines.explaining import explained, no_maps
-from normlens.corpus.engines.prepared import Clock, Entry, Prepared, batches
+from normlens.corpus.engines.model_rows import ModelRows
+from normlens.corpus.engines.prepared import Analysed, Clock, Entry, Prepared, batches
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, Needs
 from normlens.corpus.runs import identity
@@ -34,9 +35,6 @@ from normlens.scopes import components_of, resolve_all
 from normlens.text import Encoded
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
-
-#: What is known of a sequence before it is measured.
-Analysed = tuple[Maps, tuple[Explanation, ...]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ class Worker:
             # Always, and with the same limit everywhere: a resumed run, and every worker of it,
             # must come to the same digits. A copy, because the caller's lens stays as it is.
             self.lens = copy.copy(self.lens).prepare()
+        self.model_rows = ModelRows(self.measures, self.lens, task.batch_size, task.options.seed)
 
     # One shard ----------------------------------------------------------------------------------
 
@@ -116,14 +115,16 @@ class Worker:
         for batch in self._batches(prepared.entries):
             with clock.on("maps"):
                 results = self._analyse(batch)
+            measured = self.model_rows.of(batch, results, clock)
             with clock.on("measures"):
-                for entry, result in zip(batch, results, strict=True):
-                    if isinstance(result, str):
-                        rows.fail(entry.index, entry.encoded.id, result)
+                for entry, result, ready in zip(batch, results, measured, strict=True):
+                    if isinstance(result, str) or isinstance(ready, str):
+                        reason = result if isinstance(result, str) else ready
+                        rows.fail(entry.index, entry.encoded.id, str(reason))
                     else:
                         maps, explanations = result
                         seed = self.task.options.seed
-                        rows.add(entry.index, entry.encoded, maps, seed, explanations)
+                        rows.add(entry.index, entry.encoded, maps, seed, explanations, ready)
             yield len(batch)
 
     def finish(self, prepared: Prepared) -> Finished:
@@ -147,10 +148,11 @@ class Worker:
     def _encode(self, shard: Shard, rows: ShardRows) -> list[Entry]:
         options, tokenizer = self.task.options, self.lens.tokenizer
         limits = [n for n in (options.max_length, self.lens.max_tokens) if n is not None]
+        encode = encode_apart if self.needs.apart else encode_record
         entries = []
         for index, record in enumerate(shard.records, shard.first):
             try:
-                encoded = encode_record(
+                encoded = encode(
                     record,
                     tokenizer,
                     max_length=min(limits, default=None),

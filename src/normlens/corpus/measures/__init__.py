@@ -6,7 +6,18 @@
 """
 
 from normlens.corpus.measures.base import Item, Measure, Needs
+from normlens.corpus.measures.model_measure import BoundMeasure, ModelMeasure
 from normlens.corpus.measures.registry import get, names, parse
 from normlens.corpus.measures.user_measure import measure
 
-__all__ = ["Item", "Measure", "Needs", "get", "measure", "names", "parse"]
+__all__ = [
+    "BoundMeasure",
+    "Item",
+    "Measure",
+    "ModelMeasure",
+    "Needs",
+    "get",
+    "measure",
+    "names",
+    "parse",
+]

@@ -57,7 +57,7 @@ class Needs:
     """What a measure asks of `Lens.analyse`: scopes (None is all of them) and statistics.
 
     A measure that sets `arrays` to False reads the maps' `correlations` alone, where there are any.
-    `asked` is a question to explain.
+    `asked` is a question to explain. With `apart`, the texts of a pair are encoded each for itself.
     """
 
     scopes: tuple[str, ...] | None = None
@@ -65,6 +65,7 @@ class Needs:
     arrays: bool = True
     correlations: bool = False
     asked: Asked | None = None
+    apart: bool = False
 
     @property
     def maps(self) -> bool:
@@ -84,6 +85,7 @@ class Needs:
             self.arrays or other.arrays,
             self.correlations or other.correlations,
             self.asked if other.asked is None else other.asked,
+            self.apart or other.apart,
         )
 
 

@@ -23,8 +23,15 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 }
 
 
+#: Measures that run the model, behind commands of their own; their modules need torch.
+OF_MODEL = {
+    "faithfulness": "normlens.evaluate.measure:FaithfulnessMeasure",
+    "ablation": "normlens.ablate.measure:AblationMeasure",
+}
+
+
 def names() -> list[str]:
-    """List the names of the built-in measures."""
+    """List the names of the built-in measures of maps and explanations."""
     return list(BUILT_IN)
 
 
@@ -33,9 +40,11 @@ def get(name: str, **options: Any) -> Measure:
     wanted = str(name).strip()
     if ":" in wanted:
         return _made(imported(wanted, "measure", _is_measure), wanted, options)
+    if wanted in OF_MODEL:
+        return _made(imported(OF_MODEL[wanted], "measure", _is_measure), wanted, options)
     if wanted not in BUILT_IN:
         raise InputError(
-            f"unknown measure {wanted!r}; choose one of: {', '.join(BUILT_IN)}, or your own as "
+            f"unknown measure {wanted!r}; choose one of: {', '.join(names())}, or your own as "
             "my_module:my_measure"
         )
     return _made(BUILT_IN[wanted], wanted, options)

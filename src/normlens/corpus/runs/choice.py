@@ -11,6 +11,7 @@ from normlens.corpus import measures
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
 from normlens.corpus.measures.user_files import module_sources, sources_of
+from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_measures
 from normlens.errors import InputError
 
@@ -61,10 +62,9 @@ class Choice:
             for name, measure in zip(self.names, self.measures, strict=True)
         }
         for measure in described.values():
-            relations = measure["options"].get("relations", ())
-            if relations:
-                measure["relations"] = {
-                    name: module_sources(name.partition(":")[0]) for name in relations
+            for option, functions in code_named(measure["options"]).items():
+                measure[option] = {
+                    name: module_sources(name.partition(":")[0]) for name in functions
                 }
         return json.loads(json.dumps(described, default=str))
 

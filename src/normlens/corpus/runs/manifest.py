@@ -160,7 +160,7 @@ class Difference:
 
 def changed_options(manifest: Manifest, given: dict[str, Any]) -> list[Difference]:
     """List the options that were given again and differ from the run's."""
-    recorded = manifest.options.as_json()
+    recorded = {**asdict(manifest.options), **manifest.options.as_json()}
     return [
         Difference(f"--{name.replace('_', '-')}", recorded[name], value)
         for name, value in given.items()

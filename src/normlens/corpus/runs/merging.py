@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.errors import RunError
@@ -13,8 +13,18 @@ from normlens.errors import InputError, NormLensError
 if TYPE_CHECKING:
     from normlens.corpus.measures import Measure
 
-#: An option of measures that names functions; SQL does not depend on it, so it is not followed.
-NAMES_CODE = "relations"
+#: Options of measures that may name functions; SQL does not depend on them, so they are not
+#: followed.
+NAMES_CODE = ("relations", "methods")
+
+
+def code_named(options: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The functions that a measure's options name (``my_module:my_function``), by the option."""
+    named = {
+        option: [str(name) for name in options.get(option) or () if ":" in str(name)]
+        for option in NAMES_CODE
+    }
+    return {option: names for option, names in named.items() if names}
 
 
 def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -> str | None:
@@ -70,4 +80,4 @@ def _get(name: str, **options: Any) -> Measure:
 
 
 def _harmless(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != NAMES_CODE}
+    return {name: value for name, value in options.items() if name not in NAMES_CODE}

@@ -29,6 +29,11 @@ def parse_measures(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Names of measures from "similarity,mixing" or from a list; those of maps by default."""
     if value is None:
         return DEFAULT_MEASURES
+    return parse_names(value)
+
+
+def parse_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names from "label,score" or from a list."""
     names = value.split(",") if isinstance(value, str) else value
     return tuple(name.strip() for name in names if name.strip())
 
@@ -66,7 +71,8 @@ class RunOptions:
     - `mask` replaces that share of the tokens by mask tokens; `seed` is that of masks and samples.
     - `limit` takes the first sequences only, `max_length` so many tokens of each; without
       `truncate` a longer sequence is a failure.
-    - `column`, `pair_column` and `paragraphs` say how the data is read.
+    - `column`, `pair_column` and `paragraphs` say how the data is read; `extra_columns` are kept
+      beside the text for measures that read them (`Item.encoded.extra`).
     - `precision` is that of the feed-forward products on a GPU.
     - `shard_size` is the number of sequences per shard; the tables do not depend on it, but the
       files that are there do.
@@ -99,6 +105,12 @@ class RunOptions:
         "The column of the second text of a pair.", metavar="NAME"
     ).field(None)
     paragraphs: bool = Option("Paragraphs of a .txt file instead of lines.").field(False)
+    extra_columns: tuple[str, ...] = Option(
+        "Further columns that a measure reads, separated by commas.",
+        metavar="NAMES",
+        typed=str,
+        parse=parse_names,
+    ).field(())
     revision: str | None = REVISION.field(None)
     precision: str = PRECISION.field(AUTO)
     shard_size: int = Option("Sequences per shard.", metavar="N").field(64)
@@ -117,13 +129,17 @@ class RunOptions:
                 at_least_one(value, name)
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "measures": list(self.measures)}
+        written = {**asdict(self), "measures": list(self.measures)}
+        if not self.extra_columns:
+            del written["extra_columns"]  # as in the manifests of runs before there were any
+        return written
 
     @classmethod
     def from_json(cls, written: dict[str, Any]) -> RunOptions:
         """The options that a manifest holds; fields of other versions are passed over."""
         values = {name: written[name] for name in names_of(cls) if name in written}
-        return cls(**{**values, "measures": tuple(values["measures"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("measures", "extra_columns")}
+        return cls(**{**values, **lists})
 
 
 @dataclass(frozen=True)
@@ -190,6 +206,7 @@ class RunKeywords(ExecutionKeywords, total=False):
     column: str | None
     pair_column: str | None
     paragraphs: bool
+    extra_columns: str | Sequence[str]
     revision: str | None
     precision: str
     shard_size: int

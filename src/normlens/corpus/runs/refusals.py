@@ -9,7 +9,7 @@ from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import NAME as LOCK
-from normlens.corpus.runs.merging import NAMES_CODE
+from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.recovery import is_run_file
 from normlens.corpus.runs.shards import recorded
@@ -39,11 +39,11 @@ def check_free(folder: Folder) -> None:
 def check_named(folder: Folder, options: RunOptions, measures: bool, settings: bool) -> None:
     """Refuse to import code that a run's options name unless the user names it too."""
     user_measures = [name for name in options.measures if ":" in name]
-    relations = any(given.get(NAMES_CODE) for given in options.settings.values())
-    if (not user_measures or measures) and (not relations or settings):
+    functions = any(code_named(given) for given in options.settings.values())
+    if (not user_measures or measures) and (not functions or settings):
         return
     again = [f"--measures {','.join(options.measures)}"] if user_measures else []
-    for measure, given in options.settings.items() if relations else ():
+    for measure, given in options.settings.items() if functions else ():
         for name, value in given.items():
             text = value if isinstance(value, str) else json.dumps(value)
             again.append(f"--set {shlex.quote(f'{measure}.{name}={text}')}")

@@ -28,6 +28,7 @@ from normlens.corpus.runs.options import (
     RunKeywords,
     RunOptions,
     parse_measures,
+    parse_names,
     split_keywords,
 )
 from normlens.corpus.runs.paths import fixed_path, model_name
@@ -60,6 +61,7 @@ def run(
     `Execution`, which say how the work is done; measures may also be ready ones.
     """
     given, how = split_keywords(options, "run")
+    given["extra_columns"] = parse_names(given.get("extra_columns", ()))
     chosen = Choice.of(given.pop("measures", None), given.pop("settings", None))
     fixed = RunOptions(
         model=model_name(model),
@@ -128,6 +130,8 @@ def resume(
     wanted = fixed.measures if measures is None else measures
     listed = parse_measures(wanted) if isinstance(wanted, str) else wanted
     given["measures"] = measure_names(listed)
+    if "extra_columns" in given:
+        given["extra_columns"] = parse_names(given["extra_columns"])
     settings = given.pop("settings", None)
     if settings is not None:
         given["settings"] = json.loads(json.dumps(settings))
@@ -178,6 +182,7 @@ def _open_data(options: RunOptions) -> Data:
         pair_column=options.pair_column,
         paragraphs=options.paragraphs,
         limit=options.limit,
+        extra=options.extra_columns,
     )
 
 
