@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from normlens.papers import words
 from normlens.papers.kobayashi2024.related_pairs.findings import ALL, TYPES
+from normlens.reports import words
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 IMAGES = PAGE.parent / "images" / "papers"

@@ -84,7 +84,8 @@ def test_only_what_needs_torch_imports_it() -> None:
         "normlens.exports.map_export",
         "normlens.figures",
         "normlens.results.maps",
-        "normlens.papers.report.compare",
+        "normlens.evaluate.report.build",
+        "normlens.reports.compare",
         "normlens.papers.reporting",
         "normlens.viewer",
     ]
@@ -105,3 +106,10 @@ def test_only_what_needs_torch_imports_it() -> None:
             assert not roots & {"torch", "transformers", "duckdb", "matplotlib", "jinja2", "ray"}, (
                 f"{module} brings {name}"
             )
+
+
+def test_reports_import_no_experiments() -> None:
+    """A report is written without importing any room whose results it shows."""
+    for module in (name for name in FILES if name.startswith("normlens.reports")):
+        rooms = {name.split(".")[1] for name in brought_along(module) if "." in name}
+        assert not rooms & {"papers", "evaluate", "ablate"}, module

@@ -120,10 +120,10 @@ def test_half_precision_keeps_its_tolerance(dtype, tiny):
 def test_parts_that_miss_the_cosine_are_an_error(tiny, monkeypatch):
     from normlens.explain import sentences
 
-    def wrong(self, output):
-        return output[self.place, 0]
+    def wrong(head, output):
+        return output[0]
 
-    monkeypatch.setattr(sentences._Pooled, "own_vector", wrong)
+    monkeypatch.setattr(sentences, "text_vector", wrong)
     with pytest.raises(CompletenessError, match="miss the model's own by"):
         cosine_of(normlens.load(tiny("bert")), Pooling())
 

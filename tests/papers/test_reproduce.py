@@ -17,8 +17,7 @@ import normlens
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError, NormLensError
-from normlens.papers import words
-from normlens.papers.base import Evidence, Table
+from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2024.figure10_norms import norms
 from normlens.papers.kobayashi2024.figure11_dimensions import dimensions
 from normlens.papers.kobayashi2024.figure12_scope_matrix import scope_matrix
@@ -26,11 +25,14 @@ from normlens.papers.kobayashi2024.section6_2_special_dimensions import special_
 from normlens.papers.kobayashi2024.table1_figure5_component_similarity import component_similarity
 from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
 from normlens.papers.published import compare, published
-from normlens.papers.report.layout import arrange
 from normlens.papers.reporting import EXPERIMENTS, build_report, describe
 from normlens.papers.reproduce import plan, reproduce
-from normlens.papers.results_folder import load_settings, short_names
+from normlens.papers.results_folder import load_settings
 from normlens.papers.settings import KINDS, Settings
+from normlens.reports import words
+from normlens.reports.base import Table
+from normlens.reports.formatting import short_names
+from normlens.reports.layout import arrange
 
 FEW = {"resamples": 200}
 
@@ -46,13 +48,13 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, letters: 
 @pytest.fixture(scope="module")
 def masked(results: Path) -> Evidence:
     settings = load_settings(results)
-    return Evidence(settings, "letters", Run.open(results / "runs" / "letters-masked"))
+    return Evidence("letters", Run.open(results / "runs" / "letters-masked"), settings=settings)
 
 
 @pytest.fixture(scope="module")
 def plain(results: Path) -> Evidence:
     settings = load_settings(results)
-    return Evidence(settings, "letters", Run.open(results / "runs" / "letters-plain"))
+    return Evidence("letters", Run.open(results / "runs" / "letters-plain"), settings=settings)
 
 
 # The plan --------------------------------------------------------------------------------------

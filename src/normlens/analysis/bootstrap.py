@@ -60,7 +60,7 @@ def mean_intervals(
     mean = divided(totals, number)
     # Sums of what is left of the mean lose no digits where the values are large and alike.
     centred = np.where(present, cells - mean, 0)
-    drawn = np.empty((resamples, cells.shape[1]))
+    drawn = np.full((resamples, cells.shape[1]), np.nan)
     for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
         counts: Array | int = len(cells) if present.all() else weights @ present.astype(np.float64)
         drawn[rows] = divided(weights @ centred, counts)

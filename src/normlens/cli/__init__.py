@@ -18,6 +18,7 @@ from normlens.cli.cosine import cosine_command
 from normlens.cli.demo import demo_command
 from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
+from normlens.cli.evaluate import evaluate_command
 from normlens.cli.explain import explain_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
@@ -73,6 +74,12 @@ app.command(
     epilog="Example: normlens run --model minilm --data sample --out my-run && "
     'normlens query my-run "SELECT layer, avg(ratio) FROM mixing GROUP BY layer"',
 )(run_command)
+app.command(
+    "evaluate",
+    short_help="Which attributions are true of the model: every method put to the test.",
+    epilog="Example: normlens evaluate --model minilm --data stsb:path/sts-dev.csv --limit 60 "
+    "--out my-evaluation",
+)(evaluate_command)
 app.command("status", epilog="Example: normlens status my-run")(status_command)
 app.command("check", epilog="Example: normlens check my-run")(check_command)
 app.command(

@@ -10,8 +10,11 @@ import typer
 from normlens.cli.fields import TypedFields, with_field_options
 from normlens.cli.options import NoProgressOption
 from normlens.corpus.runs import progress
+from normlens.corpus.runs.manifest import NAME as RUN
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
+from normlens.errors import InputError
 from normlens.papers.settings import KINDS, Settings, SettingsKeywords
+from normlens.wording import listed
 
 _DATA = "Data, and how it is read"
 _RUNS = "How the runs are done"
@@ -65,12 +68,32 @@ def reproduce_command(
 
 
 def report_command(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that reproduce has made.")],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="A folder that reproduce or evaluate has made."),
+    ],
 ) -> None:
     """Build the report again from what is on disk; needs neither model nor data."""
+    if (out / RUN).is_file():
+        print(_run_report(out))
+        return
     from normlens.papers.reporting import build_report
 
     print(build_report(out))
+
+
+def _run_report(folder: Path) -> Path:
+    """Build the report of a single run, by the tables that it has."""
+    from normlens.corpus.runs.results import Run
+    from normlens.evaluate.report import build as faithfulness
+
+    tables = Run.open(folder).tables
+    if faithfulness.TABLE in tables:
+        return faithfulness.build_report(folder)
+    raise InputError(
+        f"there is no report for the run in {str(folder)!r}, whose tables are {listed(tables)}; "
+        "ask it with normlens query"
+    )
 
 
 def compare_command(
@@ -82,7 +105,7 @@ def compare_command(
     ] = Path("comparison"),
 ) -> None:
     """Several models side by side: their numbers, and their layers over each other."""
-    from normlens.papers.report.compare import write_comparison
+    from normlens.reports.compare import write_comparison
 
     write_comparison(folders, out)
     print(out / "comparison.html")

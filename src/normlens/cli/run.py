@@ -66,24 +66,26 @@ def run_command(
             done = runs.run(model, data, out, progress=shown, **options)
     except KeyboardInterrupt:
         shown.stop()
-        print(_stopped(resume or out or ""), file=sys.stderr)
+        print(stopped(resume or out or "", "run"), file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         shown.stop()
-    _report(done, quiet)
+    report_run(done, quiet)
 
 
-def _stopped(place: str) -> str:
+def stopped(place: str, command: str) -> str:
+    """What to say after Ctrl-C, with the command that goes on."""
     from normlens.corpus.runs.results import Run
 
     try:
         Run.open(place)
     except NormLensError:
         return "stopped before the run began"
-    return f"stopped; what is done is kept, go on with: normlens run --resume {place}"
+    return f"stopped; what is done is kept, go on with: normlens {command} --resume {place}"
 
 
-def _report(run: Run, quiet: bool) -> None:
+def report_run(run: Run, quiet: bool) -> None:
+    """Say how a run ended; exits with 3 where sequences failed."""
     status = run.status()
     if not status.complete:
         raise RunError(f"shards of {run.folder} vanished; compute them again with --resume")

@@ -66,7 +66,7 @@ def cosines(
     """The cosine of every pair. A text that comes several times is run once."""
     head = pooling.head(lens.adapter.end(), lens.device)
     texts = {_key(text): text for pair in encoded for text in pair}
-    parts = _parts(lens, head, list(texts.values()), options, progress)
+    parts = parts_of_texts(lens, head, list(texts.values()), options, progress)
     found = dict(zip(texts, parts, strict=True))
     return [
         _cosine(lens, head, pooling, a, b, found[_key(a)], found[_key(b)], options)
@@ -78,13 +78,14 @@ def _key(text: Encoded) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(text.ids), tuple(text.type_ids or ())
 
 
-def _parts(
+def parts_of_texts(
     lens: Lens,
     head: Head,
     texts: list[Encoded],
     options: CosineOptions,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> list[SentenceParts]:
+    """What the vector of every text consists of, as `head` pools it."""
     lengths = [len(text) for text in texts]
     limit = parse_bytes(options.memory_limit) or DEFAULT_LIMIT
     if options.memory_limit is not None:

@@ -16,14 +16,15 @@ from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.answers import explanation
 from normlens.explain.batch_run import BatchRun, OneStackRun
-from normlens.explain.model_scores import ModelScores, chooses_positions
+from normlens.explain.model_scores import ModelScores, ask_for_places
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.packing import Said
 from normlens.explain.pair_run import PairRun
 from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
+from normlens.explain.sentences import text_vector
 from normlens.explain_options import ExplainOptions
-from normlens.heads import LAST, Head
+from normlens.heads import LAST, SENTENCES, Head
 from normlens.pairs import Item, Pair
 from normlens.parsing import parse_bytes
 from normlens.results.explanation import Explanation
@@ -146,14 +147,17 @@ class Explainer:
         adapter = self.lens.adapter
         inputs: dict[str, Any] = dict(run.inputs())
         if self.head.output is None:
-            return ModelScores(run.forward(adapter.model, inputs)[0], None)
-        places = sorted({q.position for q in questions if q.position is not None})
-        chosen = places if places and chooses_positions(adapter.whole) else None
-        if chosen is not None:
-            inputs["logits_to_keep"] = torch.tensor(chosen, device=self.lens.device)
-        output = run.forward(adapter.whole, inputs)
-        logits = getattr(output, "logits", None)
-        return ModelScores(output.prediction_logits if logits is None else logits, chosen)
+            vectors = run.forward(adapter.model, inputs)[0]
+            if self.head.task == SENTENCES:
+                vectors = torch.stack(
+                    [
+                        text_vector(self._head, vectors[b, :n].to(self.lens.compute_dtype))
+                        for b, n in enumerate(run.read.lengths)
+                    ]
+                )
+            return ModelScores(vectors, None)
+        places = ask_for_places(adapter.whole, inputs, [q.position for q in questions])
+        return ModelScores.of_output(run.forward(adapter.whole, inputs), places)
 
     def _start(
         self, network: FrozenNetwork, b: int, question: Question, scores: ModelScores

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -15,6 +17,12 @@ class ModelScores:
 
     values: Tensor  # (b, c) or (b, position, c)
     places: list[int] | None  # the positions that are there; None: all of them
+
+    @classmethod
+    def of_output(cls, output: Any, places: list[int] | None) -> ModelScores:
+        """What a model with a head returned."""
+        logits = getattr(output, "logits", None)
+        return cls(output.prediction_logits if logits is None else logits, places)
 
     def of(self, b: int, position: int | None) -> Tensor:
         """The scores of one sequence, at one of its positions where it has several."""
@@ -27,3 +35,14 @@ class ModelScores:
 def chooses_positions(model: Any) -> bool:
     """Whether a model can be asked for the scores of some positions only."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def ask_for_places(
+    model: Any, inputs: dict[str, Any], positions: Iterable[int | None]
+) -> list[int] | None:
+    """Ask a model for the scores of some positions only, if it can choose; returns which."""
+    places = sorted({position for position in positions if position is not None})
+    if not places or not chooses_positions(model):
+        return None
+    inputs["logits_to_keep"] = torch.tensor(places, device=inputs["input_ids"].device)
+    return places

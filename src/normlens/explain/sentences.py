@@ -44,6 +44,24 @@ class SentenceParts:
     vector: NDArray[np.float64]  # u (d,), from what the model itself returned
 
 
+def tokens_read(reads: str, n: int) -> slice:
+    """Which of a text's n last vectors are pooled."""
+    return {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[reads]
+
+
+def text_vector(head: Head, output: Tensor) -> Tensor:
+    """A text's vector from the model's own output (i, d), which has no padding."""
+    y = output[tokens_read(head.reads, len(output))].mean(0)
+    for step in head.steps:
+        if isinstance(step, Dense):
+            bias = step.linear.bias
+            y = F.linear(y, step.linear.weight.T, bias)
+        else:
+            assert isinstance(step, Elementwise)
+            y = activation(step.activation).value(y)
+    return y
+
+
 def sentence_parts(
     lens: Lens,
     head: Head,
@@ -76,7 +94,7 @@ def sentence_parts(
             ]
             end = _End.of(network, pooled)
             push(network, len(network) - 1, limit, end, by_layers(progress, len(network)))
-            vectors = [one.own_vector(own) for one in pooled]
+            vectors = [text_vector(one.head, own[b, : one.n]) for b, one in enumerate(pooled)]
         checks.judge()
         end.check(lens.layers, lens.dtype)
         return [one.parts(vector) for one, vector in zip(pooled, vectors, strict=True)]
@@ -100,7 +118,7 @@ class _Pooled:
     @classmethod
     def at(cls, head: Head, place: int, n: int, last: Tensor, rule: str) -> _Pooled:
         """The way at the real vectors `last` (b, i, d) behind the last layer."""
-        tokens = {MEAN: slice(0, n), FIRST: slice(0, 1), LAST: slice(n - 1, n)}[head.reads]
+        tokens = tokens_read(head.reads, n)
         body = FrozenReadout.at(head.body, last[place, tokens], rule)
         steps = FrozenReadout.at(head.steps, body.output.mean(0), rule, body.bias.mean(0))
         return cls(head, place, tokens, n, body, steps)
@@ -116,18 +134,6 @@ class _Pooled:
         tokens = torch.cat(self.shares)[: self.n]
         arrays = [tensor.double().cpu().numpy() for tensor in (tokens, self.bias, vector)]
         return SentenceParts(*arrays)
-
-    def own_vector(self, output: Tensor) -> Tensor:
-        """The text's vector from the model's own output (b, i, d)."""
-        y = output[self.place, self.tokens].mean(0)
-        for step in self.head.steps:
-            if isinstance(step, Dense):
-                bias = step.linear.bias
-                y = F.linear(y, step.linear.weight.T, bias)
-            else:
-                assert isinstance(step, Elementwise)
-                y = activation(step.activation).value(y)
-        return y
 
 
 @dataclass

@@ -1,107 +1,24 @@
-"""The parts of an experiment: its question, its evidence, and its tables, figures and sentences."""
+"""An experiment of a paper: what it reads, and the function that answers its question."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import pandas as pd
-
-from normlens.papers.published import Comparison
 from normlens.papers.settings import Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
-    from normlens.corpus.runs.results import Run
+from normlens.reports import base
+from normlens.reports.base import Result
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The data an experiment reads: one data set's run, or files computed from the weights."""
+@dataclass(frozen=True, kw_only=True)
+class Evidence(base.Evidence):
+    """The data an experiment reads, with the settings of the reproduction."""
 
     settings: Settings
-    data: str  # the data set's short name; empty where no data is needed
-    run: Run | None = None
-    folder: Path = Path()  # of what was computed from the model itself
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model as the run's manifest describes it: name, layers, scopes, causal, …"""
-        assert self.run is not None
-        return self.run.manifest.model
-
-    @property
-    def scopes(self) -> list[str]:
-        return list(self.model["scopes"])
-
-    def sql(self, query: str) -> pd.DataFrame:
-        """Run an SQL query over the run's tables."""
-        assert self.run is not None
-        return self.run.sql(query)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of a report. `formats` are format specifications (".2f") of columns."""
-
-    frame: pd.DataFrame
-    caption: str
-    formats: Mapping[str, str] = field(default_factory=dict)
-    shown: int | None = None  # rows that a report shows; files hold all of them
-
-    def text(self) -> pd.DataFrame:
-        """Format every cell as text; missing values become a dash."""
-        return pd.DataFrame(
-            {
-                name: [self._cell(str(name), value) for value in self.frame[name]]
-                for name in self.frame
-            },
-            dtype=object,
-        )
-
-    def _cell(self, column: str, value: Any) -> str:
-        if value is None or value != value:
-            return "–"
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return format(value, self.formats.get(column, "")).replace(
-            "-", "−" if _number(value) else "-"
-        )
-
-
-def _number(value: Any) -> bool:
-    return not isinstance(value, str)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of a report, drawn only when its `draw` is called."""
-
-    draw: Callable[[], Drawing]
-    caption: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """An experiment's tables, figures and sentences on one data set.
-
-    Names of tables and figures are file names without their endings. Sentences are computed from
-    the numbers.
-    """
-
-    tables: Mapping[str, Table] = field(default_factory=dict)
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    sentences: Sequence[str] = ()
-    comparisons: Sequence[Comparison] = ()
-    #: numbers to set beside those of other models: name → value
-    summary: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Experiment:
+@dataclass(frozen=True, kw_only=True)
+class Experiment(base.Experiment):
     """One experiment of a paper: its question, and the function that answers it.
 
     `needs` says what it looks at: "masked" or "plain" runs, or the "model" alone. `work` gives
@@ -109,11 +26,5 @@ class Experiment:
     says why.
     """
 
-    name: str
-    title: str
-    source: str  # paper, table, figure
-    question: str
-    method: str  # how the answer was obtained
     needs: str
     work: Callable[[Evidence], Result | None]
-    absent: str = ""

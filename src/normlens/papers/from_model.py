@@ -9,10 +9,10 @@ import pandas as pd
 from normlens.analysis.expansion import expansion_rates
 from normlens.exports.spreadsheet import write_csv
 from normlens.lens import Lens
-from normlens.papers import words
 from normlens.papers.kobayashi2021 import expansion_rate, frequency_ranks
 from normlens.papers.kobayashi2021.example_sentence import write_sentence
 from normlens.papers.settings import Settings
+from normlens.reports import words
 from normlens.results.store import writing
 
 

@@ -25,10 +25,12 @@ from normlens.papers.kobayashi2024 import (
     table1_figure5_component_similarity,
     tables2_3_amplified_pairs,
 )
-from normlens.papers.report.content import Header, Measured, Model, Report, Section
-from normlens.papers.report.files import write
-from normlens.papers.results_folder import MODEL, RUNS, load_settings, short_names
+from normlens.papers.results_folder import MODEL, RUNS, load_settings
 from normlens.papers.settings import Settings
+from normlens.reports.content import Header, Report, Section
+from normlens.reports.files import write
+from normlens.reports.formatting import short_names
+from normlens.reports.runs import measured, model_of
 
 #: The experiments of each paper, in the report's order.
 EXPERIMENTS = {
@@ -111,9 +113,9 @@ def _evidence(
 ) -> list[Evidence]:
     if experiment.needs == "model":
         first = next(iter(next(iter(runs.values())).values()))
-        return [Evidence(settings, "", first, folder / MODEL)]
+        return [Evidence("", first, folder / MODEL, settings=settings)]
     return [
-        Evidence(settings, short, run, folder / MODEL)
+        Evidence(short, run, folder / MODEL, settings=settings)
         for short, by_kind in runs.items()
         if (run := _run_for(experiment, by_kind)) is not None
     ]
@@ -143,29 +145,9 @@ def _header(settings: Settings, runs: dict[str, dict[str, Run]]) -> Header:
         and value not in (None, (), False)
     }
     return Header(
-        model=Model.of({**manifest.model, "name": _shown(manifest.model["name"])}),
-        runs=[_measured(short, run) for short, run in every],
+        model=model_of(every[0][1]),
+        runs=[measured(run, short, f"{RUNS}/{Path(str(run.folder)).name}") for short, run in every],
         settings=shown,
         versions=dict(manifest.versions),
+        notes=[("Layers", "counted from 1 in this report, as in the papers")],
     )
-
-
-def _measured(short: str, run: Run) -> Measured:
-    manifest, status = run.manifest, run.status()
-    worst = run.sql("SELECT max(completeness) AS worst FROM sequences")["worst"].iloc[0]
-    return Measured(
-        data=short,
-        source=manifest.data["name"],
-        sequences=status.done - status.failures,
-        tokens=status.tokens,
-        failures=status.failures,
-        completeness=None if worst != worst else float(worst),
-        mask=manifest.options.mask,
-        date=manifest.created,
-        folder=f"{RUNS}/{Path(str(run.folder)).name}",
-    )
-
-
-def _shown(name: str) -> str:
-    """Shorten a model's name: of a folder, only its last part."""
-    return Path(name).name if Path(name).is_absolute() else name

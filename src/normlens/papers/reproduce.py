@@ -26,9 +26,9 @@ from normlens.papers.results_folder import (
     SETTINGS,
     load_settings,
     save_settings,
-    short_names,
 )
 from normlens.papers.settings import Settings, SettingsKeywords
+from normlens.reports.formatting import short_names
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

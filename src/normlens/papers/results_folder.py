@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from normlens.corpus.runs.folder import TEMPORARY
@@ -14,20 +13,6 @@ from normlens.papers.settings import KINDS, Settings
 
 SETTINGS = "settings.json"
 RUNS, MODEL = "runs", "model"
-
-
-def short_names(data: Sequence[str]) -> dict[str, str]:
-    """Give each data set the short name that reports and folders use: its name, or its file's."""
-    names: dict[str, str] = {}
-    for spec in data:
-        name, _, _ = spec.partition(":")
-        short = name if name.isalnum() else Path(spec).stem
-        short = "".join(c if c.isalnum() or c in "-_" else "-" for c in short).strip("-") or "data"
-        free, number = short, 2
-        while free in names.values():
-            free, number = f"{short}-{number}", number + 1
-        names[spec] = free
-    return names
 
 
 def load_settings(folder: str | os.PathLike[str]) -> Settings:

@@ -40,12 +40,7 @@ def globenc(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions()
 ) -> Maps | list[Maps]:
     """GlobEnc of a text, as maps [layer, target, source]; a list gives a list."""
-    for layer in lens.layers:
-        if layer.component_sequence != COMPONENTS:
-            raise InputError(
-                f"GlobEnc is defined for layers of {COMPONENTS}; those of {lens.name} are "
-                f"{layer.component_sequence}"
-            )
+    check_layers(lens)
     encoded, many = sequences(lens, text, options)
     maps = rolled_maps(
         lens,
@@ -57,6 +52,16 @@ def globenc(
         normalise=False,
     )
     return as_given(maps, many)
+
+
+def check_layers(lens: Lens) -> None:
+    """Refuse layers that GlobEnc is not defined for."""
+    for layer in lens.layers:
+        if layer.component_sequence != COMPONENTS:
+            raise InputError(
+                f"GlobEnc is defined for layers of {COMPONENTS}; those of {lens.name} are "
+                f"{layer.component_sequence}"
+            )
 
 
 def norms_of_layer(traced: LayerTrace, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -47,8 +47,7 @@ def value_zeroing(
     lens: Lens, text: Given, options: RolloutOptions = RolloutOptions()
 ) -> Maps | list[Maps]:
     """Value zeroing of a text, as maps [layer, target, source]; a list gives a list."""
-    for layer in lens.layers:
-        _module(layer)
+    check_layers(lens)
     encoded, many = sequences(lens, text, options)
     maps = rolled_maps(
         lens,
@@ -154,14 +153,13 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
         )
 
 
-def _module(layer: Layer) -> nn.Module:
-    module = layer.attention.value.module
-    if module is None:
+def check_layers(lens: Lens) -> None:
+    """Refuse layers whose value projection cannot be hooked."""
+    if any(layer.attention.value.module is None for layer in lens.layers):
         raise UnsupportedModelError(
             "the adapter does not say which module computes the value vectors (Linear's `module`), "
             "and value zeroing has to hook it"
         )
-    return module
 
 
 def _copy_memory(lens: Lens, n: int) -> int:

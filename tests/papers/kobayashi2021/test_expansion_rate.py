@@ -15,9 +15,9 @@ from normlens.papers import published
 from normlens.papers.base import Evidence
 from normlens.papers.from_model import write_expansion
 from normlens.papers.kobayashi2021.expansion_rate import EXPERIMENT, FILE
-from normlens.papers.published import Published
 from normlens.papers.settings import Settings
-from normlens.papers.words import LAYER
+from normlens.reports.published import Published
+from normlens.reports.words import LAYER
 
 WORK = EXPERIMENT.work
 
@@ -147,7 +147,9 @@ def test_every_family_has_a_rate_per_layer(family: str, tiny: Any) -> None:
 
 
 def evidence(folder: Path, model: str = "tiny") -> Evidence:
-    return Evidence(Settings(kinds=("mixing",), model=model, data=("x",)), "", None, folder)
+    return Evidence(
+        "", None, folder, settings=Settings(kinds=("mixing",), model=model, data=("x",))
+    )
 
 
 def saved(folder: Path, rates: list[float], published: list[float] | None = None) -> Path:

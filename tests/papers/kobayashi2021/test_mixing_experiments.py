@@ -15,13 +15,14 @@ from normlens.corpus import Run, run
 from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.papers import published
-from normlens.papers.base import Evidence, Result
+from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2021 import example_sentence as sentence
 from normlens.papers.kobayashi2021 import frequency_ranks
 from normlens.papers.kobayashi2021 import section4_mixing_ratio as mixing
 from normlens.papers.kobayashi2021 import section5_frequency as frequency
-from normlens.papers.published import Published
 from normlens.papers.settings import Settings
+from normlens.reports.base import Result
+from normlens.reports.published import Published
 
 duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -82,7 +83,7 @@ def made(
     ]
     frame = pd.DataFrame(rows)
     frame["ratio"] = [ratio(row) for row in rows]
-    return Evidence(settings(**fields), "sst2", FrameRun(frame, scopes, causal))  # type: ignore[arg-type]
+    return Evidence("sst2", FrameRun(frame, scopes, causal), settings=settings(**fields))  # type: ignore[arg-type]
 
 
 def worked(experiment: Any, evidence: Evidence) -> Result:
@@ -99,7 +100,7 @@ def finished(tiny_bert: Path, letters: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def evidence(finished: Run) -> Evidence:
-    return Evidence(settings(), "letters", finished)
+    return Evidence("letters", finished, settings=settings())
 
 
 # Mixing ----------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def test_published_means_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_to_show_without_mixing_ratios(experiment: Any) -> None:
     bare = SimpleNamespace(tables=["similarity"])
     work = experiment.EXPERIMENT.work
-    assert work(Evidence(settings(), "sst2", bare)) is None  # type: ignore[arg-type]
+    assert work(Evidence("sst2", bare, settings=settings())) is None  # type: ignore[arg-type]
 
 
 # Frequency -------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_correlations_with_ranks_from_a_file(
     ranks = {token: 1 + 3 * place % 7 for place, token in enumerate(ids[:-2])}  # with ties
     file = tmp_path / "ranks.txt"
     file.write_text("".join(f"{rank} 10 {token}\n" for token, rank in ranks.items()) + "\n")
-    result = worked(frequency, Evidence(settings(ranks=str(file)), "letters", finished))
+    result = worked(frequency, Evidence("letters", finished, settings=settings(ranks=str(file))))
     table = result.tables["frequency"].frame.set_index("method")
     expected = correlations(own, lambda ids: [ranks.get(token, 8) for token in ids])
     assert table.loc["ATTNRES-N"].tolist() == pytest.approx(expected, abs=1e-9)
@@ -299,7 +300,7 @@ def test_wrong_rank_files_are_refused_in_one_line(
     file = tmp_path / "ranks.txt"
     file.write_text(contents)
     with pytest.raises(InputError) as error:
-        worked(frequency, Evidence(settings(ranks=str(file)), "letters", finished))
+        worked(frequency, Evidence("letters", finished, settings=settings(ranks=str(file))))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -319,7 +320,7 @@ def lens(tiny_bert: Path) -> Lens:
 
 
 def at(folder: Path) -> Evidence:
-    return Evidence(settings(), "", None, folder)
+    return Evidence("", None, folder, settings=settings())
 
 
 def test_maps_of_a_given_pair(lens: Lens, tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import run_examples as examples
 from normlens.corpus import run
 from normlens.errors import InputError
 from normlens.papers import published
-from normlens.papers.base import Evidence, Result
+from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2024.figures7_8_related_pairs import EXPERIMENT
 from normlens.papers.kobayashi2024.related_pairs.drawing import RELATED as RELATED_COLOUR
 from normlens.papers.kobayashi2024.related_pairs.figure8_histograms import histogram
 from normlens.papers.kobayashi2024.related_pairs.findings import ALL, OCCURRENCES, TYPES, verdicts
 from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
-from normlens.papers.published import Published
 from normlens.papers.settings import Settings
+from normlens.reports.base import Result
+from normlens.reports.published import Published
 
 duckdb = pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -55,7 +56,7 @@ class FrameRun:
 
 def evidence(run: Any, **settings: Any) -> Evidence:
     asked = Settings(("ff",), "tiny", ("here",), **{"resamples": 400, **settings})
-    return Evidence(asked, "here", run)
+    return Evidence("here", run, settings=asked)
 
 
 def work(run: Any, **settings: Any) -> Result:

@@ -14,11 +14,12 @@ from normlens.figures.canvas import FRAME, MARGIN, Sheet, require_matplotlib
 from normlens.figures.captions import cut_label
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.layers import layers_in_words, thinned
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import INK, SMALL, TEXT
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_table import attention_block
 from normlens.papers.settings import Settings
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import INK, SMALL, TEXT
 from normlens.results.maps import Maps
 from normlens.wording import listed, quoted
 

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from normlens.layers import layers_in_words
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import COLOURS, SMALL, layer_ticks, panels, style
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.published import compare
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import COLOURS, SMALL, layer_ticks, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -7,8 +7,7 @@ import pandas as pd
 
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.corpus.measures.tokens import CATEGORIES
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_heat_map import draw_grid
 from normlens.papers.kobayashi2021.mixing_table import (
     FIRST_TOKEN,
@@ -18,6 +17,8 @@ from normlens.papers.kobayashi2021.mixing_table import (
     in_model_order,
 )
 from normlens.papers.published import compare
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
 from normlens.wording import listed
 
 MEAN, LOW, HIGH = "mean", "95 % low", "95 % high"

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.frequency_ranks import subword_ranks
 from normlens.papers.kobayashi2021.frequency_scatter import (
     COLUMNS,
@@ -27,6 +26,8 @@ from normlens.papers.kobayashi2021.mixing_table import (
     in_model_order,
 )
 from normlens.papers.published import compare
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
 
 #: Occurrences in the scatter plot, about.
 _POINTS = 20_000

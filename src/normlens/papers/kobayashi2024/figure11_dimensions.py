@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from normlens.layers import layers_in_words, thinned
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import COLOURS, panels, style
+from normlens.papers.base import Evidence, Experiment
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import COLOURS, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import whole_block_pair
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import SMALL, panels, style
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import RHO
 from normlens.papers.published import compare
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import SMALL, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

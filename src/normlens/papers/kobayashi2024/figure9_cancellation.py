@@ -8,15 +8,16 @@ import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import feed_forward_pair
 from normlens.layers import layers_in_words
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import layer_ticks, legend, line, panels, style
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import (
     RHO,
     in_table_order,
     rho_per_sequence,
     with_intervals,
 )
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import layer_ticks, legend, line, panels, style
 from normlens.scopes import shortest
 from normlens.wording import listed
 

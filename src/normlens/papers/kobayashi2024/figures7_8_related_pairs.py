@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from normlens.corpus.measures.reservoir import EDGES
 from normlens.corpus.measures.scope_pairs import ScopePair, feed_forward_pair, whole_block_pair
-from normlens.papers.base import Evidence, Experiment, Result, Table
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.related_pairs.figure7_lines import lines_figure
 from normlens.papers.kobayashi2024.related_pairs.figure8_histograms import histograms_figure
 from normlens.papers.kobayashi2024.related_pairs.findings import (
@@ -23,6 +23,7 @@ from normlens.papers.kobayashi2024.related_pairs.pair_tables import has_pairs, u
 from normlens.papers.kobayashi2024.related_pairs.procedures import findings
 from normlens.papers.kobayashi2024.related_pairs.sentences import capital, sentence, short_sentence
 from normlens.papers.published import compare
+from normlens.reports.base import Result, Table
 from normlens.scopes import consecutive
 from normlens.wording import listed
 

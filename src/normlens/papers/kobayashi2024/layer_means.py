@@ -11,7 +11,7 @@ import pandas as pd
 from normlens.analysis.bootstrap import mean_intervals
 from normlens.layers import layers_in_words
 from normlens.papers.base import Evidence
-from normlens.papers.drawing import layer_ticks, line
+from normlens.reports.drawing import layer_ticks, line
 
 
 def layer_means(evidence: Evidence, table: str, columns: tuple[str, ...]) -> pd.DataFrame:

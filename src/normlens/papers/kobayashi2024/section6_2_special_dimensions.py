@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import legend, panels, style
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.layer_means import draw_means, layer_means, which_layers
 from normlens.papers.published import compare
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import legend, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

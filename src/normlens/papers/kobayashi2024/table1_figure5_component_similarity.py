@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import feed_forward_pair
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Figure, Result, Table
-from normlens.papers.drawing import COLOURS, SMALL, layer_ticks, line, panels, style
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import (
     RHO,
     in_table_order,
@@ -18,6 +16,9 @@ from normlens.papers.kobayashi2024.similarity_queries import (
     with_intervals,
 )
 from normlens.papers.published import compare
+from normlens.reports import words
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.drawing import COLOURS, SMALL, layer_ticks, line, panels, style
 from normlens.scopes import Step, consecutive
 from normlens.wording import listed
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import feed_forward_pair, whole_block_pair
-from normlens.papers import words
-from normlens.papers.base import Evidence, Experiment, Result, Table
+from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.related_pairs.pair_tables import has_pairs
+from normlens.reports import words
+from normlens.reports.base import Result, Table
 
 
 def top_pairs(evidence: Evidence) -> Result | None:

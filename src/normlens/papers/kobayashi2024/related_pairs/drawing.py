@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normlens.papers.drawing import COLOURS, FAINT, SMALL
 from normlens.papers.kobayashi2024.related_pairs.findings import ALPHA
+from normlens.reports.drawing import COLOURS, FAINT, SMALL
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

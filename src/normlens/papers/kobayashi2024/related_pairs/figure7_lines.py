@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import ScopePair
-from normlens.papers import words
-from normlens.papers.base import Figure
-from normlens.papers.drawing import FAINT, SMALL, layer_ticks, panels, style
 from normlens.papers.kobayashi2024.related_pairs.drawing import (
     FF_AMP,
     OTHERS,
@@ -20,6 +17,9 @@ from normlens.papers.kobayashi2024.related_pairs.drawing import (
     letter,
 )
 from normlens.papers.kobayashi2024.related_pairs.findings import Finding
+from normlens.reports import words
+from normlens.reports.base import Figure
+from normlens.reports.drawing import FAINT, SMALL, layer_ticks, panels, style
 from normlens.wording import listed
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.papers.base import Figure
-from normlens.papers.drawing import TEXT, panels, style
 from normlens.papers.kobayashi2024.related_pairs.drawing import (
     FF_AMP,
     OTHERS,
@@ -19,6 +17,8 @@ from normlens.papers.kobayashi2024.related_pairs.drawing import (
     letter,
 )
 from normlens.papers.kobayashi2024.related_pairs.findings import Finding, strongest
+from normlens.reports.base import Figure
+from normlens.reports.drawing import TEXT, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlens.layers import layers_in_words
-from normlens.papers import words
 from normlens.papers.kobayashi2024.related_pairs.findings import Finding, strongest, verdicts
+from normlens.reports import words
 from normlens.wording import listed
 
 _DIRECTIONS = {1: "higher", -1: "lower", 0: "no difference"}

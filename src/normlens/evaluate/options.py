@@ -1,0 +1,99 @@
+"""What an evaluation is asked for beside the options of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normlens.corpus.runs.options import ExecutionKeywords, parse_names
+from normlens.option_fields import Option, names_of
+from normlens.options import at_least_one
+
+#: Options of a run that an evaluation takes; the others are its own.
+RUN_FIELDS = (
+    "limit",
+    "max_length",
+    "truncate",
+    "seed",
+    "column",
+    "pair_column",
+    "paragraphs",
+    "revision",
+    "shard_size",
+)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is evaluated. None is all that the model, the data and this machine allow.
+
+    - `methods` by their names, ``rollout-SCOPE``, or your own as ``my_module:my_function``.
+    - `protocols` by their names.
+    - `label_column` is a classifier's label, for the accuracy beside AOPC: a name or a number.
+    - `good_column` and `bad_column` are two next words of which a causal model should prefer the
+      first, `evidence_column` the word of the text that must decide. BLiMP's own columns are
+      recognised. Without them, the two most probable next tokens are compared.
+    - `steps` are those of integrated gradients.
+    """
+
+    methods: tuple[str, ...] | None = Option(
+        "Methods by name, separated by commas; your own as module:function. Default: all that the "
+        "model and this machine allow.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+    ).field(None)
+    protocols: tuple[str, ...] | None = Option(
+        "Some of aopc,comprehensiveness,sufficiency (classifiers), evidence,contrast-drop-end,"
+        "contrast-drop-random (causal models), cosine-aopc (pairs). Default: all that fit.",
+        metavar="LIST",
+        typed=str,
+        parse=parse_names,
+    ).field(None)
+    label_column: str | None = Option("The column of a classifier's label.", metavar="NAME").field(
+        None
+    )
+    good_column: str | None = Option(
+        "The column of the next word that should be preferred.", metavar="NAME"
+    ).field(None)
+    bad_column: str | None = Option(
+        "The column of the next word that it is preferred to.", metavar="NAME"
+    ).field(None)
+    evidence_column: str | None = Option(
+        "The column of the word of the text that must decide.", metavar="NAME"
+    ).field(None)
+    steps: int = Option("Steps of integrated gradients.", metavar="N").field(50)
+
+    def __post_init__(self) -> None:
+        at_least_one(self.steps, "steps")
+
+
+class EvaluateKeywords(ExecutionKeywords, total=False):
+    """The fields of `EvaluateOptions` and the options of a run that an evaluation takes."""
+
+    methods: str | Sequence[str] | None
+    protocols: str | Sequence[str] | None
+    label_column: str | None
+    good_column: str | None
+    bad_column: str | None
+    evidence_column: str | None
+    steps: int
+    limit: int | None
+    max_length: int | None
+    truncate: bool
+    seed: int
+    column: str | None
+    pair_column: str | None
+    paragraphs: bool
+    revision: str | None
+    shard_size: int
+
+
+def split_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords as those of `EvaluateOptions` and those of a run."""
+    own = {name: value for name, value in given.items() if name in names_of(EvaluateOptions)}
+    for name in ("methods", "protocols"):
+        if own.get(name) is not None:
+            own[name] = parse_names(own[name])
+    return own, {name: value for name, value in given.items() if name not in own}

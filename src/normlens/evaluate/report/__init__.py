@@ -1,0 +1,1 @@
+"""The page of a faithfulness run, from its tables alone."""

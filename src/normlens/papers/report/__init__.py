@@ -1,1 +1,0 @@
-"""Reports: the experiments' results as one HTML page, as Markdown, and as files."""

@@ -1,0 +1,1 @@
+"""Reports: results as one HTML page, as Markdown, and as files."""

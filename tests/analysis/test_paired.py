@@ -1,0 +1,137 @@
+"""Paired differences against SciPy and by hand, and the level of their test under the null."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from normlens.analysis import paired
+from normlens.analysis.bootstrap import mean_interval
+from normlens.analysis.paired import holm, paired_differences, sign_flip_p
+
+
+def drawn(n: int, k: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.3, 1, (n, k))
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 11])
+def test_few_examples_take_every_flip_as_scipy_does(n: int) -> None:
+    differences = drawn(n, seed=n)[:, 0]
+    zeros = np.zeros(n)
+    expected = stats.permutation_test(
+        (differences, zeros),
+        lambda a, b: np.mean(a - b),
+        permutation_type="samples",
+        n_resamples=np.inf,
+    ).pvalue
+    assert sign_flip_p(differences)[0] == pytest.approx(expected)
+
+
+def test_p_by_hand() -> None:
+    # Of the 8 flips of (1, 2, 4) only the data and its opposite have a sum of 7 or −7.
+    assert sign_flip_p([1.0, 2.0, 4.0])[0] == 2 / 8
+    # Sums of (3, 1, −2): ±6 twice, ±4 twice, ±2 twice, 0 twice; |3 + 1 − 2| = 2.
+    assert sign_flip_p([3.0, 1.0, -2.0])[0] == 6 / 8
+    assert sign_flip_p(np.zeros(40))[0] == 1
+    # Ties count although their sums are rounded differently.
+    assert sign_flip_p([0.1, 0.2, 0.3])[0] == sign_flip_p([1.0, 2.0, 3.0])[0] == 2 / 8
+
+
+def test_drawn_flips_are_close_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = drawn(14, 3, seed=5)
+    exact = sign_flip_p(differences, flips=1 << 14)
+    by_chance = sign_flip_p(differences, flips=(1 << 14) - 1, seed=3)
+    np.testing.assert_allclose(by_chance, exact, atol=4 * np.sqrt(0.25 / (1 << 14)))
+    assert (by_chance != exact).any()
+    monkeypatch.setattr(paired, "CHUNK", 50)
+    np.testing.assert_array_equal(sign_flip_p(differences, (1 << 14) - 1, seed=3), by_chance)
+    np.testing.assert_array_equal(sign_flip_p(differences, 1 << 14), exact)
+
+
+def test_p_of_many_examples_is_close_to_the_t_test() -> None:
+    differences = np.random.default_rng(2).normal(0.12, 1, 400)
+    expected = stats.ttest_1samp(differences, 0).pvalue
+    assert 0.002 < expected < 0.2
+    assert sign_flip_p(differences)[0] == pytest.approx(expected, rel=0.15)
+
+
+def test_no_drawn_p_is_zero() -> None:
+    assert sign_flip_p(np.ones(100), flips=999)[0] == 1 / 1000
+
+
+def test_differences_are_of_shared_examples() -> None:
+    first, second = drawn(30, 2, seed=1), drawn(30, 2, seed=2)
+    first[3, 0] = second[7, 0] = np.nan
+    compared = paired_differences(first, second, resamples=500, flips=2000, seed=4)
+    both = np.delete(np.arange(30), [3, 7])
+    alone = paired_differences(first[both, 0], second[both, 0], 500, 2000, seed=4)
+    assert compared.examples.tolist() == [28, 30]
+    assert compared.mean[0] == pytest.approx((first - second)[both, 0].mean())
+    assert compared.p[0] == alone.p[0]
+    mean, low, high = mean_interval((first - second)[:, 1], 500, seed=4)
+    assert (compared.mean[1], compared.low[1], compared.high[1]) == pytest.approx((mean, low, high))
+
+
+def test_columns_are_what_they_are_alone() -> None:
+    differences = drawn(25, 4, seed=9)
+    together = sign_flip_p(differences, 3000, seed=1)
+    alone = [sign_flip_p(differences[:, k], 3000, seed=1)[0] for k in range(4)]
+    assert together.tolist() == alone
+
+
+def test_two_sides_swap_signs() -> None:
+    a, b = drawn(20, seed=1), drawn(20, seed=2)
+    there, back = paired_differences(a, b, flips=5000), paired_differences(b, a, flips=5000)
+    assert there.p[0] == back.p[0]
+    assert there.mean[0] == -back.mean[0]
+    assert there.low[0] == pytest.approx(-back.high[0])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_too_few_examples_have_no_p(n: int) -> None:
+    compared = paired_differences(np.ones((n, 1)), np.zeros((n, 1)))
+    assert np.isnan([compared.low[0], compared.high[0], compared.p[0]]).all()
+
+
+@pytest.mark.parametrize("skew", [False, True])
+def test_level_under_the_null(skew: bool) -> None:
+    """Of 600 samples without a difference about 5 % are called different."""
+    chance = np.random.default_rng(11)
+    samples = chance.gumbel(size=(2, 40, 600)) if skew else chance.normal(size=(2, 40, 600))
+    p = sign_flip_p(samples[0] - samples[1], flips=999, seed=2)
+    rejected = int((p <= 0.05).sum())
+    low, high = stats.binom.ppf([0.0005, 0.9995], 600, 0.05)
+    assert low <= rejected <= high
+
+
+def test_intervals_hold_the_difference_as_often_as_they_say() -> None:
+    chance = np.random.default_rng(5)
+    samples = chance.normal(0.5, 1, (60, 400))
+    compared = paired_differences(samples, np.zeros_like(samples), 1000, flips=9)
+    held = int(((compared.low <= 0.5) & (compared.high >= 0.5)).sum())
+    assert held >= stats.binom.ppf(0.0005, 400, 0.93)
+
+
+def test_holm_by_hand() -> None:
+    # 4 · .01, then the largest of that and 3 · .02, 2 · .03, 1 · .04.
+    np.testing.assert_allclose(holm([0.04, 0.01, 0.03, 0.02]), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(holm([0.9, 0.5]), [1, 1])
+    np.testing.assert_allclose(holm([0.01, np.nan, 0.04]), [0.02, np.nan, 0.04])
+    assert holm([]).size == 0
+
+
+def test_holm_rejects_as_the_step_down_procedure_does() -> None:
+    chance = np.random.default_rng(0)
+    for _ in range(50):
+        p = chance.uniform(0, 0.1, 6)
+        ordered = np.sort(p)
+        passed = [ordered[k] <= 0.05 / (6 - k) for k in range(6)]
+        steps = passed.index(False) if False in passed else 6
+        assert int((holm(p) <= 0.05).sum()) == steps
+
+
+def test_holm_keeps_the_chance_of_any_false_discovery() -> None:
+    p = np.random.default_rng(1).uniform(size=(2000, 8))
+    any_rejected = int(sum((holm(row) <= 0.05).any() for row in p))
+    assert any_rejected <= stats.binom.ppf(0.9995, 2000, 0.05)

@@ -1,0 +1,38 @@
+"""The helpers of corpus runs, which evaluations are; tiny models, data for them, and one run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "corpus"))
+
+import evaluation_examples as examples
+
+from normlens.corpus.runs.results import Run
+from normlens.evaluate.evaluate import evaluate
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> examples.Places:
+    """Tiny checkpoints and data files."""
+    pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+    return examples.Places.make(tmp_path_factory.mktemp("evaluate"))
+
+
+@pytest.fixture(scope="session")
+def classified(places: examples.Places) -> Run:
+    """A classifier's evaluation, in shards."""
+    return evaluate(
+        places.classifier, places.labelled, places.folder / "classified", **examples.CLASSIFIED
+    )
+
+
+@pytest.fixture(scope="session")
+def preferred(places: examples.Places) -> Run:
+    """A causal model's evaluation on two next words with the word that must decide."""
+    return evaluate(
+        places.causal, places.evidence, places.folder / "preferred", **examples.PREFERRED
+    )

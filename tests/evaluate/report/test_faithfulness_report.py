@@ -1,0 +1,351 @@
+"""The page of a faithfulness run: its numbers, its sentences, and what it says without them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from faithfulness_examples import METHODS, examples, made_up_run
+from shell import Shell
+
+from normlens.analysis.bootstrap import mean_interval
+from normlens.analysis.paired import holm, sign_flip_p
+from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.runs import run
+from normlens.errors import InputError
+from normlens.evaluate.report import build, costs, queries
+from normlens.evaluate.report.curves import curves
+from normlens.evaluate.report.differences import FLIPS, HOLM, compare_methods
+from normlens.evaluate.report.example_choice import choose_examples
+from normlens.evaluate.report.protocol_words import words_of
+from normlens.evaluate.report.ranking import RESAMPLES, Ranking, rank
+from normlens.evaluate.report.sentences import verdict
+from normlens.reports.base import Evidence
+
+FEW = {"normlens": 0.5, "alti": 0.4, "random": 0.2}
+NASTY = '<b>&"$x_1$'
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made_up_run(tmp_path_factory.mktemp("faithfulness"), token=NASTY)
+
+
+@pytest.fixture(scope="module")
+def evidence(finished: Run) -> Evidence:
+    return Evidence("letters", finished)
+
+
+@pytest.fixture(scope="module")
+def written(finished: Run) -> Path:
+    return build.build_report(finished.folder.url).parent
+
+
+def sentences_of(folder: Path, protocol: str = "aopc", **options: object) -> list[str]:
+    made = made_up_run(folder, protocols=[protocol], **options)  # type: ignore[arg-type]
+    ranking = rank(Evidence("letters", made), protocol, 0)
+    return verdict(ranking, compare_methods(ranking))
+
+
+# Numbers -----------------------------------------------------------------------------------------
+
+
+def test_methods_stand_in_the_order_of_their_values(evidence: Evidence) -> None:
+    aopc = rank(evidence, "aopc", 0)
+    assert aopc.methods[0] == "normlens"
+    assert sorted(aopc.methods) == sorted(METHODS)
+    assert aopc.table["value"].is_monotonic_decreasing
+    assert rank(evidence, "sufficiency", 0).table["value"].is_monotonic_increasing
+
+
+def test_values_and_intervals_are_those_of_the_rows(evidence: Evidence) -> None:
+    rows = evidence.run.table("faithfulness")  # type: ignore[union-attr]
+    some = rows[(rows["protocol"] == "aopc") & (rows["method"] == "alti")]
+    row = rank(evidence, "aopc", 0).row("alti")
+    for first, names in {
+        "most": ("value", "low", "high"),
+        "least": ("least first", "least first low", "least first high"),
+    }.items():
+        values = some[some["first"] == first]["value"].to_numpy()
+        assert [row[name] for name in names] == pytest.approx(mean_interval(values, RESAMPLES))
+    removals = evidence.run.table("removals")  # type: ignore[union-attr]
+    of_alti = removals[(removals["protocol"] == "aopc") & (removals["method"] == "alti")]
+    for first, name in {"most": "accuracy", "least": "accuracy, least first"}.items():
+        expected = of_alti[of_alti["first"] == first]["correct"].astype(float).mean()
+        assert row[name] == pytest.approx(expected)
+    assert row["examples"] == 24
+
+
+def test_differences_are_paired_and_adjusted_over_all_comparisons(tmp_path: Path) -> None:
+    methods = {"alti": 0.5, "normlens": 0.45, "globenc": 0.4, "random": 0.2}
+    made = made_up_run(tmp_path, protocols=["aopc"], methods=methods)
+    ranking = rank(Evidence("letters", made), "aopc", 0)
+    compared = compare_methods(ranking)
+    assert len(compared.frame) == 5  # three of alti, and two of normlens beside them
+    values = ranking.values
+    row = compared.between("normlens", "globenc")
+    difference = (values["normlens"] - values["globenc"]).to_numpy()
+    assert row["difference"] == pytest.approx(difference.mean())
+    assert row["p"] == sign_flip_p(difference, FLIPS)[0]
+    assert compared.frame[HOLM].tolist() == holm(compared.frame["p"]).tolist()
+    turned = compared.between("normlens", "alti")
+    there = compared.between("alti", "normlens")
+    assert turned["difference"] == -there["difference"]
+    assert (turned["low"], turned["high"]) == (-there["high"], -there["low"])
+    assert turned["low"] <= turned["difference"] <= turned["high"]
+
+
+def test_curves_begin_with_the_whole_texts(evidence: Evidence) -> None:
+    texts = queries.intact(evidence)
+    ranking = rank(evidence, "aopc", 0)
+    drawn = curves(evidence, ranking)
+    assert drawn is not None
+    frame = drawn.frame.set_index(["quantity", "first", "method", "share"])
+    whole = texts["probability"].mean()
+    assert frame.loc[("probability", "most", "alti", 0.0), "value"] == pytest.approx(whole)
+    assert drawn.whole == pytest.approx(
+        {"probability": whole, "accuracy": texts["right_class"].mean()}
+    )
+    rows = evidence.run.table("removals")  # type: ignore[union-attr]
+    some = rows[(rows["protocol"] == "aopc") & (rows["method"] == "alti") & (rows["share"] == 0.5)]
+    least = some[some["first"] == "least"]["probability"]
+    assert frame.loc[("probability", "least", "alti", 0.5), "value"] == pytest.approx(least.mean())
+    assert curves(evidence, rank(evidence, "evidence", 0)) is None
+
+
+def test_curves_of_deletions_are_given_their_beginning(evidence: Evidence, tmp_path: Path) -> None:
+    made = made_up_run(tmp_path, protocols=["comprehensiveness"])
+    deletion = Evidence("letters", made)
+    begun = curves(deletion, rank(deletion, "comprehensiveness", 0))
+    kept = curves(evidence, rank(evidence, "sufficiency", 0))
+    assert begun is not None
+    assert kept is not None
+    assert begun.frame["share"].min() == 0
+    assert kept.frame["share"].min() == 0.01  # nothing kept is not the whole text
+    at_0 = begun.frame[(begun.frame["share"] == 0) & (begun.frame["quantity"] == "probability")]
+    assert at_0["value"].to_numpy() == pytest.approx(begun.whole["probability"])
+
+
+def test_times_are_against_the_whole_texts_pass(evidence: Evidence) -> None:
+    stages = evidence.run.status().stages  # type: ignore[union-attr]
+    times = costs.relative_times(evidence)
+    assert times["alti"] == stages["method alti"] / stages["intact"]
+    assert set(times) == set(METHODS)
+
+
+# Which examples ----------------------------------------------------------------------------------
+
+
+def ranked(lead: list[float]) -> Ranking:
+    values = pd.DataFrame({"a": lead, "b": 0.0})
+    table = pd.DataFrame({"method": ["a", "b"], "value": [np.mean(lead), 0.0]})
+    return Ranking("aopc", words_of("aopc"), values, table, 0)
+
+
+def texts(ordinary: list[int]) -> pd.DataFrame:
+    return pd.DataFrame({"index": range(len(ordinary)), "ordinary": ordinary})
+
+
+def test_examples_are_spread_over_the_lead() -> None:
+    lead = [0.1 * k for k in range(9)]
+    assert choose_examples(ranked(lead), texts([10] * 9)) == [8, 6, 4, 2, 0]
+    # Texts that are too long or too short to read are left out while there are enough others.
+    assert choose_examples(ranked(lead), texts([10] * 8 + [90])) == [7, 5, 4, 2, 0]
+    assert choose_examples(ranked(lead), texts([90] * 9)) == [8, 6, 4, 2, 0]
+    assert choose_examples(ranked([0.2, 0.1]), texts([3, 3])) == [0, 1]
+    assert choose_examples(ranked([0.0] * 3), texts([9, 8, 8])) == [0, 2, 1]
+
+
+def test_examples_without_values_are_not_chosen() -> None:
+    assert choose_examples(ranked([np.nan, 0.1]), texts([9, 9])) == [1]
+
+
+# Sentences ---------------------------------------------------------------------------------------
+
+
+def test_a_clear_lead_is_said_with_its_numbers(evidence: Evidence) -> None:
+    ranking = rank(evidence, "aopc", 0)
+    said = verdict(ranking, compare_methods(ranking))
+    number = r"0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]"
+    assert re.fullmatch(
+        rf"normlens leads with {number}; the next is [a-z-]+, difference {number}, "
+        r"Holm-adjusted p < 0\.001\.",
+        said[0],
+    )
+    assert said[1] == "normlens is significantly better than all 9 other methods."
+    assert "first-token 0." in said[2]
+    assert "random 0." in said[2]
+    assert said[3].startswith("With the least important tokens first lower is better: normlens has")
+
+
+def test_no_difference_is_called_no_difference(tmp_path: Path) -> None:
+    methods = {"normlens": 0.4, "alti": 0.45, "random": 0.1}
+    said = sentences_of(tmp_path, methods=methods, noise=0.2)
+    assert "is not significant: difference" in said[0]
+    assert "leads" not in " ".join(said)
+    assert any("not significantly different from" in sentence for sentence in said)
+
+
+def test_a_winner_is_compared_with_the_best_of_another_family(tmp_path: Path) -> None:
+    methods = {"normlens": 0.5, "normlens-gradient": 0.5, "alti": 0.4}
+    said = sentences_of(tmp_path, methods=methods, noise=0.02)
+    assert "the next is normlens-gradient" in said[0]
+    assert "of all other methods alti is the best, difference 0.1" in said[1]
+    assert "which is not significant" not in said[1]
+
+
+def test_normlens_behind_another_method_is_said(tmp_path: Path) -> None:
+    methods = {"normlens": 0.4, "alti": 0.6, "globenc": 0.2}
+    said = sentences_of(tmp_path, methods=methods)
+    assert said[0].startswith("alti leads with")
+    assert said[2].startswith("normlens is second of 3 with")
+    assert said[3] == (
+        "normlens is significantly better than 1 of 2 other methods and significantly worse than "
+        "alti."
+    )
+
+
+def test_a_prior_that_wins_is_called_one(tmp_path: Path) -> None:
+    methods = {"normlens": 0.4, "first-token": 0.6, "random": 0.2}
+    said = sentences_of(tmp_path, "evidence", methods=methods)
+    assert said[0].startswith("first-token, a prior that does not look at the model, leads with")
+    assert any(sentence.startswith("The priors, which do not look") for sentence in said)
+
+
+def test_lower_sufficiency_wins(evidence: Evidence) -> None:
+    ranking = rank(evidence, "sufficiency", 0)
+    said = verdict(ranking, compare_methods(ranking))
+    assert said[0].startswith("normlens leads with 0.")
+    assert "(lower is better)" in said[0]
+    assert said[1] == "normlens is significantly better than all 9 other methods."
+
+
+def test_a_single_method_is_compared_with_none(tmp_path: Path) -> None:
+    said = sentences_of(tmp_path, methods={"alti": 0.4})
+    assert said[0].startswith("alti is the only method, with 0.")
+
+
+def test_examples_without_values_are_counted(tmp_path: Path) -> None:
+    said = sentences_of(tmp_path, only=20)
+    assert said[-1] == "4 examples have no value in this protocol."
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def test_the_report_is_a_page_and_files(written: Path) -> None:
+    page = (written / "report.html").read_text("utf-8")
+    results = json.loads((written / "results.json").read_text("utf-8"))
+    assert [experiment["name"] for experiment in results["experiments"]] == [
+        "overview",
+        "aopc",
+        "sufficiency",
+        "evidence",
+        "costs",
+        "examples",
+    ]
+    assert all((written / name).is_file() for name in results["files"])
+    assert "do not exist for this model and these data" in page
+    assert "Completeness error" not in page
+    names = {Path(name).name for name in results["files"]}
+    assert {"aopc.csv", "aopc.tex", "aopc-winner.csv", "aopc-curves.svg", "costs.csv"} <= names
+    assert {f"example-{place}.png" for place in range(1, 6)} <= names
+    frame = pd.read_csv(written / "tables" / "aopc.csv")
+    assert frame["method"].tolist()[0] == "normlens"
+    markdown = (written / "report.md").read_text("utf-8")
+    assert markdown.count("](figures/example-") == 5
+
+
+def test_tokens_are_coloured_and_escaped(written: Path) -> None:
+    page = (written / "report.html").read_text("utf-8")
+    assert NASTY not in page
+    escaped = "&lt;b&gt;&amp;&#34;$x_1$"
+    assert re.search(
+        rf'<i style="background:rgba\(\d+,\d+,\d+,0\.\d\d\);color:#\w+" title="[+−]\d+ %">'
+        rf"{re.escape(escaped)}</i>",
+        page,
+    )
+    assert page.count('<i class="special">[CLS]</i>') == 5 * 8  # priors are not shown
+    assert page.count('class="key"') == 5
+
+
+def test_a_report_is_the_same_every_time_and_no_stray_of_its_run(
+    finished: Run, written: Path
+) -> None:
+    before = {path: path.read_bytes() for path in written.rglob("*") if path.is_file()}
+    assert build.build_report(finished.folder.url).parent == written
+    assert {path: path.read_bytes() for path in written.rglob("*") if path.is_file()} == before
+    assert finished.check().sound
+
+
+def test_without_labels_and_probabilities_there_is_a_score(tmp_path: Path) -> None:
+    made = made_up_run(
+        tmp_path, protocols=["cosine-aopc"], labels=False, probabilities=False, methods=FEW
+    )
+    folder = build.build_report(made.folder.url, tmp_path / "page").parent
+    results = json.loads((folder / "results.json").read_text("utf-8"))
+    assert results["experiments"][0]["name"] == "cosine-aopc"
+    frame = pd.read_csv(folder / "tables" / "cosine-aopc-curves.csv")
+    assert set(frame["quantity"]) == {"score"}
+    assert "accuracy" not in pd.read_csv(folder / "tables" / "cosine-aopc.csv")
+    assert "the model is right" not in (folder / "report.md").read_text("utf-8")
+
+
+def test_too_few_examples_are_said_to_be_too_few(tmp_path: Path) -> None:
+    made = made_up_run(tmp_path, sequences=6, methods=FEW)
+    folder = build.build_report(made.folder.url).parent
+    text = (folder / "report.md").read_text("utf-8")
+    assert "6 examples are too few for an interval or a test (at least 10)" in text
+    assert "too few for intervals" in text
+    assert "significant" not in text.replace("too few", "")
+    for name in ("report.md", "report.html"):
+        assert not re.search(r"\bnan\b", (folder / name).read_text("utf-8"), re.IGNORECASE)
+    assert pd.read_csv(folder / "tables" / "aopc.csv")["low"].isna().all()
+    assert pd.read_csv(folder / "tables" / "aopc-winner.csv")["p"].isna().all()
+
+
+def test_a_protocol_of_ones_own_has_a_section(tmp_path: Path) -> None:
+    made = made_up_run(tmp_path, protocols=["it's mine"])
+    report = build.describe(made)
+    assert report.sections[0].experiment.title == "it's mine"
+    assert report.sections[0].results[0][1].sentences  # type: ignore[union-attr]
+
+
+# Refusals and the command line -------------------------------------------------------------------
+
+
+def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
+    made = made_up_run(tmp_path)
+    (tmp_path / "run" / "shards" / "shard-000001.json").unlink()
+    with pytest.raises(InputError, match=r"not finished \(16 of 24 sequences\)"):
+        build.build_report(made.folder.url)
+
+
+def test_a_run_without_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no value of any protocol"):
+        build.describe(made_up_run(tmp_path, only=0))
+
+
+def test_report_command_knows_a_run(
+    finished: Run, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Shell(capsys)("report", finished.folder.url).strip() == str(written / "report.html")
+
+
+def test_a_run_of_other_measures_has_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = examples.tiny_checkpoint(tmp_path / "tiny-bert")
+    data = examples.corpus_file(tmp_path / "letters.txt", 3)
+    run(str(model), data, tmp_path / "run", measures="norms")
+    error = Shell(capsys).error("report", tmp_path / "run")
+    assert "no report for the run" in error
+    with pytest.raises(InputError, match="measures no faithfulness"):
+        build.build_report(tmp_path / "run")

@@ -1,0 +1,299 @@
+"""Each method against its formula by hand, on every kind of question."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from evaluate_examples import IDS, MASK, lens_of, text
+from method_examples import CASES, Maskable, asked, real_score, score_of
+
+import normlens
+from normlens.cosine_options import CosineOptions
+from normlens.errors import (
+    InputError,
+)
+from normlens.evaluate.methods.base import MethodOptions
+from normlens.evaluate.methods.frozen_network import explanations
+from normlens.evaluate.methods.names import NAMES
+from normlens.evaluate.methods.places import place_read
+from normlens.evaluate.methods.registry import method
+from normlens.evaluate.outputs import sentence_head
+from normlens.evaluate.questions import Question, class_questions, cosine_questions
+from normlens.evaluate.scoring import Scorer
+from normlens.explain.cosines import cosines
+from normlens.explain.sentences import sentence_parts
+from normlens.models.tiny import tiny_model
+
+every_case = pytest.mark.parametrize("case", CASES)
+EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]
+#: Families whose layers are not ATTN RES LN FF RES LN.
+PRE_LN = ("llama", "gpt2")
+
+
+def has(lens, name: str) -> bool:
+    return name != "globenc" or lens.model_type not in PRE_LN
+
+
+@every_case
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_every_token_has_a_score_whoever_shares_the_batch(case, name):
+    if name == "integrated-gradients":
+        pytest.importorskip("captum")
+    lens, questions = asked(case)
+    chosen = method(name)
+    if not has(lens, name):
+        with pytest.raises(InputError, match="GlobEnc is defined for"):
+            chosen.needs(lens)
+        return
+    chosen.needs(lens)
+    together = chosen(lens, questions, MethodOptions(batch_size=3))
+    for question, scores in zip(questions, together, strict=True):
+        assert scores.dtype == np.float64
+        assert scores.shape == (len(question),)
+        (alone,) = chosen(lens, [question], MethodOptions(batch_size=1))
+        np.testing.assert_allclose(scores, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
+    assert chosen(lens, []) == []
+
+
+# The frozen network -------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("normlens", "ig"), ("normlens-gradient", "gradient"), ("normlens-ig-bias", "ig-bias")],
+)
+def test_contributions_and_biases_are_the_real_score(case, name, rule):
+    lens, questions = asked(case)
+    scores = method(name)(lens, questions)
+    explained = explanations(lens, questions, MethodOptions(), rule=rule)
+    for question, given, (explanation, scale) in zip(questions, scores, explained, strict=True):
+        total = given.sum() + explanation.remainder / scale
+        assert total == pytest.approx(real_score(lens, question), abs=1e-5)
+
+
+def test_the_rules_differ():
+    lens, questions = asked("pooler")
+    three = [method(name)(lens, questions[:1])[0] for name in NAMES[:3]]
+    assert not np.allclose(three[0], three[1])
+    assert not np.allclose(three[0], three[2])
+
+
+@pytest.mark.parametrize("case", ["mean cosine", "first cosine", "last cosine", "dense cosine"])
+def test_a_cosines_contributions_are_the_margins_of_its_matrix(case):
+    lens, questions = asked(case)
+    (other,) = lens.encode(input_ids=[7, 12, 60, 22])
+    pairs = [(question.encoded, other) for question in questions]
+    matrices = cosines(lens, lens.pooling, pairs, CosineOptions())
+    for scores, pair in zip(method("normlens")(lens, questions), matrices, strict=True):
+        np.testing.assert_allclose(scores, pair.margins.a, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["mean cosine", "dense cosine"])
+def test_lengths_of_a_texts_parts(case):
+    lens, questions = asked(case)
+    for question, scores in zip(questions, method("vectors")(lens, questions), strict=True):
+        (parts,) = sentence_parts(lens, sentence_head(lens), [question.encoded], "ig", 1 << 24)
+        expected = [np.sqrt((part**2).sum()) for part in parts.tokens]
+        np.testing.assert_allclose(scores, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["pooler", "next token", "mask", "last token's class"])
+def test_lengths_are_the_row_of_the_map_from_the_input(case):
+    lens, questions = asked(case)
+    places = {"pooler": 0, "mask": 2}
+    for question, scores in zip(questions, method("vectors")(lens, questions), strict=True):
+        maps = lens.maps(input_ids=question.encoded.ids, origin="input")
+        row = maps[lens.scopes[-1]][-1][places.get(case, len(question) - 1)]
+        np.testing.assert_allclose(scores, row, rtol=1e-6)
+
+
+def test_a_classifier_that_reads_the_mean_has_the_mean_of_vectors_and_rows():
+    lens = lens_of("modernbert", "SequenceClassification")
+    config = lens.adapter.config
+    before, config.classifier_pooling = config.classifier_pooling, "mean"
+    try:
+        (question,) = class_questions(lens, [text()])
+        assert place_read(lens, question) is None
+        (norms,) = method("vectors")(lens, [question])
+        (row,) = method("rollout-weights")(lens, [question])
+        (contributions,) = method("normlens")(lens, [question])
+        maps = lens.maps(input_ids=IDS, scopes="ATTN-W").rollout("ATTN-W")
+        ((explained, _),) = explanations(lens, [question], MethodOptions(), rule="ig")
+    finally:
+        config.classifier_pooling = before
+    np.testing.assert_allclose(row, maps["ATTN-W"][-1].mean(0), rtol=1e-6)
+    # No vector is longer than the mean of its parts' lengths.
+    every = lens.maps(input_ids=IDS, origin="input")[lens.scopes[-1]][-1]
+    assert (norms <= every.mean(0) * (1 + 1e-6)).all()
+    total = contributions.sum() + explained.remainder
+    assert total == pytest.approx(explained.value, abs=1e-5)
+
+
+# Products of maps ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["pooler", "next token", "mask", "mean cosine", "last cosine"])
+@pytest.mark.parametrize(
+    "name", ["rollout-weights", "rollout-ATTN", "rollout-RES1", "globenc", "alti", "value-zeroing"]
+)
+def test_rows_of_a_product_are_those_that_the_score_is_read_from(case, name):
+    lens, questions = asked(case)
+    if not has(lens, name):
+        pytest.skip(f"{lens.model_type} has no {name}")
+    for question, scores in zip(questions, method(name)(lens, questions), strict=True):
+        maps = normlens.rollouts.method(name)(lens, [question.encoded])[0]
+        last = maps[maps.scopes[0]][-1]
+        n = len(question)
+        row = {"pooler": last[0], "mask": last[2], "mean cosine": last.mean(0)}.get(
+            case, last[n - 1]
+        )
+        np.testing.assert_allclose(scores, row, rtol=1e-5)
+
+
+# Gradients ----------------------------------------------------------------------------------------
+
+
+def by_hand(lens, question, alphas: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """∂s/∂e at α e for each α, and e: by autograd, with a hook of the test's own."""
+    first, gradients, e = lens.adapter.blocks()[0], [], None
+    for alpha in alphas:
+        entered = []
+
+        def scale(_, args, kwargs, alpha=alpha, entered=entered):
+            if entered:
+                return None
+            x = args[0] if args else kwargs["hidden_states"]
+            entered += [x.detach(), (alpha * x.detach()).requires_grad_()]
+            if args:
+                return (entered[1], *args[1:]), kwargs
+            return args, kwargs | {"hidden_states": entered[1]}
+
+        handle = first.register_forward_pre_hook(scale, with_kwargs=True)
+        inputs = {"input_ids": torch.tensor([question.encoded.ids])}
+        score_of(lens, question, inputs, len(question)).backward()
+        handle.remove()
+        gradients.append(entered[1].grad[0].numpy())
+        e = entered[0][0].numpy()
+    for parameter in lens.adapter.whole.parameters():
+        parameter.grad = None
+    return np.stack(gradients), e
+
+
+@every_case
+def test_gradient_times_input_is_autograds(case):
+    lens, questions = asked(case)
+    for question, scores in zip(
+        questions, method("gradient-x-input")(lens, questions), strict=True
+    ):
+        (gradient,), e = by_hand(lens, question, [1.0])
+        np.testing.assert_allclose(scores, (gradient * e).sum(-1), rtol=0, atol=1e-5)
+
+
+@every_case
+def test_integrated_gradients_are_a_direct_quadrature(case):
+    pytest.importorskip("captum")
+    lens, questions = asked(case)
+    options = MethodOptions(steps=20, batch_size=7)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    question = questions[0]
+    (scores,) = method("integrated-gradients")(lens, [question], options)
+    gradients, e = by_hand(lens, question, list(0.5 * (nodes + 1)))
+    mean = np.tensordot(0.5 * weights, gradients, axes=1)
+    np.testing.assert_allclose(scores, (mean * e).sum(-1), rtol=0, atol=1e-5)
+
+
+def test_integrated_gradients_add_up_to_the_difference_from_the_baseline():
+    pytest.importorskip("captum")
+    lens, questions = asked("pooler")
+    scorer = Scorer(lens, questions[0])
+    e = scorer.embeddings()
+    base, whole = scorer.differentiable(torch.stack([0 * e, e])).detach().tolist()
+    (scores,) = method("integrated-gradients")(lens, questions[:1], MethodOptions(steps=200))
+    assert scores.sum() == pytest.approx(whole - base, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["gradient-x-input", "integrated-gradients"])
+def test_gradients_refuse_a_way_around_the_layers(name):
+    pytest.importorskip("captum")
+    lens = normlens.load(tiny_model("deberta-v2", conv_kernel_size=3, conv_act="gelu"))
+    with pytest.raises(InputError, match="convolution"):
+        method(name).needs(lens)
+    with pytest.raises(InputError, match="convolution"):
+        method("normlens").needs(lens)
+
+
+# Leaving out, and priors --------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("masks", [True, False])
+def test_leaving_a_token_out_is_a_plain_pass_without_it(case, masks):
+    lens, questions = asked(case)
+    lens.tokenizer = Maskable() if masks else None
+    for question, scores in zip(questions, method("leave-one-out")(lens, questions), strict=True):
+        ids, slot = question.encoded.ids, question.position if question.masked else None
+        for place in range(len(ids)):
+            if question.encoded.special[place] or place == slot:
+                assert scores[place] == 0
+                continue
+            rest = [*ids[:place], *([MASK] if masks else []), *ids[place + 1 :]]
+            if not masks and question.masked:
+                continue  # the mask moves; the scorer's test has that
+            drop = real_score(lens, question) - real_score(lens, question, rest)
+            assert scores[place] == pytest.approx(drop, abs=1e-5)
+
+
+def test_a_texts_only_token_cannot_be_deleted():
+    lens = lens_of("llama", "CausalLM")
+    lens.tokenizer = None
+    question = Question(text([9], special=False), 4, 5, 0)
+    assert method("leave-one-out")(lens, [question])[0].tolist() == [0.0]
+    early = Question(text([9, 8, 7], special=False), 4, 5, 0)
+    assert method("leave-one-out")(lens, [early])[0].tolist() == pytest.approx([0.0, 0.0, 0.0])
+
+
+def test_random_depends_on_the_text_and_the_seed_alone():
+    lens, questions = asked("pooler")
+    random = method("random")
+    first = random(lens, questions, MethodOptions(seed=7))
+    turned = random(lens, questions[::-1], MethodOptions(seed=7, batch_size=1))[::-1]
+    for a, b in zip(first, turned, strict=True):
+        np.testing.assert_array_equal(a, b)
+    (other,) = random(lens, questions[:1], MethodOptions(seed=8))
+    assert not np.array_equal(first[0], other)
+    (elsewhere,) = random(lens, [Question(text([*IDS[:-1], 9]), 1)], MethodOptions(seed=7))
+    assert not np.array_equal(first[0], elsewhere)
+
+
+def test_the_first_token_comes_first():
+    lens, questions = asked("pooler")
+    scores = method("first-token")(lens, questions)
+    assert scores[1].tolist() == [0.0, 1.0, 0.5, 0.0]  # between special tokens
+    assert np.argsort(-scores[0], kind="stable")[:5].tolist() == [1, 2, 3, 4, 5]
+
+
+# Real texts ---------------------------------------------------------------------------------------
+
+TEXTS = ["A man is playing a flute.", "Someone plays.", "It was raining in the morning."]
+
+
+def test_real_texts_whatever_side_their_tokenizer_pads(minilm, monkeypatch):
+    monkeypatch.setattr(minilm.tokenizer, "padding_side", "left")
+    texts, other = minilm.encode(TEXTS), minilm.encode("Music is made.")[0]
+    questions = cosine_questions(minilm, [(one, other) for one in texts])
+    explained = explanations(minilm, questions, MethodOptions(batch_size=3), rule="ig")
+    scored = method("normlens")(minilm, questions, MethodOptions(batch_size=3))
+    for written, question, scores, (explanation, scale) in zip(
+        TEXTS, questions, scored, explained, strict=True
+    ):
+        cosine = minilm.cosine(written, "Music is made.")
+        np.testing.assert_allclose(scores, cosine.margins.a, atol=1e-5)
+        assert scores.sum() + explanation.remainder / scale == pytest.approx(cosine.value, abs=1e-5)
+        (alone,) = method("leave-one-out")(minilm, [question])
+        ids = list(question.encoded.ids)
+        ids[2] = minilm.tokenizer.mask_token_id
+        drop = real_score(minilm, question) - real_score(minilm, question, ids)
+        assert alone[2] == pytest.approx(drop, abs=1e-5)
+        assert question.ordinary == list(range(1, len(ids) - 1))

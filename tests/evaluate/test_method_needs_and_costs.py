@@ -1,0 +1,138 @@
+"""What methods need of a model, what they cost, and that they leave it as it was."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from evaluate_examples import lens_of
+from method_examples import asked
+
+import normlens
+from normlens.errors import (
+    InputError,
+    MissingDependencyError,
+    UnknownScopeError,
+    UnsupportedModelError,
+)
+from normlens.evaluate.costs import Passes, counted
+from normlens.evaluate.methods.base import MethodOptions
+from normlens.evaluate.methods.names import NAMES, checked_name
+from normlens.evaluate.methods.registry import method
+from normlens.models.tiny import tiny_model
+from normlens.options import AnalysisOptions
+
+
+def test_names_that_do_not_exist_are_listed():
+    with pytest.raises(InputError, match=r"unknown method 'shap'; choose one of: normlens, "):
+        method("shap")
+    with pytest.raises(InputError, match="unknown method 'rollout-'"):
+        checked_name("rollout-")
+    assert checked_name(" GlobEnc ") == "globenc"
+    for name in NAMES:
+        assert method(name).name == name
+        assert method(name).sources() is None
+
+
+def test_what_a_model_lacks_is_refused_before_it_runs():
+    lens = lens_of("llama", "CausalLM")
+    with pytest.raises(InputError, match="GlobEnc is defined for"):
+        method("globenc").needs(lens)
+    with pytest.raises(UnknownScopeError):
+        method("rollout-LN7").needs(lens)
+    with pytest.raises(InputError):
+        method("rollout-weights")(normlens.load(tiny_model("deberta-v2", conv_kernel_size=3)), [])
+    lens.layers[0].attention.value.__dict__["module"] = None
+    with pytest.raises(UnsupportedModelError, match="value zeroing"):
+        method("value-zeroing").needs(lens)
+
+
+def test_a_missing_captum_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    lens, questions = asked("pooler")
+    chosen = method("integrated-gradients")
+    for call in (chosen.needs, lambda lens: chosen(lens, questions)):
+        with pytest.raises(MissingDependencyError, match=r"pip install 'normlens\[evaluate\]'"):
+            call(lens)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("normlens", 1, 0),
+        ("vectors", 1, 0),
+        ("rollout-weights", 1, 0),
+        ("gradient-x-input", 1, 1),
+        ("integrated-gradients", 1 + 50, 50),
+        ("leave-one-out", 1 + 5, 0),
+        ("value-zeroing", 1 + 7 + 7, 0),
+        ("random", 0, 0),
+    ],
+)
+def test_passes_are_counted_by_rows(name, forward, backward):
+    if name == "integrated-gradients":
+        pytest.importorskip("captum")
+    lens, questions = asked("pooler")
+    with counted(lens) as counter:
+        method(name)(lens, questions[:1])
+    assert counter.passes == Passes(forward, backward)
+    blocks = [*lens.adapter.blocks()]
+    assert not any(block._forward_hooks for block in blocks)
+
+
+def test_passes_of_several_texts_are_shared_out():
+    lens, questions = asked("pooler")
+    with counted(lens) as counter:
+        method("gradient-x-input")(lens, questions)
+    assert counter.passes == Passes(3, 3)
+    assert counter.passes.per(3) + method("normlens").frozen_passes(7) == Passes(1, 2)
+    assert method("vectors").frozen_passes(7) == Passes(7, 0)
+
+
+def test_models_in_bfloat16_and_in_training_mode():
+    pytest.importorskip("captum")
+    lens, questions = asked("pooler", torch.bfloat16)
+    exact, _ = asked("pooler")
+    model = lens.adapter.whole
+    model.train()
+    try:
+        for name in ("normlens", "gradient-x-input", "integrated-gradients", "leave-one-out"):
+            (scores,) = method(name)(lens, questions[:1])
+            (expected,) = method(name)(exact, questions[:1])
+            np.testing.assert_allclose(scores, expected, atol=0.2 * np.abs(expected).max())
+            assert all(module.training for module in model.modules())
+    finally:
+        model.eval()
+
+
+def test_nothing_stays_on_a_model_when_a_method_fails(monkeypatch):
+    lens, questions = asked("pooler")
+    model = lens.adapter.whole
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(model.classifier, "forward", broken)
+    for name in ("normlens", "gradient-x-input", "integrated-gradients", "leave-one-out"):
+        with counted(lens), pytest.raises(RuntimeError, match="broken"):
+            method(name)(lens, questions)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_analysis_options_reach_the_lens(monkeypatch):
+    lens, questions = asked("pooler")
+    seen = []
+    analyse = type(lens).analyse
+
+    def watched(self, encoded, options=AnalysisOptions(), **keywords):
+        seen.append(options)
+        return analyse(self, encoded, options, **keywords)
+
+    monkeypatch.setattr(type(lens), "analyse", watched)
+    method("rollout-LN1")(lens, questions, MethodOptions(batch_size=2, memory_limit="64MB"))
+    assert [(one.batch_size, one.memory_limit) for one in seen] == [(2, "64MB")]
+    with pytest.raises(InputError, match="at least 1 step"):
+        MethodOptions(steps=0)

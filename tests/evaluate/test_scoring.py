@@ -1,0 +1,274 @@
+"""Scores of variants against plain forward passes, one text at a time and without padding."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from evaluate_examples import (
+    CLASSIFIERS,
+    IDS,
+    MASK,
+    SENTENCE_ENCODERS,
+    SHORT,
+    lens_of,
+    model_of,
+    plain_logits,
+    rows_run,
+    text,
+)
+
+import normlens
+from normlens.checkpoints.sentences import Pooling
+from normlens.errors import InputError
+from normlens.evaluate.questions import Question, class_questions, cosine_questions
+from normlens.evaluate.scoring import NO_PREDICTION, Scorer, score_variants
+from normlens.heads import FIRST, LAST, MEAN
+
+#: Variants of `IDS`: whole, replaced, and shorter ones.
+PLACES = [[], [2], [2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+@pytest.mark.parametrize("batch_size", ["auto", 1, 3])
+def test_classes_are_scored_as_one_text_alone(family, batch_size):
+    lens, model = (
+        lens_of(family, "SequenceClassification"),
+        model_of(family, "SequenceClassification"),
+    )
+    question = Question(text(), target=2, contrast=0)
+    variants = [question.replaced(places, MASK) for places in PLACES]
+    variants += [question.without(places) for places in PLACES]
+    scored = Scorer(lens, question, batch_size=batch_size).scores(variants)
+    assert scored.score.dtype == np.float64
+    assert len(scored) == 8
+    for place, variant in enumerate(variants):
+        own = plain_logits(model, list(variant.ids))
+        assert scored.score[place] == pytest.approx(float(own[2] - own[0]), abs=1e-6)
+        assert scored.probability[place] == pytest.approx(float(own.softmax(-1)[2]), abs=1e-6)
+        assert scored.predicted[place] == int(own.argmax())
+
+
+def test_a_classifier_without_a_padding_token_reads_the_last_token():
+    lens = lens_of("gpt2", "SequenceClassification", pad_token=None)
+    model = model_of("gpt2", "SequenceClassification", pad_token=None)
+    question = Question(text(), target=1, contrast=2)
+    variants = [question.without(places) for places in PLACES]
+    scored = Scorer(lens, question).scores(variants)
+    for place, variant in enumerate(variants):
+        own = plain_logits(model, list(variant.ids))
+        assert scored.score[place] == pytest.approx(float(own[1] - own[2]), abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "bloom"])
+def test_next_tokens_are_read_at_the_end_of_each_variant(family):
+    lens, model = lens_of(family, "CausalLM"), model_of(family, "CausalLM")
+    question = Question(text(special=False), target=17, contrast=5, position=len(IDS) - 1)
+    variants = [question.replaced(places, MASK) for places in PLACES]
+    variants += [question.without(places) for places in [*PLACES, [6], [5, 6]]]
+    scored = Scorer(lens, question).scores(variants)
+    for place, variant in enumerate(variants):
+        own = plain_logits(model, list(variant.ids))[-1]
+        assert scored.score[place] == pytest.approx(float(own[17] - own[5]), abs=1e-6)
+        assert scored.probability[place] == pytest.approx(float(own.softmax(-1)[17]), abs=1e-6)
+        assert scored.predicted[place] == int(own.argmax())
+
+
+def test_a_mask_is_read_where_it_stands_when_tokens_before_it_go():
+    lens, model = lens_of("bert", "MaskedLM"), model_of("bert", "MaskedLM")
+    question = Question(text(), target=17, contrast=5, position=4, masked=True)
+    assert question.kind == "masked-token"
+    assert 4 not in question.ordinary
+    scored = Scorer(lens, question).scores([question.whole, question.without([1, 2, 5])])
+    for ids, place, score in zip((IDS, [3, 14, 5, 8]), (4, 2), scored.score, strict=True):
+        own = plain_logits(model, ids)[place]
+        assert score == pytest.approx(float(own[17] - own[5]), abs=1e-6)
+    with pytest.raises(InputError, match="cannot be left out"):
+        question.without([4])
+
+
+def test_token_types_stay_with_their_tokens():
+    lens = lens_of("bert", "SequenceClassification")
+    model = model_of("bert", "SequenceClassification")
+    question = Question(text(types=True), target=0, contrast=1)
+    types = question.encoded.type_ids
+    variants = [question.without([2]), question.without([5]), question.replaced([2], MASK)]
+    scored = Scorer(lens, question).scores(variants)
+    kept = [[place for place in range(7) if place != left] for left in (2, 5, None)]
+    for variant, places, score in zip(variants, kept, scored.score, strict=True):
+        own = plain_logits(model, list(variant.ids), [types[place] for place in places])
+        assert score == pytest.approx(float(own[0] - own[1]), abs=1e-9)
+    with pytest.raises(InputError, match=r"Question\.without"):
+        Scorer(lens, question).scores([IDS[:4]])
+
+
+@pytest.mark.parametrize("reads", [MEAN, FIRST, LAST])
+@pytest.mark.parametrize("family", SENTENCE_ENCODERS)
+def test_cosines_are_those_of_one_text_alone(family, reads, tiny):
+    lens = normlens.load(tiny(family))
+    lens.__dict__["pooling"] = Pooling(reads)
+
+    def vector(ids):
+        with torch.no_grad():
+            y = lens.model(input_ids=torch.tensor([ids])).last_hidden_state[0].double()
+        return {MEAN: y.mean(0), FIRST: y[0], LAST: y[-1]}[reads]
+
+    question, other = cosine_questions(lens, [(text(), text(SHORT)), (text(SHORT), text())])
+    assert question.kind == "cosine"
+    np.testing.assert_allclose(
+        question.other, torch.nn.functional.normalize(vector(SHORT), dim=0), atol=1e-6
+    )
+    variants = [question.without(places) for places in PLACES]
+    scored, turned = score_variants(lens, [(question, variants), (other, [other.whole])])
+    for variant, score in zip(variants, scored.score, strict=True):
+        expected = torch.cosine_similarity(vector(list(variant.ids)), vector(SHORT), dim=0)
+        assert score == pytest.approx(float(expected), abs=1e-6)
+    assert turned.score[0] == pytest.approx(scored.score[0], abs=1e-6)
+    assert np.isnan(scored.probability).all()
+    assert set(scored.predicted) == {NO_PREDICTION}
+
+
+def test_texts_share_batches_and_repeated_variants_run_once():
+    lens = lens_of("bert", "SequenceClassification")
+    questions = [Question(text(), 1, 0), Question(text(SHORT), 2, 0)]
+    asked = [(q, [q.whole, q.replaced([1], MASK), q.whole, q.encoded.ids]) for q in questions]
+    with rows_run(lens.adapter.whole) as rows:
+        together = score_variants(lens, asked)
+    assert rows == [4]
+    for (question, variants), scored in zip(asked, together, strict=True):
+        alone = Scorer(lens, question).scores(variants)
+        np.testing.assert_allclose(scored.score, alone.score, atol=1e-9)
+        assert scored.score[0] == scored.score[2] == scored.score[3]
+
+
+def test_labels_that_do_not_exclude_each_other_have_a_probability_each():
+    model = model_of("bert", "SequenceClassification")
+    model.config.problem_type = "multi_label_classification"
+    try:
+        lens = normlens.load(model)
+        (question,) = class_questions(lens, [text()])
+        scored = Scorer(lens, question).scores([question.whole])
+    finally:
+        model.config.problem_type = None
+    own = plain_logits(model, IDS)
+    assert (question.target, question.contrast) == (int(own.argmax()), None)
+    assert scored.score[0] == pytest.approx(float(own.max()))
+    assert scored.probability[0] == pytest.approx(float(own.max().sigmoid()))
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "llama", "gpt2", "distilbert", "opt"])
+def test_embeddings_put_back_give_the_same_score_and_know_its_gradient(family):
+    lens = lens_of(family, "SequenceClassification")
+    question = Question(text(), 1, 0)
+    scorer = Scorer(lens, question)
+    e = scorer.embeddings()
+    assert e.shape[0] == len(IDS)
+    assert not e.requires_grad
+    vectors = torch.stack([e, e]).requires_grad_()
+    scores = scorer.differentiable(vectors)
+    real = scorer.scores([question.whole]).score[0]
+    np.testing.assert_allclose(scores.detach(), [real, real], atol=1e-6)
+    (gradient,) = torch.autograd.grad(scores[0], vectors)
+    assert float(gradient[1].abs().max()) == 0.0
+    # A central difference along one direction.
+    direction = torch.randn(e.shape, generator=torch.Generator().manual_seed(1), dtype=e.dtype)
+    step = 1e-3
+    around = torch.stack([e + step * direction, e - step * direction])
+    up, down = scorer.differentiable(around).detach()
+    assert float((gradient[0] * direction).sum()) == pytest.approx(
+        float(up - down) / (2 * step), rel=1e-2, abs=1e-4
+    )
+    assert all(parameter.grad is None for parameter in lens.model.parameters())
+
+
+def test_the_model_is_left_as_it_was_also_on_errors():
+    lens = lens_of("bert", "SequenceClassification")
+    model = lens.adapter.whole
+    question = Question(text(), 1, 0)
+    scorer = Scorer(lens, question)
+    expected = scorer.scores([question.whole]).score
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    model.train()
+    try:
+        assert scorer.scores([question.whole]).score == expected  # no dropout
+        with pytest.raises(RuntimeError):
+            scorer.differentiable(torch.zeros(1, 3, 3))
+        assert all(module.training for module in model.modules())
+    finally:
+        model.eval()
+    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    assert scorer.scores([question.whole]).score == expected
+
+
+def test_threads_take_turns():
+    lens = lens_of("bert", "SequenceClassification")
+    question = Question(text(), 1, 0)
+    scorer = Scorer(lens, question)
+    e = scorer.embeddings()
+    expected = [
+        scorer.scores([question.whole]).score[0],
+        float(scorer.differentiable(0 * e[None]).detach()),
+    ]
+    results = []
+
+    def work():
+        for _ in range(5):
+            plain = scorer.scores([question.whole]).score[0]
+            results.append([plain, float(scorer.differentiable(0 * e[None]).detach())])
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 15
+
+
+def test_autograd_is_not_needed_for_scores_and_works_in_inference_mode():
+    lens = lens_of("bert", "SequenceClassification")
+    question = Question(text(), 1, 0)
+    with torch.inference_mode():
+        scorer = Scorer(lens, question)
+        scored = scorer.scores([question.whole])
+    e = scorer.embeddings()
+    with torch.inference_mode(), torch.inference_mode(False):
+        assert float(scorer.differentiable(e[None]).detach()) == pytest.approx(scored.score[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_models_run_in_their_own_precision(dtype):
+    lens = lens_of("bert", "SequenceClassification", dtype)
+    model = model_of("bert", "SequenceClassification", dtype)
+    question = Question(text(), 1, 0)
+    scored = Scorer(lens, question).scores([question.whole])
+    own = plain_logits(model, IDS)
+    assert scored.score.dtype == np.float64
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
+    assert scored.score[0] == pytest.approx(float(own[1] - own[0]), abs=tolerance)
+
+
+def test_scores_that_are_not_finite_are_refused():
+    lens = lens_of("bert", "SequenceClassification", torch.float16)
+    question = Question(text(), 1, 0)
+    classifier = lens.adapter.whole.classifier
+    weight = classifier.weight.detach().clone()
+    with torch.no_grad():
+        classifier.weight.fill_(6e4)
+    try:
+        with pytest.raises(InputError, match="not finite"):
+            Scorer(lens, question).scores([question.whole])
+    finally:
+        with torch.no_grad():
+            classifier.weight.copy_(weight)
+
+
+def test_a_way_around_the_layers_refuses_gradients():
+    lens = lens_of("bert", "SequenceClassification")
+    lens.adapter.outside_scopes = lambda: "a convolution mixes tokens"
+    scorer = Scorer(lens, Question(text(), 1, 0))
+    with pytest.raises(InputError, match="convolution"):
+        scorer.embeddings()
+    with pytest.raises(InputError, match="convolution"):
+        scorer.differentiable(torch.zeros(1, 7, 16))

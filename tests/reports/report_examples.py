@@ -1,0 +1,130 @@
+"""Made-up results with everything that is hard to print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from normlens.reports.base import Experiment, Figure, Result, Table
+from normlens.reports.content import Header, Measured, Model, Report, Section
+from normlens.reports.drawing import panels, style
+from normlens.reports.published import Comparison, Published
+
+NASTY = [
+    "<script>alert(1)</script>",
+    "##s",
+    "a|b",
+    "$x_1$",
+    "한국어",
+    "🙂",
+    "\"quoted\" 'single'",
+    "`tick`",
+    "\\textbf{%&~^}",
+    "[CLS]",
+    "*",
+    "--",
+    "Ġthe",
+    "▁der",
+]
+MODEL = Model(
+    name="tiny/bert-<b>",
+    type="bert",
+    components="ATTN RES LN FF RES LN",
+    layers=2,
+    scopes=("ATTN-W", "ATTN-N"),
+    dtype="float32",
+    device="cpu",
+    revision="main",
+    weights="sha256:" + "7a40" * 16,
+)
+NOTES = [("Layers", "counted from 1 in this report, as in the papers")]
+RUN = Measured("sst2", "sst2:dev.tsv", 10, 1234, 1, 3.14e-7, 0.12, "2026-01-31T10:00:00")
+
+
+def experiment(name: str = "similarity", **fields: Any) -> Experiment:
+    own = dict(
+        name=name,
+        title="How <i>much</i> & where",
+        source="Kobayashi et al. 2024, Table 1",
+        question="Does </p><script> matter?",
+        method="Spearman's ρ with a < b.",
+        absent="the model has no such component",
+    )
+    return Experiment(**(own | fields))
+
+
+def lines(values: list[float]) -> Any:
+    figure, (axes,) = panels(width=3.0, height=2.0)
+    axes.plot(range(1, len(values) + 1), values, label='id="a" <&>')
+    axes.axvspan(1, 1.5, hatch="//", fc="none")  # hatches are patterns with ids
+    style(axes, x="layer", y="ρ", title="<title> & more")
+    return figure
+
+
+def result(scale: float = 1.0, layers: int = 2) -> Result:
+    rho = scale * np.linspace(0.9, 0.5, layers)
+    by_layer = pd.DataFrame(
+        {
+            "component": ["FF"] * layers + ["LN2"] * layers,
+            "layer": [*range(1, layers + 1)] * 2,
+            "rho": [*rho, *(rho / 2)],
+            "low": [*(rho - 0.1), *(rho / 2 - 0.1)],
+            "high": [*(rho + 0.1), *(rho / 2 + 0.1)],
+        }
+    )
+    table = pd.DataFrame(
+        {
+            "component": ["FF", "LN2"],
+            "rho": [rho.mean(), rho.mean() / 2],
+            "low": [rho.mean() - 0.1, rho.mean() / 2 - 0.1],
+            "high": [rho.mean() + 0.1, rho.mean() / 2 + 0.1],
+        }
+    )
+    pairs = pd.DataFrame(
+        {
+            "layer": 1,
+            "source": NASTY,
+            "amp": [-0.5, np.nan, *np.linspace(0, 1, len(NASTY) - 2)],
+            "both": [True, False] * (len(NASTY) // 2),
+        }
+    )
+    return Result(
+        tables={
+            "similarity": Table(table, "By component (Table 1).", {"rho": ".2f"}),
+            "similarity-layers": Table(by_layer, "By layer. Of one report.", {"rho": ".3f"}),
+            "pairs": Table(pairs, "Pairs such as <b>, | and 100 % of _x_", {"amp": ".2f"}),
+            "many": Table(pd.DataFrame({"row": range(60)}), "Sixty rows.", shown=20),
+        },
+        figures={
+            "similarity": Figure(lambda: lines(list(rho)), 'A "figure" of <b> & ρ'),
+            "again": Figure(lambda: lines(list(rho)), "The same once more"),
+        },
+        sentences=[f"The token {NASTY[0]} & {NASTY[2]} changes most.", "FF least."],
+        comparisons=[
+            Comparison(
+                Published("t/FF", "FF", 0.79, "bert-base-uncased", "wiki", "Wikipedia", "Table 1"),
+                0.5,
+                False,
+            )
+        ],
+        summary={"ρ of FF": float(rho.mean()), "undefined": float("nan")},
+    )
+
+
+def same(measured: float | None) -> Comparison:
+    published = Published("x", "LN2", 0.73, "m", "sst2", None, "Table 1")
+    return Comparison(published, measured, True)
+
+
+def report(
+    results: list[tuple[str, Result | None]] | None = None, model: Model = MODEL, **section: Any
+) -> Report:
+    found = [("sst2", result())] if results is None else results
+    runs = [replace(RUN, data=data) for data, _ in found if data] or [RUN]
+    queries = ("SELECT * FROM t WHERE a < 1 -- ``` & <b>",)
+    own = Section(experiment(), found, runs=("runs/sst2-masked",), queries=queries, **section)
+    header = Header(model, runs, {"seed": 0, "top_k": 10}, notes=NOTES)
+    return Report("Report of <model> & data", header, [own])

@@ -1,0 +1,568 @@
+"""Reports: what is written, that it is whole, and that nothing of it is taken for markup."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from report_examples import (
+    MODEL,
+    NASTY,
+    RUN,
+    experiment,
+    lines,
+    report,
+    result,
+    same,
+)
+
+from normlens.errors import OutputError
+from normlens.exports.spreadsheet import harmless
+from normlens.reports import facts, formatting, latex, markdown, pictures
+from normlens.reports.base import Figure, Result, Table
+from normlens.reports.content import Header, Model, Report, Section
+from normlens.reports.drawing import panels
+from normlens.reports.files import write
+from normlens.reports.layout import arrange
+from normlens.reports.published import Comparison, Published
+from normlens.reports.words import LAYER
+
+VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
+
+
+class Page(HTMLParser):
+    """Elements of a page, their texts, and every attribute that could load something."""
+
+    def __init__(self, text: str):
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.pointers: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attrs:
+            self.attributes.append((tag, name, value or ""))
+            if name == "id":
+                self.ids.append(value or "")
+            if name == "href" and (value or "").startswith("#"):
+                self.pointers.append((value or "")[1:])
+            self.pointers += re.findall(r"url\(#([^)]+)\)", value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on two data sets, on a third of which the experiment does not apply."""
+    place = tmp_path_factory.mktemp("report")
+    found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
+    write(report(found, part="Feed-forward <blocks>"), place)
+    return place
+
+
+def test_every_file_is_there_and_listed(folder: Path) -> None:
+    written = write(report(), folder / "single")
+    assert all(path.is_file() for path in written)
+    names = {path.relative_to(folder / "single").as_posix() for path in written}
+    assert {"report.html", "report.md", "results.json", "figures/again.png"} <= names
+    assert {"tables/pairs.csv", "tables/pairs.tex", "figures/similarity.svg"} <= names
+    found = json.loads((folder / "single" / "results.json").read_text("utf-8"))
+    assert set(found["files"]) == names
+    left = {path for path in (folder / "single").rglob("*") if path.is_file()}
+    assert left == set(written)
+
+
+def test_names_have_the_data_where_there_are_several(folder: Path) -> None:
+    names = {path.name for path in (folder / "figures").iterdir()}
+    assert {"similarity-sst2.svg", "similarity-wiki-103-e.png"} <= names
+    assert "similarity.svg" not in names
+
+
+def test_names_that_would_be_the_same_file_are_told_apart(tmp_path: Path) -> None:
+    table = Table(pd.DataFrame({"a": [1]}), "A.")
+    sections = [Section(experiment(str(n)), [("", Result({"x y": table}))]) for n in (1, 2)]
+    sections.append(Section(experiment("3"), [("", Result({"X/Y": table, "한": table}))]))
+    write(Report("R", Header(MODEL, [RUN]), sections), tmp_path)
+    names = {path.name for path in (tmp_path / "tables").glob("*.csv")}
+    assert names == {"x-y.csv", "x-y-2.csv", "x-y-3.csv", "unnamed.csv"}
+
+
+def test_building_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    found = [("sst2", result()), ("wiki/103 é", result(0.8)), ("none", None)]
+    written = write(report(found, part="Feed-forward <blocks>"), tmp_path)
+    for path in written:
+        assert path.read_bytes() == (folder / path.relative_to(tmp_path)).read_bytes(), path
+
+
+def test_figures_and_tables_of_an_earlier_report_go(tmp_path: Path) -> None:
+    write(report(), tmp_path)
+    (tmp_path / "figures" / "mine.svg").write_text("<svg/>")
+    fewer = replace(result(), figures={}, tables={"pairs": result().tables["pairs"]})
+    write(report([("sst2", fewer)]), tmp_path)
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {"mine.svg"}
+    assert {path.name for path in (tmp_path / "tables").iterdir()} == {"pairs.csv", "pairs.tex"}
+
+
+def test_a_stop_in_the_middle_leaves_whole_files(tmp_path: Path) -> None:
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    figures = {"first": Figure(lambda: lines([1.0, 2.0]), "First"), "second": Figure(stopped, "")}
+    with pytest.raises(KeyboardInterrupt):
+        write(report([("sst2", Result(figures=figures))]), tmp_path)
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names == {"first.svg", "first.png"}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write") as error:
+        write(report(), tmp_path / "file")
+    assert "\n" not in str(error.value)
+
+
+# The numbers -------------------------------------------------------------------------------------
+
+
+def test_results_hold_summary_and_comparisons(folder: Path) -> None:
+    found = json.loads((folder / "results.json").read_text("utf-8"))
+    first, second = found["experiments"][0]["results"]
+    assert (first["data"], second["data"]) == ("sst2", "wiki/103 é")
+    assert first["summary"] == {"ρ of FF": pytest.approx(0.7), "undefined": None}
+    assert first["comparisons"][0]["difference"] == pytest.approx(0.5 - 0.79)
+    assert first["comparisons"][0]["same"] is False
+    assert (folder / second["tables"]["pairs"]["csv"]).is_file()
+    assert found["model"]["layers"] == 2
+    assert found["layers_counted_from"] == 1
+    assert LAYER in first["tables"]["pairs"]["columns"]
+    assert "the model has no such component" in found["experiments"][0]["absent"]
+
+
+def test_csv_holds_every_row_at_full_precision(folder: Path) -> None:
+    read = pd.read_csv(folder / "tables" / "pairs-sst2.csv", keep_default_na=False)
+    assert list(read["source"]) == [harmless(text) for text in NASTY]
+    assert len(pd.read_csv(folder / "tables" / "many-sst2.csv")) == 60
+    layers = pd.read_csv(folder / "tables" / "similarity-layers-wiki-103-e.csv")
+    assert list(layers) == ["component", "layer (counted from 1)", "rho", "low", "high"]
+    assert layers["rho"].iloc[0] == pytest.approx(0.72, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "says"),
+    [("FF most in layer 4.", 1), ("Higher in layers 1–3 and 5.", 1), ("In the last 2 layers.", 0)],
+)
+def test_a_sentence_that_names_a_layer_says_how_it_is_counted(
+    sentence: str, says: int, tmp_path: Path
+) -> None:
+    write(report([("sst2", Result(sentences=[sentence]))]), tmp_path)
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text("utf-8")
+        assert text.count("Layers are counted from 1.") == says
+        assert text.count("counted from 1 in this report, as in the papers") == 1
+
+
+def test_published_figures_of_a_layer_say_how_it_is_counted() -> None:
+    def first_column(label: str) -> str:
+        published = Published("x", label, 0.7, "m", "sst2", None, "Table 1")
+        found = Result(comparisons=[Comparison(published, 0.6, True)])
+        (section,) = arrange(report([("sst2", found)]))
+        return section.findings[0].against[0].columns[0]
+
+    assert first_column("Rate, layer 3") == "layers counted from 1"
+    assert first_column("Rate, mean") == ""
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text("utf-8"))
+
+
+def test_the_page_is_well_formed_and_its_ids_are_unique(page: Page) -> None:
+    assert [name for name, count in Counter(page.ids).items() if count > 1] == []
+    assert set(page.pointers) <= set(page.ids)
+    assert len(page.pointers) > 4  # glyphs, clips, hatches and contents
+    assert page.tags["svg"] == 4
+
+
+def test_the_page_loads_nothing(page: Page, folder: Path) -> None:
+    assert not {"script", "link", "iframe", "img", "object", "embed", "base"} & set(page.tags)
+    loading = [
+        (tag, name, value)
+        for tag, name, value in page.attributes
+        if name in ("src", "srcset", "data", "poster", "background", "action")
+        or (name.endswith("href") and not value.startswith(("#", "data:image/png;base64,")))
+    ]
+    assert loading == []
+    text = (folder / "report.html").read_text("utf-8")
+    assert "@import" not in text
+    assert re.findall(r"https?://", text) == []
+
+
+def test_nothing_on_the_page_is_taken_for_markup(page: Page) -> None:
+    assert not {"i", "script", "model", "blocks"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    for token in NASTY:
+        assert token in page.texts
+    shown = " ".join(page.texts)
+    assert "Report of <model> & data" in shown
+    assert "Feed-forward <blocks>" in shown
+    assert "Does </p><script> matter?" in shown
+
+
+def test_the_top_says_of_what_it_is(page: Page) -> None:
+    shown = " ".join(" ".join(page.texts).split())
+    for text in (
+        "tiny/bert-<b> (bert, bidirectional, 2 layers)",
+        "sha256:7a407a407a40…",
+        "at most 3.1 × 10⁻⁷",
+        "12 % masked",
+        "1,234",
+        "seed 0 · top k 10",
+        "2026-01-31",
+    ):
+        assert text in shown
+
+
+def test_every_figure_has_its_caption_as_alternative_text(page: Page) -> None:
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert labels == ['A "figure" of <b> & ρ', "The same once more"] * 2
+
+
+def test_numbers_stand_right_and_words_left(page: Page, folder: Path) -> None:
+    text = (folder / "report.html").read_text("utf-8")
+    assert '<td class="n">−0.50</td>' in text
+    assert '<td class="n">–</td>' in text
+    assert '<td class="k">##s</td>' in text
+    assert '<td class="k">yes</td>' in text
+
+
+def test_long_tables_are_folded_and_say_where_the_rest_is(page: Page) -> None:
+    shown = " ".join(page.texts)
+    assert "40 more rows in tables/many-sst2.csv" in shown
+    folds = [v for tag, name, v in page.attributes if (tag, name) == ("details", "class")]
+    assert folds == ["fold"] * 4  # "pairs" and "many", on two data sets
+
+
+def test_the_first_table_is_open_and_the_last_of_many_are_folded(tmp_path: Path) -> None:
+    first = Table(pd.DataFrame({"row": range(30)}), "Thirty rows.")
+    small = Table(pd.DataFrame({"row": [1]}), "One row.")
+    tables = {"first": first} | {f"small {n}": small for n in range(5)}
+    write(report([("sst2", Result(tables))]), tmp_path)
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert '<p class="table-title">Thirty rows.</p>' in text
+    assert text.count('<p class="table-title">One row.</p>') == 3
+    assert text.count('<details class="fold">') == 2
+
+
+def test_an_experiment_without_results_says_why_in_one_line(tmp_path: Path, page: Page) -> None:
+    write(report([("sst2", None), ("wiki", None)]), tmp_path)
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text("utf-8")
+        assert text.count("No result: the model has no such component.") == 1
+    assert "Not on none: the model has no such component." in page.texts
+
+
+def test_published_figures_of_other_models_are_greyed_and_have_no_difference(page: Page) -> None:
+    shown = " ".join(page.texts)
+    assert (
+        "The published figure is of bert-base-uncased on Wikipedia, not of tiny/bert-<b> on sst2; "
+        "for orientation only."
+    ) in shown
+    assert "difference" not in page.texts
+    classes = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
+    assert classes.count("against other") == 2
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"), [(0.70, "−0.03"), (0.75, "+0.02"), (0.7301, "±0.00"), (None, "–")]
+)
+def test_published_figures_of_this_model_have_a_difference(
+    tmp_path: Path, measured: float | None, shown: str
+) -> None:
+    write(report([("sst2", Result(comparisons=[same(measured)]))]), tmp_path)
+    page = Page((tmp_path / "report.html").read_text("utf-8"))
+    assert "difference" in page.texts
+    assert shown in page.texts
+    assert "for orientation only" not in " ".join(page.texts)
+    assert f"| {shown} |" in (tmp_path / "report.md").read_text("utf-8")
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+
+def test_svg_has_letters_as_paths_and_no_date() -> None:
+    drawn = pictures.svg(lines([1.0, 2.0]))
+    root = ElementTree.fromstring(drawn)
+    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert "path" in tags
+    assert "text" not in tags
+    assert "metadata" not in tags
+
+
+def test_a_large_svg_names_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = lines([1.0, 2.0])
+    assert b"<text" not in pictures.svg(figure)
+    monkeypatch.setattr(pictures, "PATHS", 10_000)
+    assert b"<text" in pictures.svg(figure)
+
+
+def test_a_figure_with_very_many_points_stays_small() -> None:
+    figure, (axes,) = panels()
+    axes.scatter(range(20_000), range(20_000), s=1)
+    drawn = pictures.svg(figure)
+    assert len(drawn) <= pictures.LARGEST
+    inline = pictures.inline(drawn, "a--", "Points")
+    assert "data:image/png;base64," in inline
+    assert 'viewBox="0 0 244.8 180"' in inline
+
+
+def test_inline_pictures_do_not_share_ids() -> None:
+    drawn = pictures.svg(lines([1.0, 2.0]))
+    first, second = (Page(pictures.inline(drawn, prefix, "x")) for prefix in ("a--", "b--"))
+    assert first.ids
+    assert not set(first.ids) & set(second.ids)
+    assert set(first.pointers) == set(first.ids)
+
+
+# LaTeX -------------------------------------------------------------------------------------------
+
+
+def unescaped(text: str) -> str:
+    """LaTeX without its commands' letters: only what groups and separates."""
+    return re.sub(r"\\[\\{}&%#$_]", "", text)
+
+
+def test_latex_is_balanced_and_every_row_has_all_columns(folder: Path) -> None:
+    for path in (folder / "tables").glob("*.tex"):
+        text = unescaped(path.read_text("utf-8"))
+        assert text.count("{") == text.count("}"), path
+        assert text.count("$") % 2 == 0, path
+    source = (folder / "tables" / "pairs-sst2.tex").read_text("utf-8")
+    (columns,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", source)
+    assert columns == "rlrl"
+    body = source[source.index("\\toprule") : source.index("\\bottomrule")]
+    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == len(NASTY) + 1
+    assert {unescaped(row).count("&") for row in rows} == {len(columns) - 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("##s", r"\#\#s"),
+        ("a_b", r"a\_b"),
+        ("100 %", r"100 \%"),
+        ("\\{~^}", r"\textbackslash{}\{\textasciitilde{}\textasciicircum{}\}"),
+        ("[CLS]", "{[}CLS{]}"),
+        ("*", "{*}"),
+        ("--", "-{}-"),
+        ("–−", "--$-$"),
+        ("a|<b>", r"a\textbar{}\textless{}b\textgreater{}"),
+        ("ρ", r"$\rho$"),
+        ("10⁻⁷", r"10$^{-}$$^{7}$"),
+        ("a\nb\x00", "a b"),
+        ("Ġthe", "Ġthe"),
+    ],
+)
+def test_latex_prints_what_it_is_given(text: str, printed: str) -> None:
+    assert latex.escaped(text) == printed
+
+
+def test_latex_of_other_scripts_names_the_engines_that_can_print_it(folder: Path) -> None:
+    tables = folder / "tables"
+    assert "LuaLaTeX" in (tables / "pairs-sst2.tex").read_text("utf-8")
+    assert "LuaLaTeX" not in (tables / "similarity-sst2.tex").read_text("utf-8")
+
+
+def test_wide_tables_are_shrunk_and_long_ones_run_over_pages() -> None:
+    narrow, wide, middle = (
+        Table(pd.DataFrame({f"columns {n}": [1.0] for n in range(count)}), "C")
+        for count in (3, 12, 6)
+    )
+    long = Table(pd.DataFrame({"a": range(200)}), "C")
+    assert r"\resizebox" not in latex.latex(narrow, "n")
+    assert r"\small" not in latex.latex(narrow, "n")
+    assert r"\small" in latex.latex(middle, "n")
+    assert r"\resizebox{\textwidth}{!}{%" in latex.latex(wide, "n")
+    assert r"\begin{longtable}{r}" in latex.latex(long, "n")
+    assert latex.latex(long, "n").count(r"\\") == 200 + 3
+
+
+def has_latex() -> bool:
+    if not (shutil.which("pdflatex") and shutil.which("kpsewhich")):
+        return False
+    needed = ("booktabs.sty", "longtable.sty", "graphicx.sty")
+    return subprocess.run(["kpsewhich", *needed], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not has_latex(), reason="needs pdflatex with booktabs")
+def test_latex_compiles(folder: Path, tmp_path: Path) -> None:
+    frame = result().tables["pairs"].frame
+    printable = frame[[not latex.beyond_latin(token) for token in frame["source"]]]
+    wide = pd.concat([printable.add_prefix(f"{n} ") for n in range(4)], axis=1)
+    long = pd.concat([printable] * 8)
+    tables = [Table(each, "A caption: 100 % of _x_, ρ ≥ 0.") for each in (printable, wide, long)]
+    source = (
+        r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,longtable,graphicx}"
+        "\\begin{document}\n"
+        + "\n".join(latex.latex(table, f"t{n}") for n, table in enumerate(tables))
+        + "\n\\end{document}\n"
+    )
+    (tmp_path / "t.tex").write_text(source, "utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+# Markdown ----------------------------------------------------------------------------------------
+
+
+def test_markdown_tables_have_all_their_cells(folder: Path) -> None:
+    text = (folder / "report.md").read_text("utf-8")
+    start = text.index("| layer (counted from 1) | source | amp | both |")
+    rows = text[start:].split("\n\n")[0].splitlines()
+    assert rows[1] == "| ---: | :--- | ---: | :--- |"
+    assert len(rows) == len(NASTY) + 2
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
+
+
+def test_markdown_links_files_that_are_there(folder: Path) -> None:
+    text = (folder / "report.md").read_text("utf-8")
+    files = re.findall(r"\]\(((?:figures|tables)/[^)]+)\)", text)
+    assert len(files) == 6
+    assert all((folder / name).is_file() for name in files)
+    anchors = re.findall(r"\]\(#([^)]+)\)", text)
+    assert anchors
+    assert all(f'<a id="{anchor}"></a>' in text for anchor in anchors)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a|b", r"a\|b"),
+        ("`x`", r"\`x\`"),
+        ("<b>", r"\<b\>"),
+        ("$x_1$", r"\$x\_1\$"),
+        ("\\|", r"\\\|"),
+        ("a\nb", "a b"),
+        ("so: 1", "so: 1"),
+        (":smile:", r"\:smile:"),
+    ],
+)
+def test_markdown_shows_what_it_is_given(text: str, shown: str) -> None:
+    assert markdown.escaped(text) == shown
+
+
+def test_code_spans_hold_backticks() -> None:
+    assert markdown.code("runs/x") == "`runs/x`"
+    assert markdown.code("a``b") == "```a``b```"
+    assert markdown.code("`a") == "`` `a ``"
+
+
+def test_sections_of_one_part_stand_under_one_heading(tmp_path: Path) -> None:
+    sections = [
+        Section(experiment(str(n)), [("sst2", Result(sentences=[f"{n}."]))], part=part)
+        for n, part in enumerate(("First", "First", "Second"))
+    ]
+    write(Report("R", Header(MODEL, [RUN]), sections), tmp_path)
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert (text.count("\n# First\n"), text.count("\n# Second\n")) == (1, 1)
+    page = Page((tmp_path / "report.html").read_text("utf-8"))
+    assert page.texts.count("First") == 2  # contents and heading
+    assert page.tags["section"] == 3
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_read_from_a_manifest() -> None:
+    described = dict(vars(MODEL)) | {"tokenizer": "sha256:0", "max_tokens": 512}
+    assert Model.of(described) == MODEL
+
+
+def test_the_largest_completeness_error_counts() -> None:
+    runs = [RUN, replace(RUN, completeness=2e-6), replace(RUN, completeness=None)]
+    assert Header(MODEL, runs).completeness == 2e-6
+    assert "no sequence" in facts.completeness(Header(MODEL, [runs[2]]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1234, "0.123"),
+        (-12.5, "−12.500"),
+        (3.0, "3"),
+        (12345.6, "12345.6"),
+        (2.5e-7, "2.5 × 10⁻⁷"),
+        (float("nan"), "–"),
+        (float("inf"), "–"),
+        (None, "–"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert formatting.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("Ünï/..\\x", "uni-x"), ("a b", "a-b"), ("same_word", "same_word"), ("..", "unnamed")],
+)
+def test_slugs_are_safe_file_names(name: str, file: str) -> None:
+    assert formatting.slug(name) == file
+
+
+def test_header_of_a_report_that_takes_no_model_apart() -> None:
+    header = Header(MODEL, [RUN], notes=[("Task", "two classes")], decomposed=False)
+    labels = [label for label, _ in facts.facts(header)]
+    assert "Task" in labels
+    assert "Completeness error" not in labels
+    table = facts.run_table(header)
+    assert table.columns == ("data", "sequences", "tokens", "failures")
+    assert table.rows == [("sst2 (sst2:dev.tsv)", "10", "1,234", "1")]
+    assert len(table.numeric) == 4
+    assert len(facts.run_table(Header(MODEL, [RUN])).rows[0]) == 6
+
+
+def test_a_table_that_is_to_be_seen_is_never_folded() -> None:
+    frame = pd.DataFrame({"row": range(60)})
+    tables = {f"t{place}": Table(frame, "", open=place % 2 == 0) for place in range(8)}
+    (placed,) = arrange(report([("sst2", Result(tables=tables))]))
+    assert [table.folded for table in placed.findings[0].tables] == [False, True] * 4
