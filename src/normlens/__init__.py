@@ -14,6 +14,7 @@ from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
     from normlens import rollouts
+    from normlens.alignment.align import align
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
     from normlens.lens import Lens
@@ -33,6 +34,7 @@ _HOMES = {
     "Explanations": "normlens.results.explanations",
     "Lens": "normlens.lens",
     "Maps": "normlens.results.maps",
+    "align": "normlens.alignment.align",
     "load": "normlens.loading",
     "open": "normlens.results.store",
     "register": "normlens.models.base",
@@ -54,6 +56,7 @@ __all__ = [
     "NormLensError",
     "Run",
     "__version__",
+    "align",
     "load",
     "open",
     "register",

@@ -70,7 +70,7 @@ def reproduce_command(
 def report_command(
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="A folder that reproduce or evaluate has made."),
+        typer.Argument(metavar="OUT", help="A folder that reproduce, evaluate or align has made."),
     ],
 ) -> None:
     """Build the report again from what is on disk; needs neither model nor data."""
@@ -84,10 +84,13 @@ def report_command(
 
 def _run_report(folder: Path) -> Path:
     """Build the report of a single run, by the tables that it has."""
+    from normlens.alignment.report import build as alignment
     from normlens.corpus.runs.results import Run
     from normlens.evaluate.report import build as faithfulness
 
     tables = Run.open(folder).tables
+    if alignment.TABLE in tables:
+        return alignment.build_report(folder)
     if faithfulness.TABLE in tables:
         return faithfulness.build_report(folder)
     raise InputError(

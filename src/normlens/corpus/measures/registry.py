@@ -27,6 +27,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 OF_MODEL = {
     "faithfulness": "normlens.evaluate.measure:FaithfulnessMeasure",
     "ablation": "normlens.ablate.measure:AblationMeasure",
+    "alignment": "normlens.alignment.measure:AlignmentMeasure",
 }
 
 
