@@ -87,6 +87,7 @@ def test_only_what_needs_torch_imports_it() -> None:
         "normlens.figures",
         "normlens.results.maps",
         "normlens.faithfulness.report.build",
+        "normlens.alignment.report.build",
         "normlens.reports.compare",
         "normlens.papers.reporting",
         "normlens.viewer",
@@ -114,4 +115,4 @@ def test_reports_import_no_experiments() -> None:
     """A report is written without importing any room whose results it shows."""
     for module in (name for name in FILES if name.startswith("normlens.reports")):
         rooms = {name.split(".")[1] for name in brought_along(module) if "." in name}
-        assert not rooms & {"papers", "faithfulness", "ablation"}, module
+        assert not rooms & {"papers", "faithfulness", "ablation", "alignment"}, module

@@ -15,6 +15,7 @@ from normlens.errors import NormLensError
 if TYPE_CHECKING:
     from normlens import rollouts
     from normlens.ablation.ablate import ablate
+    from normlens.alignment.align import align
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
     from normlens.faithfulness.evaluate import evaluate
@@ -36,6 +37,7 @@ _HOMES = {
     "Lens": "normlens.lens",
     "Maps": "normlens.results.maps",
     "ablate": "normlens.ablation.ablate",
+    "align": "normlens.alignment.align",
     "evaluate": "normlens.faithfulness.evaluate",
     "load": "normlens.loading",
     "open": "normlens.results.store",
@@ -59,6 +61,7 @@ __all__ = [
     "Run",
     "__version__",
     "ablate",
+    "align",
     "evaluate",
     "load",
     "open",

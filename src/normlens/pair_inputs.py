@@ -52,7 +52,7 @@ def encode_pairs(lens: Lens, given: GivenPairs, *, truncate: bool) -> tuple[list
         source, target = _source_target(source)
     if pairs_of_texts is not None:
         _check_alone(given)
-        pairs = [_pair(lens, adapter, texts, truncate) for texts in pairs_of_texts]
+        pairs = [encode_pair(lens, texts, truncate=truncate) for texts in pairs_of_texts]
         return pairs, True
     sources, many = _sources(lens, adapter, source, given, truncate)
     targets = _targets(lens, adapter, target, given, truncate, len(sources))
@@ -64,12 +64,25 @@ def encode_pairs(lens: Lens, given: GivenPairs, *, truncate: bool) -> tuple[list
     ], many
 
 
-def _pair(lens: Lens, adapter: TwoStacks, texts: SourceTarget, truncate: bool) -> Pair:
+def encode_pair(
+    lens: Lens, texts: SourceTarget, *, truncate: bool, max_length: int | None = None
+) -> Pair:
+    """One source and its target, or what the model generates; either of `max_length` at most."""
+    adapter = lens.adapter
+    if not isinstance(adapter, TwoStacks):
+        raise InputError(f"{lens.name} reads one sequence; pairs are for encoder–decoders")
     source, target = texts
-    encoded = _read_source(lens, adapter, source, truncate)
+    encoded = _read_source(lens, adapter, source, truncate, max_length)
     if target is None:
         return generated(lens, encoded, None)
-    return Pair(encoded, _read_target(lens, adapter, target, truncate))
+    return Pair(encoded, _read_target(lens, adapter, target, truncate, max_length))
+
+
+def encode_target(lens: Lens, target: Side) -> Encoded:
+    """A target alone, as the decoder reads it."""
+    adapter = lens.adapter
+    assert isinstance(adapter, TwoStacks)
+    return _read_target(lens, adapter, target, truncate=False)
 
 
 def _source_target(entry: Any) -> SourceTarget:
@@ -90,19 +103,23 @@ def _check_alone(given: GivenPairs) -> None:
         raise InputError("pass either a list of texts or pairs, or ids, one of the two")
 
 
-def _read_source(lens: Lens, adapter: TwoStacks, source: Side, truncate: bool) -> Encoded:
+def _read_source(
+    lens: Lens, adapter: TwoStacks, source: Side, truncate: bool, max_length: int | None = None
+) -> Encoded:
     if adapter.hears:
         raise InputError(
             f"{lens.name} hears its source; pass input_features=… as its feature extractor gives "
             "them, and the text as the target"
         )
-    limit = adapter.max_source_positions()
+    limit = _shorter(adapter.max_source_positions(), max_length)
     reader = SideReader(lens.tokenizer, False, limit, adapter.source_vocabulary())
     return reader.read(source, truncate)
 
 
-def _read_target(lens: Lens, adapter: TwoStacks, target: Side, truncate: bool) -> Encoded:
-    limit = adapter.max_positions()
+def _read_target(
+    lens: Lens, adapter: TwoStacks, target: Side, truncate: bool, max_length: int | None = None
+) -> Encoded:
+    limit = _shorter(adapter.max_positions(), max_length)
     reader = SideReader(lens.tokenizer, True, limit, adapter.target_vocabulary())
     encoded = shifted(adapter, reader.read(target, truncate), lens.tokenizer)
     if limit is not None and len(encoded) > limit:
@@ -111,6 +128,10 @@ def _read_target(lens: Lens, adapter: TwoStacks, target: Side, truncate: bool) -
             f"takes at most {limit}; shorten it"
         )
     return encoded
+
+
+def _shorter(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _sources(

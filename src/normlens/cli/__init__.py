@@ -15,6 +15,7 @@ import typer
 
 from normlens._version import __version__
 from normlens.cli.ablate import ablate_command
+from normlens.cli.align import align_command
 from normlens.cli.cosine import cosine_command
 from normlens.cli.demo import demo_command
 from normlens.cli.doctor import doctor_command
@@ -81,6 +82,12 @@ app.command(
     epilog="Example: normlens evaluate --model minilm --data stsb:path/sts-dev.csv --limit 60 "
     "--out my-evaluation",
 )(evaluate_command)
+app.command(
+    "align",
+    short_help="Words of a source and of its translation, linked by an encoder–decoder's maps.",
+    epilog="Example: normlens align --model my-marian --data parallel:pairs.txt --gold pairs.gold "
+    "--scope all --out my-alignment",
+)(align_command)
 app.command("status", epilog="Example: normlens status my-run")(status_command)
 app.command("check", epilog="Example: normlens check my-run")(check_command)
 app.command(

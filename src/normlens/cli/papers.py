@@ -81,7 +81,9 @@ def reproduce_command(
 def report_command(
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="A folder that reproduce, evaluate or ablate has made."),
+        typer.Argument(
+            metavar="OUT", help="A folder that reproduce, evaluate, ablate or align has made."
+        ),
     ],
 ) -> None:
     """Build the report again from what is on disk; needs neither model nor data."""

@@ -18,7 +18,10 @@ SETTINGS = "settings.json"
 BUILDERS = {"ablation": "normlens.ablation.report.reporting:build_report"}
 PAPERS = "normlens.papers.reporting:build_report"
 #: The function that builds the report of a single run, by a table that the run has.
-RUN_BUILDERS = {"faithfulness": "normlens.faithfulness.report.build:build_report"}
+RUN_BUILDERS = {
+    "faithfulness": "normlens.faithfulness.report.build:build_report",
+    "alignment": "normlens.alignment.report.build:build_report",
+}
 
 
 def builder(folder: str | os.PathLike[str]) -> Callable[[str | os.PathLike[str]], Path]:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines import prepared
 from normlens.corpus.engines.prepared import Clock, Entry, batches
+from normlens.pairs import Pair
+from normlens.text import Encoded
 
 
-def entries(lengths: list[int]) -> list[Any]:
-    return [Entry(index, [0] * length) for index, length in enumerate(lengths)]  # type: ignore[arg-type]
+def sequence(length: int) -> Encoded:
+    return Encoded([0] * length, ["a"] * length, [False] * length)
+
+
+def entries(lengths: list[int], sources: list[int] | None = None) -> list[Entry]:
+    of_encoder = [None] * len(lengths) if sources is None else map(sequence, sources)
+    return [
+        Entry(index, EncodedRecord(**vars(sequence(length)), source=source))
+        for index, (length, source) in enumerate(zip(lengths, of_encoder, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -34,6 +44,15 @@ def test_a_batch_holds_what_fits_and_at_least_one_sequence(monkeypatch: pytest.M
         [30],
         [31],
     ]
+
+
+def test_both_sequences_of_a_pair_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "HELD", 20)
+    pairs = entries([4, 4, 4], sources=[1, 9, 3])
+    assert [len(pair) for pair in pairs] == [5, 13, 7]
+    cut = list(batches(pairs, 8, lambda n: n))
+    assert [[entry.index for entry in batch] for batch in cut] == [[0, 2], [1]]
+    assert pairs[1].item == Pair(sequence(9), pairs[1].encoded)
 
 
 def test_seconds_of_a_stage_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import run_examples as examples
@@ -112,6 +112,25 @@ def test_slow_tokenizers_are_told_apart_by_their_files(tmp_path: Path) -> None:
     assert tokenizer_hash(Slow(lower=False)) != first
     (tmp_path / "merges.txt").write_text("b a")
     assert tokenizer_hash(Slow(lower=True)) != first
+
+
+def test_a_tokenizer_of_two_models_is_told_apart_by_either(tmp_path: Path) -> None:
+    class Marian:
+        special_tokens_map: ClassVar[dict[str, str]] = {}
+        vocab_files_names: ClassVar[dict[str, str]] = {"source_spm": "source.spm"}
+        spm_files: ClassVar[list[str]] = [str(tmp_path / name) for name in ("source", "target")]
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("as it was")
+    first = tokenizer_hash(Marian())
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("another")
+        assert tokenizer_hash(Marian()) != first
+        (tmp_path / name).write_text("as it was")
+    assert tokenizer_hash(Marian()) == first
 
 
 # Measures -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from normlens.corpus.data import conll, unpickle
 from normlens.corpus.data.lines import Lines
+from normlens.corpus.data.parallel import read_parallel
 from normlens.corpus.data.prose import read_text, read_wikitext
 from normlens.corpus.data.read_options import Located, ReadOptions, unless
 from normlens.corpus.data.stsb import looks_like_stsb, read_stsb
@@ -50,6 +51,7 @@ READERS: dict[str, Callable[[Path, ReadOptions], Iterator[Located]]] = {
     "pickle": read_pickle,
     "wikitext": read_wikitext,
     "stsb": read_stsb,
+    "parallel": read_parallel,
 }
 SUFFIXES = {
     ".txt": "text",
@@ -62,6 +64,8 @@ SUFFIXES = {
     ".pickle": "pickle",
     **dict.fromkeys(conll.SUFFIXES, "conll"),
 }
+#: Formats that no suffix tells; a file is read so where the name stands before it.
+EXPLICIT = ("parallel",)
 _TABLES = ("jsonl", "csv", "tsv", "parquet")
 
 

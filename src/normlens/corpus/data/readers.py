@@ -81,7 +81,8 @@ def open_data(
     """Open the data set that `spec` names, in a fixed order and with stable record ids.
 
     `spec` is a file, a folder, a pattern ("data/*.jsonl"), a named data set ("sample", "sst2",
-    "conll2003", "wikitext", "stsb") or such a name with a local file ("sst2:path/dev.tsv").
+    "conll2003", "wikitext", "stsb") or such a name with a local file ("sst2:path/dev.tsv");
+    "parallel:path/file" has a source and its target in each line (``source ||| target``).
     `column` and `pair_column` choose in tables; `paragraphs` takes blank-line-separated paragraphs
     of a .txt file as sequences; `limit` takes the first ones only; `extra` names further columns
     that records keep. Rows with a blank text are left out.
@@ -99,6 +100,8 @@ def open_data(
     elif name in named.NAMED:
         kind = named.NAMED[name].format
         data = _open_files(rest, options, limit, kind=kind, prefix=f"{name}:")
+    elif name in formats.EXPLICIT and colon:
+        data = _open_files(rest, options, limit, kind=name, prefix=f"{name}:")
     else:
         data = _open_files(spec, options, limit)
     # What can be known about the file should be said now, not when a run has begun.

@@ -34,14 +34,16 @@ class Entity:
 class Record:
     """One sequence: a text (or a pair), words, or tokens of a vocabulary; one of the three.
 
-    `extra` holds further columns of its row (a label, a score) that a measure reads. A sequence
-    whose bytes are not text keeps its place, with the reason as `unreadable`. `id` is
-    the file's name and a running index in it, the same in every run.
+    `second_words` are those of the second text of a pair, such as the target of a translation,
+    beside the `words` of the first. `extra` holds further columns of its row (a label, a score)
+    that a measure reads. A sequence whose bytes are not text keeps its place, with the reason as
+    `unreadable`. `id` is the file's name and a running index in it, the same in every run.
     """
 
     id: str
     text: str | tuple[str, str] | None = None
     words: tuple[str, ...] | None = None
+    second_words: tuple[str, ...] | None = None
     tokens: tuple[str, ...] | None = None
     entities: tuple[Entity, ...] = ()
     unreadable: str | None = None
@@ -57,10 +59,21 @@ class Record:
             )
         if self.words is not None:
             _check_words(self.words, "word")
+        if self.second_words is not None:
+            if self.words is None:
+                raise InputError("the second text is given in words and the first is not")
+            _check_words(self.second_words, "word of the second text")
         if self.tokens is not None:
             _check_words(self.tokens, "token")
         if self.entities:
             _check_entities(self.entities, self.words)
+
+    @property
+    def texts(self) -> str | tuple[str, str] | None:
+        """The text or the pair of texts, also of a pair in words; None for words or tokens."""
+        if self.words is not None and self.second_words is not None:
+            return " ".join(self.words), " ".join(self.second_words)
+        return self.text
 
 
 def _check_words(words: tuple[str, ...], what: str) -> None:

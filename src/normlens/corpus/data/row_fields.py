@@ -81,6 +81,9 @@ def _text(row: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
             raise InputError(
                 f"{columns[0]!r} is a list of {len(values)}; give a text or a pair of texts"
             )
+    if options.pair_column and all(isinstance(value, list) for value in values):
+        words, second = (_strings(*item) for item in zip(values, columns, strict=True))
+        return {"words": words, "second_words": second} if words and second else {}
     texts = [_string(value, columns[0]).strip() for value in values]
     if not all(texts):
         return {}

@@ -27,6 +27,10 @@ class EncodedRecord(Encoded):
     extra: Mapping[str, str] = field(default_factory=dict)
     #: the second text of a pair, where a measure takes the two apart
     second: EncodedRecord | None = None
+    #: what an encoder reads, where these are its decoder's tokens
+    source: Encoded | None = None
+    #: how the model generated these tokens itself; None: they were given
+    generated: str | None = None
 
 
 def encode_record(
@@ -43,11 +47,11 @@ def encode_record(
             raise InputError(record.unreadable)
         if record.tokens is not None:
             encoded = _from_tokens(list(record.tokens), tokenizer, max_length, truncate)
-        elif record.words is not None:
-            encoded = _from_words(record.words, tokenizer, max_length, truncate)
+        elif record.texts is not None:
+            encoded = _from_text(record.texts, tokenizer, max_length, truncate)
         else:
-            assert record.text is not None  # a record has one of the three
-            encoded = _from_text(record.text, tokenizer, max_length, truncate)
+            assert record.words is not None  # a record has one of the three
+            encoded = _from_words(record.words, tokenizer, max_length, truncate)
     return EncodedRecord(
         **{item.name: getattr(encoded, item.name) for item in fields(encoded)},
         id=record.id,
@@ -62,14 +66,17 @@ def encode_apart(
     record: Record, tokenizer: Any, *, max_length: int | None, truncate: bool = True
 ) -> EncodedRecord:
     """Tokenise the two texts of a pair each for itself: the first, with the other as `second`."""
-    if record.unreadable is None and not isinstance(record.text, tuple):
+    texts = record.texts
+    if record.unreadable is None and not isinstance(texts, tuple):
         raise InputError("it is one text where a pair is needed; give a pair of texts")
-    texts = record.text if isinstance(record.text, tuple) else (None, None)
     first, second = (
         encode_record(
-            replace(record, text=text), tokenizer, max_length=max_length, truncate=truncate
+            replace(record, text=text, words=None, second_words=None),
+            tokenizer,
+            max_length=max_length,
+            truncate=truncate,
         )
-        for text in texts
+        for text in (texts if isinstance(texts, tuple) else (None, None))
     )
     return replace(first, second=second)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.shard_rows import ShardRows
+from normlens.pairs import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
@@ -25,6 +26,19 @@ class Entry:
 
     index: int
     encoded: EncodedRecord
+
+    def __len__(self) -> int:
+        """The tokens of the sequence, or of both that an encoder–decoder reads."""
+        source = self.encoded.source
+        return len(self.encoded) + (0 if source is None else len(source))
+
+    @property
+    def item(self) -> Item:
+        """What a lens analyses."""
+        encoded = self.encoded
+        if encoded.source is None:
+            return encoded
+        return Pair(encoded.source, encoded, encoded.generated)
 
 
 class Clock:
@@ -61,11 +75,11 @@ def batches(
 
     `bytes_of` estimates the memory of the maps of a sequence of so many tokens.
     """
-    ordered = sorted(entries, key=lambda entry: (len(entry.encoded), entry.index))
+    ordered = sorted(entries, key=lambda entry: (len(entry), entry.index))
     batch: list[Entry] = []
     for entry in ordered:
         # The longest comes last, and decides.
-        fits = (len(batch) + 1) * bytes_of(len(entry.encoded)) <= HELD
+        fits = (len(batch) + 1) * bytes_of(len(entry)) <= HELD
         if batch and (len(batch) == size or not fits):
             yield batch
             batch = []

@@ -18,9 +18,11 @@ SEQUENCES = pa.schema(
     [
         pa.field("index", pa.int64()),
         pa.field("sequence", pa.string()),
-        pa.field("tokens", pa.int32()),
+        pa.field("tokens", pa.int32()),  # of the decoder, where there is an encoder, too
         pa.field("masked", pa.int32()),
         pa.field("completeness", pa.float64()),
+        pa.field("source_tokens", pa.int32()),  # that an encoder read; null without one
+        pa.field("generated", pa.string()),  # the model's own target; null: it was given
     ]
 )
 FAILURES = pa.schema(
@@ -117,6 +119,8 @@ class ShardRows:
             "tokens": len(encoded),
             "masked": sum(encoded.masked),
             "completeness": _completeness(maps, explanations),
+            "source_tokens": None if encoded.source is None else len(encoded.source),
+            "generated": None if encoded.generated is None else _text(encoded),
         }
 
     def _keep(self, table: str, index: int, rows: pa.Table) -> None:
@@ -149,6 +153,11 @@ class ShardRows:
                 made = pa.concat_tables([schema.empty_table(), *(kept[i] for i in sorted(kept))])
             tables[table] = made.unify_dictionaries().combine_chunks()
         return tables
+
+
+def _text(encoded: EncodedRecord) -> str:
+    """A generated target as text, or its tokens where they are none."""
+    return encoded.text if isinstance(encoded.text, str) else " ".join(encoded.tokens)
 
 
 def _completeness(maps: Maps, explanations: tuple[Explanation, ...]) -> float:

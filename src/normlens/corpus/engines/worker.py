@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from normlens.corpus.data.masking import mask_tokens
-from normlens.corpus.data.spans import encode_apart, encode_record
+from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
 from normlens.corpus.engines.model_rows import ModelRows
+from normlens.corpus.engines.pair_records import check_stacks
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry, Prepared, batches
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, ModelMeasure, Needs
@@ -29,6 +29,7 @@ from normlens.lens import Lens
 from normlens.loading import load
 from normlens.models.heads import read_head
 from normlens.options import AnalysisOptions
+from normlens.pairs import Item
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
@@ -63,12 +64,8 @@ class Worker:
             torch.set_num_threads(task.threads)
         self.task = task
         self.lens = _load(task) if lens is None else lens
-        if self.lens.two_stacks:
-            raise InputError(
-                f"{self.lens.name} is an encoder–decoder, and a run takes models of one stack; "
-                "lens.maps(source, target) analyses pairs of texts"
-            )
         self.measures = made(task.measures)
+        check_stacks(self.lens, self.measures)
         self.needs = Needs(scopes=(), arrays=False)
         for measure in self.measures:
             self.needs |= measure.needs
@@ -149,20 +146,10 @@ class Worker:
         )
 
     def _encode(self, shard: Shard, rows: ShardRows) -> list[Entry]:
-        options, tokenizer = self.task.options, self.lens.tokenizer
-        limits = [n for n in (options.max_length, self.lens.max_tokens) if n is not None]
-        encode = encode_apart if self.needs.apart else encode_record
         entries = []
         for index, record in enumerate(shard.records, shard.first):
             try:
-                encoded = encode(
-                    record,
-                    tokenizer,
-                    max_length=min(limits, default=None),
-                    truncate=options.truncate,
-                )
-                if options.mask:
-                    encoded = mask_tokens(encoded, tokenizer, options.mask, options.seed)
+                encoded = encode_for(self.lens, record, self.task.options, self.needs)
             except InputError as error:
                 rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
             else:
@@ -186,8 +173,9 @@ class Worker:
     def _analyse(self, batch: list[Entry]) -> list[Analysed | str]:
         """Compute each sequence's maps and explanations, or the reason why it has none."""
         encoded = [entry.encoded for entry in batch]
+        items = [entry.item for entry in batch]
         try:
-            maps = self._maps(encoded) if self.needs.maps else [*map(no_maps, encoded)]
+            maps = self._maps(items) if self.needs.maps else [*map(no_maps, encoded)]
             explanations = self._explanations(encoded)
         except NormLensError as error:
             if len(batch) == 1:
@@ -202,7 +190,7 @@ class Worker:
             return [()] * len(encoded)
         return explained(self.lens, encoded, self.needs.asked, self.task.batch_size)
 
-    def _maps(self, encoded: Sequence[Encoded]) -> list[Maps]:
+    def _maps(self, items: Sequence[Item]) -> list[Maps]:
         size = self.task.batch_size
         options = AnalysisOptions(
             scopes=self.needs.scopes,
@@ -211,7 +199,7 @@ class Worker:
             batch_size=size if size == "auto" else int(size),
         )
         return self.lens.analyse(
-            encoded, options, arrays=self.arrays, correlations=self.ranks_on_device
+            items, options, arrays=self.arrays, correlations=self.ranks_on_device
         )
 
     def _reaches_feed_forward(self) -> bool:

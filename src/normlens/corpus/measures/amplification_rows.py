@@ -85,8 +85,8 @@ class Amplification:
         named = [scope for pair in self.pairs or () for scope in pair]
         # A short name (LN1) means what it means only among all of the model's scopes.
         if not named or any(scope != scope.upper() or "-" not in scope for scope in named):
-            return Needs()
-        return Needs(tuple(dict.fromkeys(named)))
+            return Needs(square=True)
+        return Needs(tuple(dict.fromkeys(named)), square=True)
 
     @property
     def options(self) -> dict[str, Any]:

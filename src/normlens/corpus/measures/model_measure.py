@@ -33,6 +33,8 @@ class ModelMeasure(RowMeasure, ABC):
     """A measure that has to run the model; a worker binds it to its own, once."""
 
     name: str
+    #: whether it can run an encoder–decoder
+    reads_pairs = False
 
     @abstractmethod
     def bind(self, lens: Lens, batch_size: int | str) -> BoundMeasure:

@@ -27,6 +27,7 @@ BUILT_IN: dict[str, Callable[..., Measure]] = {
 OF_MODEL = {
     "faithfulness": "normlens.faithfulness.measure:FaithfulnessMeasure",
     "ablation": "normlens.ablation.measure:AblationMeasure",
+    "alignment": "normlens.alignment.measure:AlignmentMeasure",
 }
 
 

@@ -12,7 +12,8 @@ from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import Survey, placed, recorded, survey, table_files
 from normlens.corpus.runs.verified import Verified
 
-REPORT = "report/"  # files of a report on the run, which are no part of it
+#: Folders of what is made of a run, which is no part of it: a report, alignments as text.
+MADE_OF_IT = ("report/", "links/")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _stray(state: Survey, manifest: Manifest) -> list[str]:
         name
         for name in state.names
         if name not in (MANIFEST, LOCK, *state.damaged)
-        and not name.startswith(REPORT)
+        and not name.startswith(MADE_OF_IT)
         and not (unfinished and name.endswith(TEMPORARY))
         and not _belongs(name, state, manifest)
     ]

@@ -146,6 +146,10 @@ def tokenizer_hash(tokenizer: Any) -> str | None:
 def _files(tokenizer: Any) -> dict[str, str]:
     names = getattr(tokenizer, "vocab_files_names", {})
     paths = {name: getattr(tokenizer, name, None) for name in names}
+    # Marian has two models, which it keeps under another name.
+    paths |= {
+        f"spm_{k}": path for k, path in enumerate(getattr(tokenizer, "spm_files", None) or ())
+    }
     return {name: str(path) for name, path in paths.items() if path and os.path.isfile(path)}
 
 

@@ -1,0 +1,1 @@
+"""Word alignment from a decoder's maps: links, error rates against gold links, and a report."""

@@ -1,0 +1,105 @@
+"""Records for an encoder–decoder: a source and its target, given or generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from normlens.corpus.data.parallel import SEPARATOR, split_pair
+from normlens.corpus.data.records import Record, located
+from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.measures import Measure, ModelMeasure
+from normlens.errors import InputError
+from normlens.lens import Lens
+from normlens.pair_inputs import SourceTarget, encode_pair, encode_target
+from normlens.pairs import Pair
+from normlens.text import Encoded
+
+
+def check_stacks(lens: Lens, measures: Sequence[Measure]) -> None:
+    """Raise for measures that cannot read what this model reads: one sequence, or two."""
+    if not lens.two_stacks:
+        for measure in measures:
+            if measure.needs.pairs:
+                raise InputError(
+                    f"{lens.name} reads one sequence, and the measure {measure.name!r} needs the "
+                    "source and the target of an encoder–decoder"
+                )
+        return
+    refused = [measure.name for measure in measures if not _reads_pairs(measure)]
+    if refused:
+        left = [measure.name for measure in measures if measure.name not in refused]
+        instead = left or ["similarity", "mixing", "norms"]
+        raise InputError(
+            f"{lens.name} is an encoder–decoder, whose targets and sources are two texts; the "
+            f"measure {refused[0]!r} is for one text: take --measures {','.join(instead)}"
+        )
+
+
+def _reads_pairs(measure: Measure) -> bool:
+    if isinstance(measure, ModelMeasure):
+        return measure.reads_pairs
+    needs = measure.needs
+    return not (needs.square or needs.apart or needs.asked is not None)
+
+
+def encode_pair_record(
+    record: Record,
+    lens: Lens,
+    *,
+    max_length: int | None,
+    truncate: bool = True,
+    in_words: bool = False,
+) -> EncodedRecord:
+    """The decoder's tokens of a record, with what the encoder reads as their `source`.
+
+    A record is a pair, a line ``source ||| target``, or a source alone, whose target the model
+    generates. With `in_words`, texts are words that spaces separate.
+    """
+    with located(record.id):
+        if record.unreadable is not None:
+            raise InputError(record.unreadable)
+        source, target = _sides(record)
+        if in_words:
+            source = source.split() if isinstance(source, str) else source
+            target = target.split() if isinstance(target, str) else target
+        pair = encode_pair(lens, (source, target), truncate=truncate, max_length=max_length)
+        if in_words and pair.generated is not None:
+            pair = _in_words(pair, lens)
+    return EncodedRecord(
+        **{item.name: getattr(pair.target, item.name) for item in fields(Encoded)},
+        id=record.id,
+        entities=[None] * len(pair.target),
+        masked=[False] * len(pair.target),
+        extra=record.extra,
+        source=pair.source,
+        generated=pair.generated,
+    )
+
+
+def _sides(record: Record) -> SourceTarget:
+    if record.tokens is not None:
+        raise InputError("tokens of a vocabulary are one sequence; give a source and its target")
+    if record.words is not None:
+        second = record.second_words
+        return list(record.words), None if second is None else list(second)
+    if isinstance(record.text, tuple):
+        return record.text
+    assert record.text is not None  # a record has one of the three
+    if SEPARATOR not in record.text:
+        return record.text, None
+    pair = split_pair(record.text)
+    if pair is None or not all(pair):
+        raise InputError(
+            f"a line with {SEPARATOR} has a source before it and its target behind it, once"
+        )
+    return list(pair[0]), list(pair[1])
+
+
+def _in_words(pair: Pair, lens: Lens) -> Pair:
+    """A generated target with the words that spaces separate, if they have the same tokens."""
+    text = pair.target.text
+    if not isinstance(text, str) or not text.split():
+        return pair
+    again = encode_target(lens, text.split())
+    return replace(pair, target=again) if again.ids == pair.target.ids else pair

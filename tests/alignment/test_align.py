@@ -1,0 +1,304 @@
+"""``normlens align`` and ``normlens.align``: links, files, error rates, resuming, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pair_examples import fast_tokenizer, with_head
+from shell import Shell
+from tokenizers import processors
+
+import normlens
+from normlens import targets
+from normlens.alignment.error_rates import SUMS, error_rates
+from normlens.alignment.word_links import pharaoh, word_links
+from normlens.corpus.engines import worker
+from normlens.corpus.runs.errors import RunError
+from normlens.errors import InputError, NormLensError
+
+pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
+PAIRS = [
+    (["the", "house", "is", "small"], ["la", "maison", "est", "petite"]),
+    (["don't", "stop", "."], ["verte", "."]),
+    (["green"], ["la", "maison"]),
+    (["the", "green", "house"], ["la", "maison", "verte"]),
+]
+GOLD = ["1-1 2-2 3p3 4-4", "1p1 2-1 3-2", "1-1 1p2", "1-1 2-3 3-2"]  # words from 1
+SURE = [
+    {(0, 0), (1, 1), (3, 3)},
+    {(1, 0), (2, 1)},
+    {(0, 0)},
+    {(0, 0), (1, 2), (2, 1)},
+]
+POSSIBLE = [SURE[0] | {(2, 2)}, SURE[1] | {(0, 0)}, SURE[2] | {(0, 1)}, SURE[3]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    with_head("bart").save_pretrained(folder)
+    fast_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lens(checkpoint: Path) -> normlens.Lens:
+    return normlens.load(checkpoint)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.txt"
+    path.write_text("".join(f"{' '.join(s)} ||| {' '.join(t)}\n" for s, t in PAIRS))
+    return path
+
+
+@pytest.fixture
+def gold(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.gold"
+    path.write_text("\n".join(GOLD) + "\n")
+    return path
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def test_links_are_those_of_the_maps_and_files_have_a_line_per_pair(lens, data, tmp_path):
+    run = normlens.align(lens, data, tmp_path / "run", scopes="all")
+    maps = [lens.maps(*pair) for pair in PAIRS]
+    scopes = [scope for scope in maps[0].scopes if "CROSS" in scope]
+    table = run.table("alignment").set_index(["index", "layer", "scope", "way"])["alignment"]
+    assert len(table) == len(PAIRS) * 3 * len(scopes) * 2
+    for way in ("input", "output"):
+        for scope in scopes:
+            name = "CROSS-N" if scope.endswith("CROSS-N") else scope
+            for layer in range(3):
+                links = [pharaoh(word_links(one, scope, layer, way)) for one in maps]
+                assert [table[index, layer, name, way] for index in range(4)] == links
+                file = tmp_path / "run" / "links" / f"{name}.layer{layer}.{way}.txt"
+                assert file.read_text().split("\n") == [*links, ""]
+    assert run.table("alignment")["sure"].isna().all()
+    assert run.check().sound
+    texts = run.table("alignment_texts")
+    assert texts["source"].tolist() == [" ".join(source) for source, _ in PAIRS]
+    assert texts["completeness"].max() < 1e-4
+    with pytest.raises(InputError, match="has no gold links"):
+        error_rates(run)
+
+
+def test_error_rates_by_hand_and_by_sql(lens, data, gold, tmp_path):
+    run = normlens.align(lens, data, tmp_path / "run", gold=gold)
+    table = error_rates(run, resamples=200).table
+    assert list(table["scope"].unique()) == ["CROSS-W", "CROSS-N"]
+    assert len(table) == 2 * 2 * 3
+    maps = [lens.maps(*pair) for pair in PAIRS]
+    by_sql = run.sql(SUMS).set_index(["scope", "way", "layer"])
+    for row in table.itertuples():
+        links = [set(word_links(one, row.scope, row.layer, row.way)) for one in maps]
+        sure = sum(len(a & s) for a, s in zip(links, SURE, strict=True))
+        possible = sum(len(a & p) for a, p in zip(links, POSSIBLE, strict=True))
+        size = sum(map(len, links))
+        assert row.aer == pytest.approx(1 - (sure + possible) / (size + 9))
+        assert row.recall == pytest.approx(sure / 9)
+        if size:
+            assert row.precision == pytest.approx(possible / size)
+        assert row.aer_low <= row.aer <= row.aer_high
+        assert by_sql.loc[(row.scope, row.way, row.layer), "aer"] == pytest.approx(row.aer)
+    assert table.loc[table["best"], "aer"].unique().tolist() == [table["aer"].min()]
+
+
+def test_gold_links_from_0_give_the_same_rates(lens, data, gold, tmp_path):
+    zero = tmp_path / "zero.gold"
+    zero.write_text("0-0 1-1 2?2 3-3\n0p0 1-0 2-1\n0-0 0p1\n0-0 1-2 2-1\n")
+    first = normlens.align(lens, data, tmp_path / "a", gold=gold)
+    second = normlens.align(lens, data, tmp_path / "b", gold=zero)
+    for name in ("sure_hits", "possible_hits", "links", "sure"):
+        assert first.table("alignment")[name].equals(second.table("alignment")[name])
+    assert first.table("alignment_texts")["gold_possible"].tolist()[1] == "0-0 1-0 2-1"
+
+
+def test_single_heads(lens, data, gold, tmp_path):
+    every = normlens.align(lens, data, tmp_path / "all", head="all", gold=gold, layers=[1])
+    one = normlens.align(lens, data, tmp_path / "one", head=1, layers=1, ways="input")
+    rows = every.table("alignment")
+    assert set(rows["head"].fillna(-1)) == {-1, 0, 1}
+    kept = rows[(rows["head"] == 1) & (rows["way"] == "input")].reset_index(drop=True)
+    assert kept["alignment"].equals(one.table("alignment")["alignment"])
+    places = lens.maps(*PAIRS[0], heads=True, scopes=["CROSS-W"], layers=[1])
+    scores = places.heads["CROSS-N"][0, 1]
+    assert len(scores) == len(places.targets)
+    assert (tmp_path / "one" / "links" / "CROSS-N.layer1.input.head1.txt").is_file()
+    assert len(error_rates(every, resamples=10).table) == 2 * 2 * 3
+    with pytest.raises(InputError, match="single heads have maps of CROSS-W and CROSS-N"):
+        normlens.align(lens, data, tmp_path / "no", head=1, scopes=["LN3"])
+    with pytest.raises(InputError, match="head 2 is out of range"):
+        normlens.align(lens, data, tmp_path / "no", head=2)
+
+
+def test_links_from_contributions_to_logits(lens, data, gold, tmp_path):
+    run = normlens.align(lens, data, tmp_path / "run", gold=gold, scopes=["explain", "CROSS-W"])
+    rows = run.table("alignment")
+    explained = rows[rows["scope"] == "EXPLAIN"]
+    assert explained["layer"].isna().all()
+    assert set(explained["way"]) == {"output"}
+    assert explained["index"].tolist() == list(range(len(PAIRS)))
+    for (source, target), written in zip(PAIRS, explained["alignment"], strict=True):
+        (pair,) = lens.encode_pairs((source, target))
+        answers = lens.explain(source, target=target, token="all")
+        links = []
+        for j in range(len(target)):
+            places = [k for k, word in enumerate(pair.target.words) if word == j]
+            mean = np.mean([answers[k - 1].source.contributions for k in places], axis=0)
+            sums = [
+                sum(mean[k] for k, word in enumerate(pair.source.words) if word == i)
+                for i in range(len(source))
+            ]
+            special = max(mean[k] for k, word in enumerate(pair.source.words) if word is None)
+            if max(sums) >= special:
+                links.append((int(np.argmax(sums)), j))
+        assert written == pharaoh(links)
+    rates = error_rates(run, resamples=20).table
+    assert rates.loc[rates["scope"] == "EXPLAIN", "layer"].tolist() == [-1]
+    assert (tmp_path / "run" / "links" / "EXPLAIN.output.txt").is_file()
+
+
+def test_contributions_need_a_head(tiny, data, tmp_path):
+    bare = normlens.load(tiny("bart"), fast_tokenizer())
+    with pytest.raises(NormLensError, match="has no head"):
+        normlens.align(bare, data, tmp_path / "run", scopes="explain")
+
+
+def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch):
+    monkeypatch.setattr(targets, "MOST_GENERATED", 8)
+    path = tmp_path / "sources.txt"
+    path.write_text("the house\n")
+    tokenizer = fast_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    other = normlens.load(with_head("bart"), tokenizer)
+    run = normlens.align(other, path, tmp_path / "run")
+    texts = run.table("alignment_texts")
+    assert texts["generated"].tolist() == [True]
+    assert texts["target"].tolist() == [other.maps("the house").text[1]]
+    # This model's own target begins otherwise than its tokenizer would write it.
+    failed = normlens.align(lens, path, tmp_path / "failed").table("failures")
+    assert "the words of the target are not known" in failed["reason"][0]
+    gold = tmp_path / "links.gold"
+    gold.write_text("0-0\n")
+    with pytest.raises(InputError, match="no pair of a source and a target"):
+        normlens.align(lens, path, tmp_path / "other", gold=gold)
+
+
+def test_an_alignment_goes_on_where_it_was_stopped(lens, data, gold, tmp_path, monkeypatch):
+    options: dict[str, Any] = {"gold": gold, "shard_size": 1}
+    whole = normlens.align(lens, data, tmp_path / "whole", **options)
+    finish, calls = worker.Worker.finish, []
+
+    def once(self: worker.Worker, prepared: Any) -> Any:
+        calls.append(prepared.number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return finish(self, prepared)
+
+    out = tmp_path / "stopped"
+    monkeypatch.setattr(worker.Worker, "finish", once)
+    with pytest.raises(KeyboardInterrupt):
+        normlens.align(lens, data, out, **options)
+    monkeypatch.undo()
+    assert not (out / "links").exists()
+    for other in ({"scopes": "all"}, {"ways": "input"}, {"head": 0}, {"layers": [0]}):
+        with pytest.raises(RunError, match="it would mix two runs"):
+            normlens.align(lens, data, out, **other)
+    resumed = normlens.align(lens, data, out, gold=gold)
+    for name in whole.tables:
+        assert whole.table(name).equals(resumed.table(name)), name
+    files = {path.name: path.read_text() for path in (tmp_path / "whole" / "links").iterdir()}
+    assert files == {path.name: path.read_text() for path in (out / "links").iterdir()}
+    gold.write_text("\n".join(["1-1", *GOLD[1:]]))
+    with pytest.raises(RunError, match="gold"):
+        normlens.align(lens, data, out, gold=gold)
+
+
+def test_another_run_is_not_taken_for_an_alignment(lens, data, tmp_path):
+    normlens.run(lens, data, tmp_path / "run", measures="mixing")
+    with pytest.raises(RunError, match="not an alignment"):
+        normlens.align(lens, data, tmp_path / "run")
+
+
+def test_the_command_prints_error_rates(checkpoint, data, gold, shell, tmp_path):
+    words = ["align", "--model", checkpoint, "--data", data, "--out", tmp_path / "run", "--quiet"]
+    out = shell(*words, "--gold", gold, "--scope", "CROSS-N", "--layer", "0,2", "--way", "input")
+    header, *rows = out.splitlines()
+    assert header.split() == ["scope", "way", "layer", "aer", "precision", "recall"]
+    assert [row.split()[:3] for row in rows] == [["CROSS-N", "input", n] for n in ("0", "2")]
+    assert sum(row.rstrip().endswith("best") for row in rows) in (1, 2)
+    assert shell(*words, "--gold", gold) == out  # done already
+
+
+def test_the_command_says_where_links_are(checkpoint, data, shell, tmp_path):
+    out = shell("align", "-m", checkpoint, "-d", data, "-o", tmp_path / "run", "--quiet")
+    assert out.strip() == str(tmp_path / "run" / "links")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--way", "sideways"], "unknown --way 'sideways'; choose one of: input, output"),
+        (["--scope", "ATTN-N"], "nothing of the source has reached ATTN-N"),
+        (["--scope", "CROSS-X"], "unknown scope 'CROSS-X'"),
+        (["--scope", "explain", "--way", "input"], "of the row that predicts a word"),
+        (["--scope", "explain", "--head", "1"], "of the whole model; leave --head out"),
+        (["--layer", "3"], "layer 3 is out of range; the decoder of"),
+        (["--layer", "last"], "cannot read --layers 'last'"),
+        (["--head", "first"], "--head is a number from 0 or 'all'"),
+        (["--head", "7"], "head 7 is out of range"),
+        (["--gold-first", "1"], "give --gold, too"),
+    ],
+)
+def test_bad_options_are_one_line(options, message, checkpoint, data, shell, tmp_path):
+    out = tmp_path / "run"
+    error = shell.error("align", "-m", checkpoint, "-d", data, "-o", out, "--quiet", *options)
+    assert message in error
+    assert not (out / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (GOLD[:3], "has 3 lines and the data 4 sentence pairs"),
+        ([*GOLD, "1-1"], "has 5 lines and the data 4 sentence pairs"),
+        ([*GOLD[:3], "9-9"], "line 4: it links words that the sentence pair does not have"),
+        ([*GOLD[:3], "1 - 1"], "line 4: '1' is no link"),
+        (["1-1"] * 4, "from 0 or from 1"),
+    ],
+)
+def test_a_gold_file_that_does_not_fit_is_one_line(
+    lines, message, checkpoint, data, shell, tmp_path
+):
+    gold = tmp_path / "other.gold"
+    gold.write_text("\n".join(lines) + "\n")
+    if message == "from 0 or from 1":
+        data.write_text("a b ||| c d\n" * 4)
+    error = shell.error(
+        "align", "-m", checkpoint, "-d", data, "--gold", gold, "-o", tmp_path / "run", "--quiet"
+    )
+    assert message in error
+
+
+def test_a_limit_does_not_shift_gold_lines(lens, data, gold, tmp_path):
+    run = normlens.align(lens, data, tmp_path / "run", gold=gold, limit=2)
+    assert run.manifest.sequences == 2
+    sure = run.sql('SELECT DISTINCT "index", sure FROM alignment ORDER BY 1')["sure"]
+    assert sure.tolist() == [3, 2]
+
+
+def test_a_model_of_one_sequence_aligns_nothing(tiny, data, tmp_path):
+    model = normlens.load(tiny("bert"), fast_tokenizer())
+    with pytest.raises(InputError, match="needs the source and the target"):
+        normlens.align(model, data, tmp_path / "run")

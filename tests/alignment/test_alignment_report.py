@@ -1,0 +1,98 @@
+"""The report of an alignment: rates, components, heads, an example, published figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pair_examples import fast_tokenizer, with_head
+from shell import Shell
+
+import normlens
+from normlens.alignment.error_rates import error_rates
+from normlens.alignment.report.build import build_report, describe
+from normlens.errors import InputError
+
+for package in ("duckdb", "jinja2", "matplotlib"):
+    pytest.importorskip(package, reason=f"reports need {package}")
+
+WORDS = ["the", "house", "is", "small", "and", "green"]
+OTHERS = ["la", "maison", "est", "petite", "et", "verte"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> normlens.Run:
+    folder = tmp_path_factory.mktemp("alignment")
+    data, gold = folder / "pairs.txt", folder / "pairs.gold"
+    pairs = [(WORDS[:n], OTHERS[:n]) for n in (2, 3, 4, 6)]
+    data.write_text("".join(f"{' '.join(s)} ||| {' '.join(t)}\n" for s, t in pairs))
+    gold.write_text("".join(" ".join(f"{n}-{n}" for n in range(len(s))) + "\n" for s, _ in pairs))
+    lens = normlens.load(with_head("bart"), fast_tokenizer())
+    return normlens.align(lens, data, folder / "run", gold=gold, scopes="all,explain", head="all")
+
+
+@pytest.fixture(scope="module")
+def page(run: normlens.Run) -> str:
+    """The report as Markdown."""
+    path = build_report(run.folder.path)
+    assert path == run.folder.path / "report" / "report.html"
+    return path.with_suffix(".md").read_text()
+
+
+def test_the_table_is_that_of_the_error_rates(run, page):
+    rates = error_rates(run).table
+    together = rates[(rates["head"] < 0) & (rates["way"] == "input")]
+    for scope, some in together.groupby("scope"):
+        cells = [f"{100 * value:.1f}" for value in some.sort_values("layer")["aer"]]
+        assert f"| {scope} | {' | '.join(cells)} |" in page
+
+
+def test_published_figures_are_marked_as_anothers(page):
+    assert "of a German–English Transformer on German–English pairs, not of" in page
+    assert "for orientation only" in page
+    for value in ("29.8", "25.0", "47.7", "41.4", "10.5", "8.2"):
+        assert re.search(rf"\| {re.escape(value)} \| \d+\.\d \|", page), value
+    assert "difference" not in page.split("## 2.")[0].split("published")[1]
+
+
+def test_components_are_compared_on_the_same_pairs(run):
+    rates = error_rates(run)
+    report = describe(run)
+    (_, result) = report.sections[1].results[0]
+    table = result.tables["alignment-components"].frame
+    assert list(table["component"].unique()) == ["RES2", "LN2", "FF", "RES3", "LN3"]
+    assert (table.loc[table["component"] == "RES2", ["change", "low", "high"]] == 0).all(axis=None)
+    row = table[(table["way"] == "output") & (table["layer"] == 2) & (table["component"] == "FF")]
+    by_name = rates.table[rates.table["head"] < 0].set_index(["scope", "way", "layer"])["aer"]
+    before, after = (by_name[f"ATTNRESLNCROSSRESLN{end}-N", "output", 1] for end in ("", "FF"))
+    assert row["change"].item() == pytest.approx(100 * (after - before))
+
+
+def test_contributions_are_compared_with_the_best_map_by_output(run, page):
+    rates = error_rates(run).table
+    explained = rates[rates["scope"] == "EXPLAIN"]["aer"].item()
+    assert f"Contributions to logits: AER {100 * explained:.1f} (" in page
+    maps = rates[(rates["scope"] != "EXPLAIN") & (rates["way"] == "output") & (rates["head"] < 0)]
+    change = f"{100 * (explained - maps['aer'].min()):+.1f}".replace("-", "−")
+    assert f"contributions make that {change} points" in page
+    assert "EXPLAIN" not in page.split("## 3.")[0].split("## 1.")[1]
+
+
+def test_every_section_has_its_files(run, page):
+    folder = run.folder.path / "report"
+    for name in ("aer-layers", "alignment-example"):
+        assert (folder / "figures" / f"{name}.svg").is_file()
+    assert (folder / "tables" / "alignment-heads.csv").is_file()
+    assert run.check().sound
+
+
+def test_a_report_needs_gold_links(run, tmp_path, capsys):
+    lens = normlens.load(with_head("bart"), fast_tokenizer())
+    data = Path(run.manifest.options.data)
+    plain = normlens.align(lens, data, tmp_path / "plain")
+    with pytest.raises(InputError, match="has no gold links"):
+        build_report(tmp_path / "plain")
+    assert "gold" in Shell(capsys).error("report", tmp_path / "plain")
+    assert Shell(capsys)("report", run.folder.path).strip().endswith("report.html")
+    assert plain.status().complete
