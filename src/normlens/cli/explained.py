@@ -10,8 +10,8 @@ from rich.text import Text
 
 from normlens.cli.printing import add_row, console_for, new_table, print_table
 from normlens.results.contribution_rows import explained_rows
-from normlens.results.explained_sequences import PREFIX
 from normlens.results.explanation_words import (
+    PREFIX,
     decimals,
     percent,
     place_words,

@@ -26,7 +26,7 @@ from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import NO_TOKEN
 from normlens.figures.ticks import Ticks, left_out_note
 from normlens.results.contribution_rows import NO_TOKEN_WORDS
-from normlens.results.explained_sequences import PREFIX, SOURCE
+from normlens.results.explanation_words import PREFIX, SOURCE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from normlens import analysis
 from normlens.errors import InputError
+from normlens.results.explanation_words import PREFIX, SOURCE
 from normlens.results.tokens import TokenAxis
 
 if TYPE_CHECKING:
     from normlens.results.axes import LayerTargetSource
     from normlens.results.explanation import Explanation
 
-#: The sequences of an encoder–decoder's explanation.
-SOURCE, PREFIX = "source", "prefix"
 ENCODER, DECODER = "encoder", "decoder"
 
 

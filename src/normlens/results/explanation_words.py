@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normlens.results.explanation import Explanation
 
+#: The sequences of an encoder–decoder's explanation.
+SOURCE, PREFIX = "source", "prefix"
+
 
 def decimals(largest: float) -> int:
     """How many decimals show three digits of the largest of some numbers."""
