@@ -136,7 +136,7 @@ REFUSED = [
     ("gpt2", "CausalLM", "classes", "is a causal language model"),
     ("bert", "MaskedLM", "next-token", "is a masked language model"),
     ("bert", "TokenClassification", "auto", "no loss for .* token classifier"),
-    ("gpt2", "CausalLM", "nonsense", "choose one of: auto, next-token, masked, class, drift"),
+    ("gpt2", "CausalLM", "nonsense", "choose one of: auto, next-token, masked, classes, drift"),
 ]
 
 

@@ -138,3 +138,18 @@ def test_ablations_say_what_they_are() -> None:
     assert str(Ablation("LN2", "random-outliers", (0, 1), 4)) == (
         "LN2 random-outliers (draw 4) in layers 0–1"
     )
+
+
+def test_a_norm_without_weights_has_no_affine_part() -> None:
+    plan = plan_of("olmo")
+    assert "no-affine" not in plan.kinds("LN")
+    with pytest.raises(InputError, match="neither γ nor β"):
+        plan.check(Ablation("LN", "no-affine", (0,)))
+
+
+def test_a_sum_with_a_factor_is_not_taken_apart() -> None:
+    plan = plan_of("granite")
+    assert not {"RES1", "RES2"} & set(plan.components())
+    assert {"ATTN", "FF", "LAYER"} <= set(plan.components())
+    with pytest.raises(InputError, match="by a factor"):
+        plan.check(Ablation("RES1", "zero", (0,)))

@@ -108,7 +108,8 @@ class Interventions:
             return torch.zeros_like
         if kind == MEAN:
             mean = self._gathered().mean(layer, component)
-            return lambda y: mean.to(y).expand_as(y)
+            # A copy, because some models add to what they get in place.
+            return lambda y: mean.to(y).expand_as(y).clone()
         sample = self._gathered().sample(layer, component)
 
         def resampled(y: Tensor) -> Tensor:
@@ -134,7 +135,8 @@ class Interventions:
         seen: dict[Place, Tensor] = {}
 
         def keep(at: Place) -> None:
-            hooks.visit(layer, at, lambda y: seen.__setitem__(at, y))
+            # Some models (Falcon) add to a block's output in place later.
+            hooks.visit(layer, at, lambda y: seen.__setitem__(at, y.clone()))
 
         for at in dict.fromkeys((*place.terms, place.branch, *(place.later or ()))):
             keep(at)

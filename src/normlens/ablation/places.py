@@ -17,6 +17,7 @@ from normlens.components import (
     Branch,
     FeedForward,
     Layer,
+    Linear,
     Norm,
     ParallelFeedForward,
     Residual,
@@ -157,7 +158,19 @@ def _terms(layer: Layer, residual: int) -> tuple[Place, ...]:
     """The outputs of the blocks between a branch and its residual connection."""
     between = range(_branch_of(layer, residual), residual)
     blocks = (Attention, FeedForward, ParallelFeedForward)
-    return tuple(_output(layer, i) for i in between if isinstance(layer.steps[i], blocks))
+    chosen = [i for i in between if isinstance(layer.steps[i], blocks)]
+    if any(_last_map(layer.steps[i]).is_scaled for i in chosen):
+        raise NoPlace("the model multiplies what its blocks add by a factor")
+    return tuple(_output(layer, i) for i in chosen)
+
+
+def _last_map(step: Step) -> Linear:
+    """The linear map whose output is the block's."""
+    if isinstance(step, Attention):
+        return step.output
+    block = step.feed_forward if isinstance(step, ParallelFeedForward) else step
+    assert isinstance(block, FeedForward)
+    return block.down
 
 
 def _value_at(layer: Layer, branch: int) -> Place:

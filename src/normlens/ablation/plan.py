@@ -12,6 +12,7 @@ from normlens.ablation.kinds import (
     DIMENSION_KINDS,
     DRAWS,
     LAYER,
+    NO_AFFINE,
     OUTLIERS,
     RANDOM_OUTLIERS,
     SPECIAL_KINDS,
@@ -171,11 +172,14 @@ class Plan:
             raise InputError(refusal)
 
     def _refusal(self, layer: int, component: str, kind: str) -> str | None:
-        """Why a norm has no special dimensions of a kind; None: it has, or is not asked for any."""
-        if kind not in DIMENSION_KINDS:
+        """Why a norm cannot be ablated in one way; None: it can."""
+        if kind not in (NO_AFFINE, *DIMENSION_KINDS):
             return None
         place = self.place(layer, component)
         assert isinstance(place, NormPlace)
+        if kind == NO_AFFINE:
+            affine = place.norm.gamma is not None or place.norm.beta is not None
+            return None if affine else f"{component} of {self.name} has neither γ nor β"
         if not place.behind_feed_forward:
             return (
                 f"special dimensions are those of the norm behind FF, and {component} in layer "
