@@ -25,7 +25,10 @@ from normlens.viewer.state import ViewerState
 
 #: Fields that calls take by name, and keywords that take more than the field keeps.
 BY_NAME = {RunOptions: {"model", "data"}, Settings: {"kinds", "model", "data", "limits"}}
-WIDER = {RunOptions: {"measures", "settings", "extra_columns"}}
+WIDER = {
+    RunOptions: {"measures", "settings", "extra_columns"},
+    Settings: {"methods", "components", "ablation_kinds"},
+}
 
 
 @pytest.mark.parametrize(

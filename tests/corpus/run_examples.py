@@ -93,7 +93,9 @@ def assert_same_frames(
                 left, right, rtol=tolerance, atol=tolerance, err_msg=f"{name}.{column}"
             )
         else:
-            assert a[column].equals(b[column]), f"{name}.{column}"  # missing values, too
+            missing = pd.isna(left)
+            assert (missing == pd.isna(right)).all(), f"{name}.{column}"
+            assert (left[~missing] == right[~missing]).all(), f"{name}.{column}"
 
 
 def assert_each_once(run: Run) -> None:
