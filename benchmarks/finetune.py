@@ -1,9 +1,9 @@
 """Fine-tune the embedded MiniLM on SST-2, for what is measured on a classifier.
 
-    python benchmarks/finetune.py --data ../shared/data/sst2 --out /tmp/sst2-minilm
+    python benchmarks/finetune.py --data path/to/sst2 --out sst2-minilm
 
 Three epochs take two minutes on an H200 and hours on two cores. The folder that it writes is a
-checkpoint like any other (`normlens explain --model /tmp/sst2-minilm "…"`).
+checkpoint like any other (`normlens explain --model sst2-minilm "…"`).
 """
 
 from __future__ import annotations
