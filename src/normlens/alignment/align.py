@@ -16,10 +16,9 @@ from normlens.alignment.options import (
 from normlens.corpus.data.parallel import SEPARATOR, split_pair
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
-from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.manifest import Difference, Manifest, refuse
+from normlens.corpus.runs.one_measure import settings_again
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.paths import fixed_path
 from normlens.corpus.runs.progress import Progress
@@ -99,24 +98,13 @@ def _finish(
     of_run: dict[str, Any],
     progress: Progress | None,
 ) -> Run:
-    manifest = Manifest.load(folder)
-    settings = manifest.options.settings.get(MEASURE)
-    if manifest.options.measures != (MEASURE,) or settings is None:
-        raise RunError(f"{str(folder)!r} holds another run, not an alignment; choose another --out")
     given = AlignOptions(**own)
     now = {name: value for name, value in given.settings().items() if name in own}
     if given.gold is not None:
         now["gold"] = fixed_path(given.gold)
     if given.gold_first is not None:
         now["gold_first"] = given.gold_first
-    refuse(
-        folder,
-        [
-            Difference(f"--{name.replace('_', '-')}", settings.get(name), value)
-            for name, value in now.items()
-            if value != settings.get(name)
-        ],
-    )
+    settings = settings_again(folder, MEASURE, "an alignment", now)
     done = resume(
         folder.url,
         model=model,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normlens.alignment.options import RUN_FIELDS, AlignOptions
 from normlens.cli.fields import TypedFields, with_field_options
-from normlens.cli.options import NoProgressOption
-from normlens.cli.run import INTERRUPTED, report_run, stopped
-from normlens.corpus.runs import progress
+from normlens.cli.options import NoProgressOption, RunModelOption
+from normlens.cli.run import Asked, report_run
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
-from normlens.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +21,7 @@ if TYPE_CHECKING:
 @with_field_options
 def align_command(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="NAME", help="Hub name or folder."),
-    ] = None,
+    model: RunModelOption = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -67,23 +61,9 @@ def align_command(
     """
     from normlens.alignment.align import align, resume_alignment
 
-    if (out is None) == (resume is None):
-        raise InputError("give --out for a new alignment or --resume for one that was stopped")
-    shown = progress.for_stream(quiet)
     given: dict[str, Any] = {**options, **reading, **execution}
-    try:
-        if resume is not None:
-            done = resume_alignment(resume, model=model, data=data, progress=shown, **given)
-        elif model is None or data is None or out is None:
-            raise InputError("a new alignment needs --model, --data and --out")
-        else:
-            done = align(model, data, out, progress=shown, **given)
-    except KeyboardInterrupt:
-        shown.stop()
-        print(stopped(resume or out or "", "align"), file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        shown.stop()
+    asked = Asked("align", "alignment", model, data, out, resume, quiet)
+    done = asked.carry_out(align, resume_alignment, **given)
     _print(done)
     report_run(done, quiet)
 

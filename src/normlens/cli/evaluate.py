@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from normlens.cli.fields import TypedFields, with_field_options
-from normlens.cli.options import NoProgressOption, PageOption
-from normlens.cli.run import INTERRUPTED, report_run, stopped
-from normlens.corpus.runs import progress
+from normlens.cli.options import NoProgressOption, PageOption, RunDataOption, RunModelOption
+from normlens.cli.run import Asked, report_run
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
-from normlens.errors import InputError
 from normlens.faithfulness.options import RUN_FIELDS, EvaluateOptions
 
 
 @with_field_options
 def evaluate_command(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="NAME", help="Hub name, folder or embedded model."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", "-d", metavar="DATA", help="File, folder, pattern or named data set."
-        ),
-    ] = None,
+    model: RunModelOption = None,
+    data: RunDataOption = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -59,23 +48,9 @@ def evaluate_command(
     """
     from normlens.faithfulness.evaluate import evaluate, page_of, resume_evaluation
 
-    if (out is None) == (resume is None):
-        raise InputError("give --out for a new evaluation or --resume for one that was stopped")
-    shown = progress.for_stream(quiet)
     given: dict[str, Any] = {**options, **reading, **execution, "page": page}
-    try:
-        if resume is not None:
-            done = resume_evaluation(resume, model=model, data=data, progress=shown, **given)
-        elif model is None or data is None or out is None:
-            raise InputError("a new evaluation needs --model, --data and --out")
-        else:
-            done = evaluate(model, data, out, progress=shown, **given)
-    except KeyboardInterrupt:
-        shown.stop()
-        print(stopped(resume or out or "", "evaluate"), file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        shown.stop()
+    asked = Asked("evaluate", "evaluation", model, data, out, resume, quiet)
+    done = asked.carry_out(evaluate, resume_evaluation, **given)
     if page and (built := page_of(done)) is not None:
         print(built)
     report_run(done, quiet)

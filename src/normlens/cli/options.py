@@ -50,3 +50,11 @@ OutOption = Annotated[
 PageOption = Annotated[
     bool, typer.Option("--page/--no-page", help="Build the page when the tables are done.")
 ]
+RunModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="NAME", help="Hub name, folder or embedded model."),
+]
+RunDataOption = Annotated[
+    str | None,
+    typer.Option("--data", "-d", metavar="DATA", help="File, folder, pattern or named data set."),
+]

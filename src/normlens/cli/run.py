@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normlens.cli.fields import TypedFields, with_field_options
-from normlens.cli.options import NoProgressOption
+from normlens.cli.options import NoProgressOption, RunDataOption, RunModelOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import Execution, RunKeywords, RunOptions
@@ -27,16 +29,8 @@ INTERRUPTED = 130
 @with_field_options
 def run_command(
     *,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="NAME", help="Hub name, folder or embedded model."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", "-d", metavar="DATA", help="File, folder, pattern or named data set."
-        ),
-    ] = None,
+    model: RunModelOption = None,
+    data: RunDataOption = None,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="RUN", help="New folder (or fsspec URL) for the run."),
@@ -54,26 +48,47 @@ def run_command(
     """
     from normlens.corpus.runs import runs
 
-    if (out is None) == (resume is None):
-        raise InputError("give --out for a new run or --resume for one that was stopped")
-    shown = progress.for_stream(quiet)
-    try:
-        if resume is not None:
-            done = runs.resume(resume, model=model, data=data, progress=shown, **options)
-        elif model is None or data is None or out is None:
-            raise InputError("a new run needs --model, --data and --out")
-        else:
-            done = runs.run(model, data, out, progress=shown, **options)
-    except KeyboardInterrupt:
-        shown.stop()
-        print(stopped(resume or out or "", "run"), file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        shown.stop()
-    report_run(done, quiet)
+    asked = Asked("run", "run", model, data, out, resume, quiet)
+    report_run(asked.carry_out(runs.run, runs.resume, **options), quiet)
 
 
-def stopped(place: str, command: str) -> str:
+@dataclass(frozen=True)
+class Asked:
+    """A new run, or one to go on with, as a command line asks for it."""
+
+    command: str
+    noun: str  # what the command calls its runs
+    model: str | None
+    data: str | None
+    out: str | None
+    resume: str | None
+    quiet: bool
+
+    def carry_out(
+        self, begin: Callable[..., Run], go_on: Callable[..., Run], **options: Any
+    ) -> Run:
+        """Do the run with its progress shown; Ctrl-C says how to go on, and exits with 130."""
+        if (self.out is None) == (self.resume is None):
+            raise InputError(
+                f"give --out for a new {self.noun} or --resume for one that was stopped"
+            )
+        model, data = self.model, self.data
+        shown = progress.for_stream(self.quiet)
+        try:
+            if self.resume is not None:
+                return go_on(self.resume, model=model, data=data, progress=shown, **options)
+            if model is None or data is None:
+                raise InputError(f"a new {self.noun} needs --model, --data and --out")
+            return begin(model, data, self.out, progress=shown, **options)
+        except KeyboardInterrupt:
+            shown.stop()
+            print(_stopped(self.resume or self.out or "", self.command), file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            shown.stop()
+
+
+def _stopped(place: str, command: str) -> str:
     """What to say after Ctrl-C, with the command that goes on."""
     from normlens.corpus.runs.results import Run
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.records import Data
-from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, LocalFolder, open_folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.manifest import Difference, Manifest, refuse
 from normlens.corpus.runs.merging import code_named
+from normlens.corpus.runs.one_measure import settings_again
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.paths import model_name
 from normlens.corpus.runs.progress import Progress
@@ -26,11 +25,12 @@ from normlens.faithfulness.options import (
     split_options,
 )
 from normlens.faithfulness.plan import Reading, make_plan
-from normlens.faithfulness.report.build import FOLDER, build_report
+from normlens.faithfulness.report.build import build_report
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.option_fields import names_of, shows_fields_of
 from normlens.reports.needs import NO_PAGE, check_packages
+from normlens.reports.run_report import FOLDER
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,26 +118,13 @@ def _finish(
     page: bool,
     progress: Progress,
 ) -> Run:
-    manifest = Manifest.load(folder)
-    settings = manifest.options.settings.get(MEASURE)
-    if manifest.options.measures != (MEASURE,) or settings is None:
-        raise RunError(
-            f"{str(folder)!r} holds another run, not an evaluation; choose another --out"
-        )
     # None is whatever was chosen when the evaluation began.
     given = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in own.items()
         if value is not None
     }
-    refuse(
-        folder,
-        [
-            Difference(f"--{name.replace('_', '-')}", settings.get(name), value)
-            for name, value in given.items()
-            if value != settings.get(name)
-        ],
-    )
+    settings = settings_again(folder, MEASURE, "an evaluation", given)
     if code_named(settings) and "methods" not in given:
         raise InputError(
             f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "

@@ -7,17 +7,14 @@ from pathlib import Path
 
 from normlens.alignment.error_rates import SUMS, error_rates
 from normlens.alignment.report import components, explanations, heads, rate_tables, worked_example
-from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.results import Run
-from normlens.errors import InputError
 from normlens.reports.base import Evidence
 from normlens.reports.content import Header, Report, Section
-from normlens.reports.files import write
 from normlens.reports.formatting import power, short_names
+from normlens.reports.run_report import check_finished, write_run_report
 from normlens.reports.runs import measured, model_of
 
 TABLE = "alignment"  # the table that a run needs to have
-FOLDER = "report"
 
 
 def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -25,22 +22,12 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
 
     They go to `out`, by default the folder ``report`` in the run's own.
     """
-    opened = Run.open(run)
-    if out is None and not isinstance(opened.folder, LocalFolder):
-        raise InputError(f"{str(run)!r} is not on this machine; give the report a folder (out=…)")
-    folder = Path(run) / FOLDER if out is None else Path(out)
-    write(describe(opened), folder)
-    return folder / "report.html"
+    return write_run_report(run, describe, out)
 
 
 def describe(run: Run) -> Report:
     """Describe the report of a finished alignment."""
-    status = run.status()
-    if not status.complete:
-        raise InputError(
-            f"{str(run.folder)!r} is not finished ({status.done} of {status.sequences} pairs); "
-            "resume it before its report is made"
-        )
+    check_finished(run)
     rates = error_rates(run, seed=run.manifest.options.seed)
     data = next(iter(short_names([str(run.manifest.data["name"])]).values()))
     evidence = Evidence(data, run)

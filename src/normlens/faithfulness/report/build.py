@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.faithfulness.report import costs, overview, queries, worked_examples
@@ -22,12 +21,11 @@ from normlens.faithfulness.report.ranking import Ranking, rank, ranking_table
 from normlens.faithfulness.report.sentences import verdict
 from normlens.reports.base import Evidence, Experiment, Result
 from normlens.reports.content import Header, Report, Section
-from normlens.reports.files import write
 from normlens.reports.formatting import short_names
+from normlens.reports.run_report import check_finished, write_run_report
 from normlens.reports.runs import measured, model_of
 
 TABLE = "faithfulness"  # the table that a run needs to have
-FOLDER = "report"
 _SELECTION = (
     " Differences are taken on the same examples; their intervals are the percentile bootstrap's, "
     "their p values the two-sided sign-flip test's. The winner was chosen on the examples that it "
@@ -40,12 +38,7 @@ def build_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
 
     They go to `out`, by default the folder ``report`` in the run's own.
     """
-    opened = Run.open(run)
-    if out is None and not isinstance(opened.folder, LocalFolder):
-        raise InputError(f"{str(run)!r} is not on this machine; give the report a folder (out=…)")
-    folder = Path(run) / FOLDER if out is None else Path(out)
-    write(describe(opened), folder)
-    return folder / "report.html"
+    return write_run_report(run, describe, out)
 
 
 def describe(run: Run) -> Report:
@@ -55,12 +48,7 @@ def describe(run: Run) -> Report:
         raise InputError(
             f"{path!r} measures no faithfulness; its tables are {', '.join(run.tables)}"
         )
-    status = run.status()
-    if not status.complete:
-        raise InputError(
-            f"{path!r} is not finished ({status.done} of {status.sequences} sequences); resume it "
-            "before its report is made"
-        )
+    check_finished(run)
     data = next(iter(short_names([str(run.manifest.data["name"])]).values()))
     evidence = Evidence(data, run)
     seed = run.manifest.options.seed
