@@ -12,7 +12,9 @@ from torch import nn
 from normlens.advancing import Progress
 from normlens.analysing.analyser import Analyser
 from normlens.analysing.limits import check_memory_limit
+from normlens.analysing.outbox import Outbox
 from normlens.analysing.products import refresh_products
+from normlens.analysing.recording import Recordings
 from normlens.analysing.stacks import layers_by_stack, stacks_of
 from normlens.analysing.unlike_layers import components_in_words, scopes_of
 from normlens.analysing.verdicts import check_finite
@@ -75,6 +77,7 @@ class Lens(Encodes, Explains):
         self.revision = revision or getattr(model.config, "_commit_hash", None)
         self._read_pooling = pooling
         self._products: ProductStore | None = None
+        self.recordings = Recordings()
         check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------
@@ -223,8 +226,13 @@ class Lens(Encodes, Explains):
         if self._products is not None:
             layers = [stack.first + k for stack in stacks for k in stack.request.layers]
             refresh_products(self._products, self, layers)
-        analyser = Analyser(self, stacks, self._products, progress)
-        return analyser.maps(encoded, options.batch_size)
+        outbox = Outbox(self.device) if self.device.type == "cuda" else None
+        try:
+            analyser = Analyser(self, stacks, self._products, progress, outbox)
+            return analyser.maps(encoded, options.batch_size)
+        finally:
+            if outbox is not None:
+                outbox.close()
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from normlens.advancing import Progress
 from normlens.analysing.batches import affordable, batches, launched, vector_batch
 from normlens.analysing.collect import Collected
+from normlens.analysing.outbox import Outbox
 from normlens.analysing.packing import token_axis
+from normlens.analysing.recording import Recording, recording_key
 from normlens.analysing.stack_run import StackRun, collected_maps
 from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
@@ -34,8 +37,15 @@ from normlens.tracing.trace import LayerTrace, trace
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-#: What a batch has given: runs of its stacks, or what was collected on the way from the input.
-Launched = list[StackRun] | Collected
+
+class Finished(NamedTuple):
+    """The maps of a batch that was replayed."""
+
+    maps: list[Maps]
+
+
+#: What a batch has given: its runs, what was collected on the way from the input, or its maps.
+Launched = list[StackRun] | Collected | Finished
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Analyser:
     stacks: tuple[Stack, ...]  # the decoder, or the model's only one, is the last
     products: ProductStore | None = None
     progress: Progress | None = None
+    outbox: Outbox | None = None
     buffers: Buffers = field(default_factory=Buffers)
 
     @property
@@ -90,7 +101,35 @@ class Analyser:
         if self.request.origin == INPUT:
             return collect_whole_way(self.lens, self.request, _alone(batch), self.progress)
         inputs = self._inputs(batch)
-        runs = self._runs(batch, inputs)
+        batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
+        if batch_key is not None:
+            run = partial(self._recorded_run, batch)
+            with self.lens.recordings.lent(self.lens.model, batch_key, run, inputs) as recording:
+                if recording is not None:
+                    return self._replayed(batch, inputs, recording)
+        runs = self._runs(batch, inputs, self.buffers, self.outbox)
+        self._trace(runs, inputs)
+        return runs
+
+    def _replayed(
+        self, batch: list[Item], inputs: dict[str, Tensor], recording: Recording
+    ) -> Finished:
+        """The maps of a batch whose kernels are recorded."""
+        recorded = recording.replay(inputs)
+        runs = self._runs(batch, inputs, self.buffers, self.outbox)
+        for run, before in zip(runs, recorded, strict=True):
+            run.collected.replayed(before.collected)
+        return Finished(self._finish(batch, runs))
+
+    def _recorded_run(self, batch: list[Item], inputs: dict[str, Tensor]) -> list[StackRun]:
+        """Run a batch so that it can be replayed: nothing leaves the device."""
+        runs = self._runs(batch, inputs, Buffers(), None)
+        self._trace(runs, inputs)
+        for run in runs:
+            run.collected.settle()
+        return runs
+
+    def _trace(self, runs: list[StackRun], inputs: dict[str, Tensor]) -> None:
         layers = [run.stack.first + k for run in runs for k in run.stack.request.layers]
 
         def consume(traced: LayerTrace) -> None:
@@ -101,7 +140,6 @@ class Analyser:
 
         with without_autocast(self.lens.device):
             trace(self.lens.adapter, inputs, layers, consume)
-        return runs
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens
@@ -110,7 +148,13 @@ class Analyser:
             return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
         return model_inputs(lens.adapter, _alone(batch), lens.device)
 
-    def _runs(self, batch: Sequence[Item], inputs: Mapping[str, Tensor]) -> list[StackRun]:
+    def _runs(
+        self,
+        batch: Sequence[Item],
+        inputs: Mapping[str, Tensor],
+        buffers: Buffers,
+        outbox: Outbox | None,
+    ) -> list[StackRun]:
         """What each stack has to do for a batch; a decoder reads the encoder's tokens, too."""
         runs = []
         for stack in self.stacks:
@@ -120,7 +164,9 @@ class Analyser:
                 others = [token_axis(sequences_of(item)[0]) for item in batch]
             else:
                 others = self._other_tokens(stack, inputs)
-            runs.append(StackRun(self.lens, stack, sequences, others, self.products, self.buffers))
+            runs.append(
+                StackRun(self.lens, stack, sequences, others, self.products, buffers, outbox)
+            )
         return runs
 
     def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
@@ -138,6 +184,8 @@ class Analyser:
 
     def _finish(self, batch: list[Item], launched: Launched) -> list[Maps]:
         """Check a batch's results and pack them up."""
+        if isinstance(launched, Finished):
+            return launched.maps
         if isinstance(launched, Collected):
             return collected_maps(self.lens, self.stacks[-1], _alone(batch), launched)
         *encoder, last = launched

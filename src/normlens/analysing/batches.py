@@ -24,7 +24,9 @@ Started = TypeVar("Started")
 
 def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iterator[list[int]]:
     """Indices of the sequences in each batch, which are of similar length."""
-    if batch_size == "auto":
+    if len(encoded) == 1:
+        size = 1
+    elif batch_size == "auto":
         size = affordable(lens, max(map(len, encoded), default=1))
     else:
         size = at_least_one(int(batch_size), "batch_size")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,25 +14,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens._version import __version__
-from normlens.analysing.columns import CORRELATIONS, Columns, reads_others
-from normlens.analysing.correlations import correlations_of
-from normlens.analysis import mixing_ratio, special_dimensions
+from normlens.analysing.columns import CORRELATIONS, Columns
+from normlens.analysing.layer_results import Key, LayerResults, Wanted
+from normlens.analysing.outbox import Outbox
 from normlens.components import Layer, Reach
-from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
+from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
+from normlens.results.axes import axes_of
 from normlens.results.labelled import Correlations
 from normlens.tracing.checks import Checks
 
 #: Bytes of results that may stay on a device until the last layer is through.
 HELD_ON_DEVICE = 2 << 30
+#: From so many bytes on a layer's result leaves the device while the next layer is computed.
+SENT_AT_ONCE = 1 << 20
 
-Key = tuple[str, str]  # group of results, name within it
+
+class _Alike(NamedTuple):
+    """Results of one name, of several layers, one behind the other in a flat tensor."""
+
+    key: Key
+    layers: int
+    shape: torch.Size  # of one layer's, (b, …)
+
+
+class _Large(NamedTuple):
+    """Results of a recorded layer that are sent whenever it is replayed."""
+
+    found: LayerResults
+    keys: list[Key]
+    ready: torch.cuda.Event | None
 
 
 class Collected:
-    """A batch's results. They stay on their device until all layers are through, or it is full.
+    """A batch's results. Small ones stay on their device until all layers are through.
 
-    Every number that is asked of a GPU makes it wait; here that happens once, at the end.
+    Every number that is asked of a GPU makes it wait; here that happens once, at the end. Large
+    results leave at once (`outbox`). A batch that is being recorded has no outbox.
     """
 
     def __init__(
@@ -41,60 +60,127 @@ class Collected:
         checks: Checks,
         arrays: bool = True,
         correlations: bool = False,
+        layers: int = 0,
+        outbox: Outbox | None = None,
     ):
         self.checks = checks
         self.columns = columns
         self.lengths = columns.lengths
         self.scopes = list(scopes)
-        self.wanted = {"arrays": arrays, CORRELATIONS: correlations}
         self.precision: str | None = None
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
+        self._wanted = Wanted(columns, self.scopes, arrays, correlations)
+        self._layers = layers  # that may come
+        self._outbox = outbox
         self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
+        self._shapes: dict[Key, torch.Size] = {}
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
         self._held = 0
+        self._large: list[_Large] = []
+        self._settled: list[tuple[Tensor, list[_Alike]]] = []
+        self._numbers: list[Tensor] = []  # of errors, and of those of kernels, once settled
+        self._arriving: dict[Key, NDArray[Any]] = {}  # (b, layer, …)
         self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
-        self._reaches[index] = layer.reach, reads_others(layer)
-        self.precision = result.precision or self.precision
-        self._errors += [(index, scope, error) for scope, error in result.completeness.items()]
-        for kind, error in (("sum", result.kernel_error), ("sample", result.sampled_error)):
-            if error is not None:
-                self._kernel_errors.append((index, kind, error))
-        groups = {
-            "arrays": result.norms if self.wanted["arrays"] else {},
-            "mixing": {
-                scope: mixing_ratio(others, result.own[scope])
-                for scope, others in result.others.items()
-            },
-            "heads": result.head_maps,
-            "standard_error": result.standard_error,
-            "statistics": self._statistics(result.statistics, layer),
-            CORRELATIONS: self._correlations(result, layer),
-        }
-        for group, values in groups.items():
-            for name, tensor in values.items():
-                padded = self.columns.padded(tensor, group, name, layer)
-                self._keep((group, name), padded, index)
-        if self._held > HELD_ON_DEVICE:
-            self._bring()
+        found = self._wanted.of(result, index, layer)
+        self._reaches[index] = found.reach, found.reads_others
+        self.precision = found.precision or self.precision
+        self._errors += [(index, scope, error) for scope, error in found.errors]
+        self._kernel_errors += [(index, kind, error) for kind, error in found.kernel_errors]
+        large: list[Key] = []
+        for key, tensor in found.tensors.items():
+            self._check_shape(key, tensor, index)
+            self.covered.setdefault(key, []).append(index)
+            if self._layers and tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE:
+                large.append(key)
+            else:
+                self._pending.setdefault(key, []).append(tensor)
+                self._held += tensor.nbytes if tensor.is_cuda else 0
+        if large and self._outbox is not None:
+            self._send(_Large(found, large, None))
+        elif large:
+            ready = torch.cuda.Event(external=True)
+            ready.record()
+            self._large.append(_Large(found, large, ready))
+        if self._held > HELD_ON_DEVICE and self._outbox is not None:
+            self._bring_small()
 
-    def _keep(self, key: Key, tensor: Tensor, index: int) -> None:
-        pieces = self._pending.setdefault(key, [])
-        if pieces and pieces[0].shape != tensor.shape:
-            first = self.covered[key][-1]
+    def _check_shape(self, key: Key, tensor: Tensor, index: int) -> None:
+        shape = self._shapes.setdefault(key, tensor.shape)
+        if shape != tensor.shape:
             raise UnsupportedModelError(
                 f"{key[0]} of {key[1]} have another shape in layer {index} "
-                f"{tuple(tensor.shape[1:])} than in layer {first} {tuple(pieces[0].shape[1:])}; "
-                "analyse such layers one by one (`layers`)"
+                f"{tuple(tensor.shape[1:])} than in layer {self.covered[key][-1]} "
+                f"{tuple(shape[1:])}; analyse such layers one by one (`layers`)"
             )
-        pieces.append(tensor)
-        self.covered.setdefault(key, []).append(index)
-        self._held += tensor.nbytes if tensor.device.type != "cpu" else 0
+
+    def _send(self, large: _Large) -> None:
+        """Send large results to arrays of the CPU, those of one shape together."""
+        assert self._outbox is not None
+        alike: dict[Any, list[Key]] = {}
+        for key in large.keys:
+            tensor = large.found.tensors[key]
+            alike.setdefault((tensor.shape, tensor.dtype), []).append(key)
+        for keys in alike.values():
+            self._outbox.send(
+                [large.found.tensors[key] for key in keys],
+                [self._place(key, large.found) for key in keys],
+                large.ready,
+                self._first(keys[0], large.found.reach),
+            )
+
+    def _first(self, key: Key, reach: Reach) -> int | None:
+        """The column of target 0 in a causal result; None where targets may look ahead."""
+        causal = key[0] != CORRELATIONS and axes_of(*key)[-2:] == ("target", "source")
+        return self.columns.width if causal and reach.ahead == 0 else None
+
+    def _place(self, key: Key, found: LayerResults) -> Tensor:
+        """Where a layer's result arrives; pages that nothing is written to take no memory."""
+        tensor = found.tensors[key]
+        if key not in self._arriving:
+            kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+            shape = (len(tensor), self._layers, *tensor.shape[1:])
+            self._arriving[key] = np.zeros(shape, dtype=kind)
+        return torch.from_numpy(self._arriving[key])[:, self.covered[key].index(found.index)]
+
+    # Recorded and replayed ------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Put everything that waits on the device into a few tensors; nothing is waited for."""
+        self.checks.settle()
+        self._numbers = [
+            torch.stack([tensor for *_, tensor in errors]) if errors else torch.zeros(0)
+            for errors in (self._errors, self._kernel_errors)
+        ]
+        self._flatten()
+
+    def _flatten(self) -> None:
+        by_type: dict[torch.dtype, list[Key]] = {}
+        for key, pieces in self._pending.items():
+            by_type.setdefault(pieces[0].dtype, []).append(key)
+        for keys in by_type.values():
+            flat = torch.cat([piece.flatten() for key in keys for piece in self._pending[key]])
+            alike = [_Alike(key, len(self._pending[key]), self._shapes[key]) for key in keys]
+            self._settled.append((flat, alike))
+        self._pending.clear()
+        self._held = 0
+
+    def replayed(self, recorded: Collected) -> None:
+        """Take over what a recorded batch of the same lengths has left on the device."""
+        self.checks = copy(recorded.checks)
+        self.precision, self.covered = recorded.precision, recorded.covered
+        self._reaches, self._shapes = recorded._reaches, recorded._shapes
+        self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
+        self._settled, self._numbers = list(recorded._settled), recorded._numbers
+        for large in recorded._large:
+            self._send(large)
+
+    # At the end -----------------------------------------------------------------------------------
 
     @property
     def layers(self) -> list[int]:
@@ -110,19 +196,40 @@ class Collected:
             if group != CORRELATIONS and layers != self.layers
         }
 
+    def wait(self) -> None:
+        """Wait for what has been sent.
+
+        Nothing else may be asked of the device before: that would hold up what is under way.
+        """
+        if self._outbox is not None:
+            self._outbox.wait()
+
     def errors(self) -> list[tuple[int, str, float]]:
         """Every completeness error, with its layer and scope, in the order of the layers."""
-        return _numbers(self._errors)
+        return self._brought(0, self._errors)
 
     def kernel_errors(self) -> list[tuple[int, str, float]]:
         """How far a kernel's parts miss their sum, and its norms a sample, layer by layer."""
-        return _numbers(self._kernel_errors)
+        return self._brought(1, self._kernel_errors)
+
+    def _brought(
+        self, place: int, errors: list[tuple[int, str, Tensor]]
+    ) -> list[tuple[int, str, float]]:
+        if not errors:
+            return []
+        stacked = self._numbers[place] if self._numbers else torch.stack([e for *_, e in errors])
+        numbers = stacked.tolist()
+        named = zip(errors, numbers, strict=True)
+        return [(layer, scope, number) for (layer, scope, _), number in named]
 
     def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
-        self._bring()
+        self._bring_small()
+        self._bring_large()
         results: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
-        for (group, name), pieces in self._done.items():
+        for key in self.covered:
+            group, name = key
+            pieces = self._done[key]
             whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
             for index in range(len(self.lengths)):
                 # a view would keep the whole batch alive
@@ -153,75 +260,36 @@ class Collected:
         seen = np.array([reads for _, reads in reaches])[:, None, None]
         return np.concatenate([np.broadcast_to(seen, (*masks.shape[:2], others)), masks], axis=2)
 
-    def _bring(self) -> None:
-        """Move what has come in so far to the CPU."""
-        for key in list(self._pending):
-            stacked = torch.stack(self._pending.pop(key), dim=1)
-            self._done.setdefault(key, []).append(stacked.cpu().numpy())
-        self._held = 0
+    def _bring_small(self) -> None:
+        """Move what waits on the device to the CPU."""
+        if self._pending and not next(iter(self._pending.values()))[0].is_cuda:
+            for key, pieces in self._pending.items():
+                self._done.setdefault(key, []).append(torch.stack(pieces, dim=1).cpu().numpy())
+            self._pending.clear()
+        self._flatten()
+        for flat, alike in self._settled:
+            start, whole = 0, self._on_cpu(flat)
+            for key, layers, shape in alike:
+                stop = start + layers * shape.numel()
+                array = whole[start:stop].reshape(layers, *shape)
+                self._done.setdefault(key, []).append(array.swapaxes(0, 1))
+                start = stop
+        self._settled.clear()
 
-    def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
-        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
-        here = [place for place, scope in enumerate(self.scopes) if scope in result.norms]
-        if not self.wanted[CORRELATIONS] or not here:
-            return {}
-        norms = {self.scopes[place]: result.norms[self.scopes[place]] for place in here}
-        maps = torch.stack(
-            [self.columns.padded(norms[scope], "arrays", scope, layer) for scope in norms], dim=1
-        )
-        n, device = maps.shape[-2], maps.device
-        lengths = torch.tensor(self.lengths).to(device, non_blocking=True)
-        real = torch.arange(n, device=device) < lengths[:, None]
-        reach = torch.from_numpy(_mask(layer.reach, n)).to(device, non_blocking=True)
-        allowed = real[:, None, :] & reach  # (b, i, j)
-        width = self.columns.width
-        if width:
-            others = self.columns.are_real(device)[:, None].expand(-1, n, -1)
-            allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
-        rho = correlations_of(maps, list(norms), real[:, :, None] & allowed, width)
-        if len(here) == len(self.scopes):
-            return {CORRELATIONS: rho}
-        size = len(self.scopes)
-        whole = rho.new_full((len(rho), size, size), torch.nan)
-        place = torch.tensor(here, device=device)
-        whole[:, place[:, None], place] = rho
-        return {CORRELATIONS: whole}
+    def _on_cpu(self, flat: Tensor) -> NDArray[Any]:
+        if self._outbox is None:
+            return flat.cpu().numpy()
+        arrived = torch.empty(flat.shape, dtype=flat.dtype)
+        self._outbox.send_flat(flat, arrived)
+        self._outbox.wait()
+        return arrived.numpy()
 
-    def _statistics(self, vectors: FeedForwardStatistics | None, layer: Layer) -> dict[str, Tensor]:
-        """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
-        if vectors is None:
-            return {}
-
-        def mean_size(rows: Tensor) -> Tensor:
-            return torch.stack(
-                [rows[index, :n].abs().mean(0) for index, n in enumerate(self.lengths)]
-            )
-
-        values = {
-            "ff_output_norm": torch.linalg.vector_norm(vectors.output, dim=-1),
-            "ff_output_mean_abs": mean_size(vectors.output),
-            "ff_input_mean_abs": mean_size(vectors.input),
-        }
-        if vectors.bypassed is not None:
-            values["bypassed_norm"] = torch.linalg.vector_norm(vectors.bypassed, dim=-1)
-        norm = layer.norm_behind_feed_forward
-        if vectors.ordinary is not None and norm is not None and norm.gamma is not None:
-            batch, gamma = len(self.lengths), norm.gamma.to(vectors.output.dtype)
-            values |= {
-                "gamma": gamma.expand(batch, -1),
-                "special_dimensions": special_dimensions(gamma)[0].expand(batch, -1),
-                "ff_without_special": vectors.ordinary,
-            }
-        return values
-
-
-def _numbers(errors: list[tuple[int, str, Tensor]]) -> list[tuple[int, str, float]]:
-    """The same with numbers for tensors, brought from their device in one go."""
-    if not errors:
-        return []
-    numbers = torch.stack([tensor for _, _, tensor in errors]).tolist()
-    named = zip(errors, numbers, strict=True)
-    return [(layer, scope, number) for (layer, scope, _), number in named]
+    def _bring_large(self) -> None:
+        """Take what has been sent already."""
+        self.wait()
+        for key, array in self._arriving.items():
+            self._done[key] = [array[:, : len(self.covered[key])]]
+        self._arriving.clear()
 
 
 @lru_cache(maxsize=256)

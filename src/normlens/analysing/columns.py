@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.components import Layer
+from normlens.device_constants import on_device
 from normlens.errors import UnsupportedModelError
 from normlens.results.axes import axes_of, take
 from normlens.results.tokens import TokenAxis
@@ -76,7 +77,7 @@ class Columns:
 
     def are_real(self, device: torch.device) -> Tensor:
         """Which columns of the other sequence are no padding, (b, j)."""
-        lengths = torch.tensor(self.others).to(device, non_blocking=True)
+        lengths = on_device(tuple(self.others), device)
         return torch.arange(self.width, device=device) < lengths[:, None]
 
 

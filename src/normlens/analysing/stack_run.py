@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normlens.analysing.collect import Collected
 from normlens.analysing.columns import Columns
+from normlens.analysing.outbox import Outbox
 from normlens.analysing.packing import packed
 from normlens.analysing.provenance import provenance
 from normlens.analysing.stacks import Stack
@@ -45,6 +46,7 @@ class StackRun:
     others: Sequence[TokenAxis] = ()
     products: ProductStore | None = None
     buffers: Buffers = field(default_factory=Buffers)
+    outbox: Outbox | None = None
 
     def __post_init__(self) -> None:
         request = self.stack.request
@@ -58,7 +60,13 @@ class StackRun:
             self.columns.others,
         )
         self.collected = Collected(
-            self.columns, request.scopes, self.checks, request.arrays, request.correlations
+            self.columns,
+            request.scopes,
+            self.checks,
+            request.arrays,
+            request.correlations,
+            len(request.layers),
+            self.outbox,
         )
 
     def consume(self, traced: LayerTrace) -> None:
@@ -103,6 +111,7 @@ def collected_maps(
     texts: Sequence[Text | None] | None = None,
 ) -> list[Maps]:
     """The maps of every sequence of a batch, if they are exact."""
+    collected.wait()
     collected.checks.judge()
     errors = collected.errors()
     check_completeness(errors, lens.dtype, stack.layer_in_words)

@@ -19,7 +19,7 @@ from torch import Tensor
 from normlens.components import Attention, Layer
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.buffers import Buffers
-from normlens.decomposition.completeness import relative_error
+from normlens.decomposition.completeness import relative_errors
 from normlens.decomposition.engine import factored_norms
 from normlens.decomposition.feedforward import (
     FrozenFeedForward,
@@ -36,6 +36,9 @@ from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.weight_maps import add_head_maps, add_weight_maps
+
+#: Vectors of so many numbers are compared with the model's as soon as they are there.
+COMPARED_TOGETHER = 1 << 19
 
 
 def decompose_layer(
@@ -118,6 +121,7 @@ class _Walk:
     ordinary: Tensor | None
     result: LayerMaps = field(default_factory=LayerMaps)
     normed: list[tuple[Factors, Tensor]] = field(default_factory=list)  # of the last scope
+    compared: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # sums, real vectors
 
     @cached_property
     def last(self) -> int:
@@ -142,6 +146,7 @@ class _Walk:
                 parts = _pass(step, parts, saved)
                 if index in self.frozen.layer.scope_of_step:
                     self._record(index, parts)
+        self._compare()
         return self.result
 
     # Behind the feed-forward block ---------------------------------------------------------------
@@ -209,9 +214,9 @@ class _Walk:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness."""
         scope = self.frozen.layer.scope_of_step[index]
         if index in self.real:
-            self.result.completeness[scope] = relative_error(
-                parts.total, self.real[index], self.frozen.lengths
-            )
+            self.compared[scope] = parts.total, self.real[index]
+            if parts.total.numel() > COMPARED_TOGETHER:
+                self._compare()
         if scope not in self.scopes:
             return
         assert parts.mixed is not None
@@ -221,6 +226,12 @@ class _Walk:
         self.result.norms[scope] = _with_diagonal(norms, own)
         self.result.own[scope] = own
         self.result.others[scope] = torch.linalg.vector_norm(parts.mixed, dim=-1)
+
+    def _compare(self) -> None:
+        """Take the errors of completeness; small ones together, to launch fewer kernels."""
+        errors = relative_errors(list(self.compared.values()), self.frozen.lengths)
+        self.result.completeness |= zip(self.compared, errors, strict=True)
+        self.compared.clear()
 
     def _factored_norms(self, groups: tuple[Factors, ...]) -> Tensor:
         """Norms of factored parts, taken once for all scopes in which the factors are the same."""

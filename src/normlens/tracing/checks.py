@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normlens.components import Layer, Linear, Reach
+from normlens.device_constants import on_device
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.reading import class_name
@@ -28,6 +29,9 @@ NEGLIGIBLE = 1e-8
 EVIDENCE = 8
 #: The share of pairs at the edge of a mask that has weight; small weights fade out instead.
 SHARP = 0.9
+
+#: Parts of a sum that a GPU forms side by side.
+PIECES = 16
 
 #: Largest error of a module's output against x W + b. In half precision it is four units of
 #: rounding: an output's own rounding is about half a unit of its norm, and the rest is room for
@@ -55,6 +59,7 @@ class Checks:
     _offsets: list[Tensor] = field(default_factory=list)
     _linear: list[tuple[int, nn.Module, Tensor]] = field(default_factory=list)
     _padding: list[tuple[int, Tensor]] = field(default_factory=list)
+    _settled: list[Tensor] = field(default_factory=list)  # the same numbers, once `settle` ran
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
@@ -73,12 +78,27 @@ class Checks:
                 sizes = linear_sizes(linear, traced.rows[linear.module])
                 self._linear.append((traced.index, linear.module, sizes))
 
+    @property
+    def _measured(self) -> list[list[Tensor]]:
+        """All numbers on the device, those of one type and purpose together."""
+        linear, padding = [sizes for *_, sizes in self._linear], [w for _, w in self._padding]
+        return [linear, padding, self._outside, self._offsets]
+
+    def settle(self) -> None:
+        """Put all numbers into a few tensors, still on their device."""
+        self._settled = [_flat(tensors) for tensors in self._measured]
+
     def judge(self) -> None:
         """Raise where a layer is not what its adapter says."""
         tolerance = LINEAR_TOLERANCE[self.dtype]
-        measured = _brought([sizes for *_, sizes in self._linear])
-        for (index, module, _), sizes in zip(self._linear, measured, strict=True):
-            if (error := linear_error(sizes)) > tolerance:
+        if not self._settled:
+            self.settle()
+        measured, seen_padding, outsides, offset_counts = (
+            _brought(flat, tensors)
+            for flat, tensors in zip(self._settled, self._measured, strict=True)
+        )
+        for (index, module, _), error in zip(self._linear, linear_errors(measured), strict=True):
+            if error > tolerance:
                 raise UnsupportedModelError(
                     f"{self.adapter.name_of(module)} ({class_name(module)}) of "
                     f"{self.layer_in_words} {index} "
@@ -87,7 +107,6 @@ class Checks:
                     "precision acts inside it; merge adapters (model.merge_and_unload()) or load "
                     "the plain model"
                 )
-        seen_padding = _brought([weight for _, weight in self._padding])
         for (index, _), weight in zip(self._padding, seen_padding, strict=True):
             if float(weight) > NEGLIGIBLE:
                 raise UnsupportedModelError(
@@ -95,7 +114,7 @@ class Checks:
                     f"(weights up to {float(weight):.2g}), so texts of different lengths cannot "
                     "run together; take batch_size=1"
                 )
-        seen = [float(weight) for weight in _brought(self._outside)], _brought(self._offsets)
+        seen = [float(weight) for weight in outsides], offset_counts
         for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
             if outside > NEGLIGIBLE:
                 raise UnsupportedModelError(
@@ -136,7 +155,7 @@ def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tu
     """
     n, device = alpha.shape[-1], alpha.device
     position = torch.arange(n, device=device)
-    real = position < torch.tensor(list(lengths)).to(device, non_blocking=True)[:, None]  # (b, i)
+    real = position < on_device(tuple(lengths), device)[:, None]  # (b, i)
     peak = alpha.amax(1).masked_fill(~(real[:, :, None] & real[:, None, :]), 0).amax(0)  # (i, j)
     # Rows of a wider matrix read one element short each: equal offsets fall into one column.
     skewed = F.pad((peak > 0).flip(0), (0, n)).flatten()[: n * (2 * n - 1)].view(n, 2 * n - 1)
@@ -147,7 +166,7 @@ def weight_on_padding(alpha: Tensor, checks: Checks) -> Tensor:
     """The largest weight that a real token gives to padding of another sequence."""
 
     def beyond(lengths: Sequence[int], n: int) -> Tensor:
-        ends = torch.tensor(list(lengths)).to(alpha.device, non_blocking=True)
+        ends = on_device(tuple(lengths), alpha.device)
         return torch.arange(n, device=alpha.device) >= ends[:, None]
 
     targets, sources = beyond(checks.lengths, alpha.shape[2]), beyond(checks.others, alpha.shape[3])
@@ -178,29 +197,46 @@ def linear_sizes(linear: Linear, rows: Rows) -> Tensor:
     """
     dtype = linear.weight.dtype
     x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
-    product = x @ linear.weight
+    product = _few_rows_times(x, linear.weight)
     of_module = None if linear.bias_outside else linear.bias
     error = y - product if of_module is None else y - product - of_module
     return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
 
 
-def linear_error(sizes: Tensor) -> float:
-    """The worst error of the rows in `linear_sizes`, each relative to the size of its output."""
+def _few_rows_times(x: Tensor, weight: Tensor) -> Tensor:
+    """``x W`` of a few rows; on a GPU in pieces of the sum, or most of it would wait for a few."""
+    rows, size = x.shape
+    if not x.is_cuda or size % PIECES:
+        return x @ weight
+    pieces = x.view(rows, PIECES, -1).transpose(0, 1)  # (piece, row, in)
+    return (pieces @ weight.unflatten(0, (PIECES, -1))).sum(0)
+
+
+def linear_errors(sizes: Sequence[Tensor]) -> list[float]:
+    """`linear_error` of each; those of as many rows are taken together."""
+    if len({one.shape for one in sizes}) == 1:
+        return linear_error(torch.stack(list(sizes), dim=1)).tolist()
+    return [float(linear_error(one)) for one in sizes]
+
+
+def linear_error(sizes: Tensor) -> Tensor:
+    """The worst error of the rows in `linear_sizes` (4, …, row), relative to its output's size."""
     x, y, product, error = sizes.double()
     # Where an output is small because large terms cancel, their rounding is still that of a row of
     # ordinary size.
-    typical = (product / x).nan_to_num(0).median() * x
+    typical = (product / x).nan_to_num(0).median(-1, keepdim=True).values * x
     size = torch.maximum(torch.maximum(y, product), typical)
     # Values that overflow are left to completeness, which says so.
-    return float((error / size).nan_to_num(0, posinf=0).max())
+    return (error / size).nan_to_num(0, posinf=0).amax(-1)
 
 
-def _brought(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors on the CPU, fetched in one go."""
-    if not tensors:
-        return []
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
-    pieces = flat.split([tensor.numel() for tensor in tensors])
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else torch.zeros(0)
+
+
+def _brought(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors like these on the CPU, with numbers that lie one behind the other in `flat`."""
+    pieces = flat.cpu().split([tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
 

@@ -61,19 +61,24 @@ def eager_attention(model: Any) -> Iterator[None]:
         yield
         return
     try:
-        _set_attention(model, "eager")
+        _set_attention(model, previous, "eager")
         yield
     finally:
-        undo(lambda: _set_attention(model, previous))
+        undo(lambda: _set_attention(model, "eager", previous))
 
 
-def _set_attention(model: Any, implementation: str) -> None:
+def _set_attention(model: Any, before: str, implementation: str) -> None:
     can_set = getattr(model, "_can_set_attn_implementation", None)
-    if can_set is None or can_set():
+    settable = can_set is None or can_set()
+    if settable:
         model.set_attn_implementation(implementation)
-    elif {implementation, model.config._attn_implementation} == {"eager", "sdpa"}:
-        # Falcon reads the setting whenever it runs, but has no method that changes it.
-        model.config._attn_implementation = implementation
+    if settable or {before, implementation} == {"eager", "sdpa"}:
+        # Falcon reads the setting whenever it runs, but has no method that changes it; the method
+        # of some versions of T5 leaves the configurations of its stacks as they are.
+        for module in model.modules():
+            config = vars(module).get("config")
+            if getattr(config, "_attn_implementation", None) == before:
+                config._attn_implementation = implementation
 
 
 @contextmanager

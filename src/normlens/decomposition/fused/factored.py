@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from normlens.decomposition.fused.kernels.factored import norms_of_factors
-from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
+from normlens.decomposition.fused.launching import launch, reaches, strided
 from normlens.decomposition.fused.tiling import block_of_heads, power_of_two
 from normlens.decomposition.parts import Factors
+from normlens.device_constants import on_device
 
 TARGETS, DIMS, STAGES = 128, 64, 2
 
@@ -28,7 +29,7 @@ def fused_factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
         factors.weights.contiguous(),
         factors.scale.contiguous(),
         *strided(factors.values),
-        on_device(tuple(lengths), out.device),
+        on_device(tuple(lengths), out.device, torch.int32),
         n,
         *reaches(factors.reach),
         operand=torch.float16,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,13 +33,6 @@ def launch(
         options["OPERAND"] = tl.bfloat16 if operand == torch.bfloat16 else tl.float16
         options["PLAIN"] = INTERPRETED
     kernel[(programs,)](*arguments, **options)
-
-
-@lru_cache(maxsize=64)
-def on_device(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Lengths of sequences as an int32 tensor on `device`."""
-    # Making the tensor on the device itself would wait for the device.
-    return torch.tensor(lengths, dtype=torch.int32).to(device, non_blocking=True)
 
 
 def strided(values: Tensor) -> tuple[Tensor, int, int]:

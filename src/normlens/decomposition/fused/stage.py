@@ -13,7 +13,7 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.feedforward_job import ORDINARY, FeedForwardJob
 from normlens.decomposition.fused import operands
 from normlens.decomposition.fused.kernels.norms import error_of_totals, norms_of_sums
-from normlens.decomposition.fused.launching import launch, on_device, reaches, strided
+from normlens.decomposition.fused.launching import launch, reaches, strided
 from normlens.decomposition.fused.operands import Operand, ScaledWeights
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.source_rows import SourceRows
@@ -21,6 +21,7 @@ from normlens.decomposition.fused.tail import Slots, Tail
 from normlens.decomposition.fused.tiling import block_of_heads, power_of_two
 from normlens.decomposition.head_products import HeadProducts, ProductTensors
 from normlens.decomposition.rules import projections
+from normlens.device_constants import on_device
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Stage:
         self.slopes, self.slope_sizes = operands.slopes(job.slopes, precision)
         self.down, self.down_size = self._kept("down", self._scaled_down)
         self.m, self.width = self.down.high.shape  # padded
-        self.lengths = on_device(tuple(lengths), device)
+        self.lengths = on_device(tuple(lengths), device, torch.int32)
         self.reach = reaches(job.reach)
         self._sums = sums
         self.d_blocks, self.sum_strides = 0, (0, 0)

@@ -1,0 +1,127 @@
+"""What a layer gives to a call's result: tensors by group and name, still on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normlens.analysing.columns import CORRELATIONS, Columns, reads_others
+from normlens.analysing.correlations import correlations_of
+from normlens.analysis import mixing_ratio, special_dimensions
+from normlens.components import Layer, Reach
+from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
+from normlens.device_constants import on_device
+
+Key = tuple[str, str]  # group of results, name within it
+
+
+@dataclass(frozen=True)
+class LayerResults:
+    """One layer's results for a batch; the first axis of every tensor is the batch."""
+
+    index: int
+    reach: Reach
+    reads_others: bool
+    precision: str | None
+    tensors: dict[Key, Tensor]
+    errors: list[tuple[str, Tensor]] = field(default_factory=list)  # of completeness, by scope
+    kernel_errors: list[tuple[str, Tensor]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a call asks of each layer of a batch."""
+
+    columns: Columns
+    scopes: Sequence[str]
+    arrays: bool = True
+    correlations: bool = False
+
+    def of(self, result: LayerMaps, index: int, layer: Layer) -> LayerResults:
+        """The results of layer `index`."""
+        groups = {
+            "arrays": result.norms if self.arrays else {},
+            "mixing": _mixing_ratios(result),
+            "heads": result.head_maps,
+            "standard_error": result.standard_error,
+            "statistics": self._statistics(result.statistics, layer),
+            CORRELATIONS: self._correlations(result, layer),
+        }
+        kernels = (("sum", result.kernel_error), ("sample", result.sampled_error))
+        return LayerResults(
+            index,
+            layer.reach,
+            reads_others(layer),
+            result.precision,
+            {
+                (group, name): self.columns.padded(tensor, group, name, layer)
+                for group, values in groups.items()
+                for name, tensor in values.items()
+            },
+            list(result.completeness.items()),
+            [(kind, error) for kind, error in kernels if error is not None],
+        )
+
+    def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
+        """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
+        here = [place for place, scope in enumerate(self.scopes) if scope in result.norms]
+        if not self.correlations or not here:
+            return {}
+        norms = {self.scopes[place]: result.norms[self.scopes[place]] for place in here}
+        maps = torch.stack(
+            [self.columns.padded(norms[scope], "arrays", scope, layer) for scope in norms], dim=1
+        )
+        n, device = maps.shape[-2], maps.device
+        lengths = on_device(tuple(self.columns.lengths), device)
+        real = torch.arange(n, device=device) < lengths[:, None]
+        allowed = real[:, None, :] & layer.reach.mask(n, device)  # (b, i, j)
+        width = self.columns.width
+        if width:
+            others = self.columns.are_real(device)[:, None].expand(-1, n, -1)
+            allowed = torch.cat([others & reads_others(layer), allowed], dim=-1)
+        rho = correlations_of(maps, list(norms), real[:, :, None] & allowed, width)
+        if len(here) == len(self.scopes):
+            return {CORRELATIONS: rho}
+        size = len(self.scopes)
+        whole = rho.new_full((len(rho), size, size), torch.nan)
+        place = on_device(tuple(here), device)
+        whole[:, place[:, None], place] = rho
+        return {CORRELATIONS: whole}
+
+    def _statistics(self, vectors: FeedForwardStatistics | None, layer: Layer) -> dict[str, Tensor]:
+        """The batch's statistics of a layer, by the names that `Maps.statistics` uses."""
+        if vectors is None:
+            return {}
+        lengths = self.columns.lengths
+
+        def mean_size(rows: Tensor) -> Tensor:
+            return torch.stack([rows[index, :n].abs().mean(0) for index, n in enumerate(lengths)])
+
+        values = {
+            "ff_output_norm": torch.linalg.vector_norm(vectors.output, dim=-1),
+            "ff_output_mean_abs": mean_size(vectors.output),
+            "ff_input_mean_abs": mean_size(vectors.input),
+        }
+        if vectors.bypassed is not None:
+            values["bypassed_norm"] = torch.linalg.vector_norm(vectors.bypassed, dim=-1)
+        norm = layer.norm_behind_feed_forward
+        if vectors.ordinary is not None and norm is not None and norm.gamma is not None:
+            gamma = norm.gamma.to(vectors.output.dtype)
+            values |= {
+                "gamma": gamma.expand(len(lengths), -1),
+                "special_dimensions": special_dimensions(gamma)[0].expand(len(lengths), -1),
+                "ff_without_special": vectors.ordinary,
+            }
+        return values
+
+
+def _mixing_ratios(result: LayerMaps) -> dict[str, Tensor]:
+    """The mixing ratio of every scope, all taken together."""
+    if not result.others:
+        return {}
+    others = torch.stack(list(result.others.values()))
+    own = torch.stack([result.own[scope] for scope in result.others])
+    return dict(zip(result.others, mixing_ratio(others, own).unbind(), strict=True))

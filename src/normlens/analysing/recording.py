@@ -1,0 +1,198 @@
+"""Batches of one shape on a GPU, recorded once as a CUDA graph and replayed.
+
+A short text is thousands of small kernels, and launching each of them from Python takes longer than
+running it. The third batch of one shape is recorded; from then on its inputs are written over the
+recorded ones and all kernels are launched at once. They are the same kernels in the same order, so
+numbers are the same to the last bit.
+
+A replay runs no Python code, neither the model's nor a hook's. So only models are recorded whose
+modules are those of torch and transformers, without hooks (`normlens.analysing.model_state`), and a
+recording is used only while the model is as it was, down to the addresses of its weights; their
+contents may change.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from normlens.analysing.model_state import ModelState
+from normlens.analysing.stack_run import StackRun
+from normlens.decomposition.memory import is_out_of_memory
+from normlens.device_constants import holding
+from normlens.nonlinearities import SHAPLEY
+from normlens.text import Encoded
+
+if TYPE_CHECKING:
+    from normlens.analysing.analyser import Analyser
+
+#: Batches of one shape before the next one is recorded.
+BEFORE = 2
+#: Tokens of a batch up to which launching takes longer than running.
+TOKENS = 2048
+#: Recordings of one lens; the one that was used longest ago makes room.
+RECORDINGS = 8
+#: Changes of a model after which it is no longer recorded.
+CHANGES = 16
+#: Bytes that all recordings of a lens may keep on the device.
+KEPT = 8 << 30
+#: Whether this torch can tell, layer by layer, how far a replay has come.
+TELLS = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
+#: Shapes whose batches are counted.
+COUNTED = 512
+
+Inputs = Mapping[str, Tensor]
+Run = Callable[[dict[str, Tensor]], list[StackRun]]
+
+
+class Recording:
+    """One batch's kernels, with the tensors that they read and write."""
+
+    def __init__(self, run: Run, inputs: Inputs, state: ModelState):
+        self.state = state
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        before = torch.cuda.memory_allocated()
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        with holding() as self._constants:
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                run(self._inputs)  # compiles kernels and fills caches
+            current.wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
+            with graph, _NumbersFromPython(self._constants):
+                self.runs = run(self._inputs)
+        self.bytes = max(0, torch.cuda.memory_allocated() - before)
+        self.used = threading.Lock()
+
+    def replay(self, inputs: Inputs) -> list[StackRun]:
+        """Run the same on other inputs; results are in the recorded runs until the next replay."""
+        for name, tensor in inputs.items():
+            self._inputs[name].copy_(tensor)
+        self._graph.replay()
+        return self.runs
+
+
+class _NumbersFromPython(TorchFunctionMode):
+    """Lets ``torch.tensor(0.0, device="cuda")`` be recorded, which models write in their masks.
+
+    Its memory must not move until the last replay.
+    """
+
+    def __init__(self, constants: list[Tensor]):
+        super().__init__()
+        self._constants = constants
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        device = options.get("device")
+        if function is not torch.tensor or device is None or torch.device(device).type != "cuda":
+            return function(*args, **options)
+        del options["device"]
+        constant = torch.tensor(*args, **options).pin_memory()
+        self._constants.append(constant)
+        return constant.to(device, non_blocking=True)
+
+
+class Recordings:
+    """The recordings of one lens."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[Hashable, int] = OrderedDict()
+        self._recorded: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._refused: set[Hashable] = set()
+        self._changes = 0  # of the model since the first recording
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Recordings], tuple[()]]:
+        return Recordings, ()  # a copy of a lens begins without any
+
+    @contextmanager
+    def lent(
+        self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs
+    ) -> Iterator[Recording | None]:
+        """The recording of batches with this key, for this thread alone, if there is one."""
+        with self._lock:
+            recording = self._find(model, key, run, inputs)
+        if recording is None or not recording.used.acquire(blocking=False):
+            yield None
+            return
+        try:
+            yield recording
+        finally:
+            recording.used.release()
+
+    def _find(self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs) -> Recording | None:
+        recording = self._recorded.get(key)
+        if recording is not None and recording.state.holds():
+            self._recorded.move_to_end(key)
+            return recording
+        if recording is not None:
+            self._recorded.clear()
+            self._counts.clear()
+            self._changes += 1
+        if key in self._refused or self._changes > CHANGES:
+            return None
+        self._counts[key] = self._counts.pop(key, 0) + 1
+        while len(self._counts) > COUNTED:
+            self._counts.popitem(last=False)
+        return self._recording(model, key, run, inputs) if self._counts[key] > BEFORE else None
+
+    def _recording(
+        self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs
+    ) -> Recording | None:
+        state = ModelState.of(model)
+        if state is None:
+            return None
+        try:
+            recording = Recording(run, inputs, state)
+        except RuntimeError as error:
+            # Something waits for the GPU on the way, which a recording cannot.
+            self._refuse(key)
+            if is_out_of_memory(error):
+                self._recorded.clear()
+            return None
+        self._recorded[key] = recording
+        while len(self._recorded) > RECORDINGS or (
+            len(self._recorded) > 1 and sum(r.bytes for r in self._recorded.values()) > KEPT
+        ):
+            self._recorded.popitem(last=False)
+        return recording
+
+    def _refuse(self, key: Hashable) -> None:
+        if len(self._refused) >= COUNTED:
+            self._refused.clear()
+        self._refused.add(key)
+
+
+def recording_key(
+    call: Analyser, sequences: Sequence[Sequence[Encoded]], inputs: Inputs
+) -> Hashable | None:
+    """What batches have in common that a recording can stand for; None: this one has none.
+
+    The key holds the products of weights that a prepared lens keeps, so that they stay in memory,
+    and others that take their place are other ones.
+    """
+    lens, request = call.lens, call.request
+    if lens.device.type != "cuda" or not TELLS or call.progress is not None:
+        return None
+    tokens = sum(len(sequence) for batch in sequences for sequence in batch)
+    if tokens > TOKENS or request.settings.rule == SHAPLEY:
+        return None
+    blocks = lens.adapter.blocks() if call.products is not None else ()
+    return (
+        tuple(repr(stack.request) for stack in call.stacks),
+        tuple(len(sequence) for batch in sequences for sequence in batch),
+        tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()),
+        tuple(call.products.of(block) for block in blocks) if call.products is not None else (),
+    )
