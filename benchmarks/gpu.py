@@ -2,6 +2,7 @@
 
 gpu_stage        the feed-forward stage: published, unfused and fused; limits, memory, error
 gpu_experiment   correlations of real maps in each precision; the papers' experiment
+gpu_calls        the whole call of one text
 gpu_methods      silent neurons left out, and one matrix per target
 
 python benchmarks/gpu.py            # prints the tables
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import gpu_methods
 import torch
+from gpu_calls import CALLS, call_table
 from gpu_experiment import experiment, spearman_errors
 from gpu_stage import BATCH, BERT, LLAMA, stage_table
 
@@ -35,7 +37,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     shapes = BERT[:1] if options.quick else [*BERT, *BATCH, *LLAMA]
     sequences = 128 if options.quick else 992
-    lines = stage_table(shapes)
+    lines = stage_table(shapes) + call_table(CALLS[:2] if options.quick else CALLS)
     lines += spearman_errors(options.model) if options.model else []
     lines += experiment(sequences) + gpu_methods.tables(options.quick)
     text = "\n".join(lines).rstrip()

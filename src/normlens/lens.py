@@ -227,12 +227,8 @@ class Lens(Encodes, Explains):
             layers = [stack.first + k for stack in stacks for k in stack.request.layers]
             refresh_products(self._products, self, layers)
         outbox = Outbox(self.device) if self.device.type == "cuda" else None
-        try:
-            analyser = Analyser(self, stacks, self._products, progress, outbox)
-            return analyser.maps(encoded, options.batch_size)
-        finally:
-            if outbox is not None:
-                outbox.close()
+        analyser = Analyser(self, stacks, self._products, progress, outbox)
+        return analyser.maps(encoded, options.batch_size)
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 #: Pinned memory: so many slots of so many bytes, for all calls of a process. Taking more while a
 #: GPU works would wait for it.
 SLOTS, SLOT = 32, 8 << 20
+#: Bytes on the device that may wait for a slot; then the call waits, too.
+WAITING = 2 << 30
 #: Rows of a causal map that are sent together at most; sources behind the last are left out.
 ROWS = 128
 #: Numbers of a flat tensor that are sent together.
@@ -35,20 +38,35 @@ def _slots() -> queue.SimpleQueue[Tensor]:
     return slots
 
 
+@lru_cache(maxsize=1)
+def _writers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WRITERS, thread_name_prefix="normlens-writer")
+
+
+class _Piece(NamedTuple):
+    """Parts of some tensors that fit into a slot together, and where they go."""
+
+    parts: list[Tensor]
+    into: list[Tensor]
+    ready: torch.cuda.Event
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
 class Outbox:
     """What one call sends from a GPU."""
 
     def __init__(self, device: torch.device):
         self._device = device
+        self._waiting: deque[_Piece] = deque()
+        self._bytes = 0  # of the pieces that wait
         self._writing: deque[Future[None]] = deque()
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)
-
-    @cached_property
-    def _writers(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(WRITERS, thread_name_prefix="normlens-writer")
 
     def send(
         self,
@@ -62,64 +80,83 @@ class Outbox:
         Without an event they are ready when the current stream comes here. With `first`, target i
         has no source from `first + i + 1` on, and those are not copied.
         """
-        *batch, n, columns = tensors[0].shape
-        row = prod(batch) * columns * into[0].element_size()  # bytes of a row of one tensor
         if ready is None:
             ready = torch.cuda.Event()
             ready.record()
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
-            at_once = max(1, SLOT // row)  # tensors, if they have one row
-            for begin in range(0, len(tensors), at_once):
-                some = slice(begin, begin + at_once)
-                rows = max(1, SLOT // (row * len(tensors[some])))
-                rows = rows if first is None else min(rows, ROWS)
-                for start in range(0, n, rows):
-                    stop = min(n, start + rows)
-                    place = (..., slice(start, stop), slice(_end(columns, first, stop)))
-                    pieces = [tensor[place] for tensor in tensors[some]]
-                    self._send(pieces, [array[place] for array in into[some]])
-            for tensor in tensors:
-                tensor.record_stream(self._stream)
-
-    def _send(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        together = torch.stack(list(pieces)).to(into[0].dtype)
-        if together.nbytes > SLOT:  # one row of one tensor
-            _write(together.cpu(), into)
-            return
-        slot = _slots().get()
-        pinned = slot[: together.nbytes].view(together.dtype).view(together.shape)
-        pinned.copy_(together, non_blocking=True)
-        arrived = torch.cuda.Event(blocking=True)
-        arrived.record()
-
-        def write() -> None:
-            try:
-                arrived.synchronize()
-                _write(pinned, into)
-            finally:
-                _slots().put(slot)
-
-        self._writing.append(self._writers.submit(write))
+        for piece in _pieces(tensors, into, ready, first):
+            self._waiting.append(piece)
+            self._bytes += piece.bytes
+        self._forward()
 
     def send_flat(self, tensor: Tensor, into: Tensor) -> None:
         """Copy numbers that lie one behind the other, by several threads."""
         for piece, place in zip(tensor.split(PIECE), into.split(PIECE), strict=True):
             self.send([piece[None]], [place[None]])
 
+    def _forward(self) -> None:
+        """Send what waits, as far as there are slots; wait for more only if too much waits."""
+        while self._waiting:
+            try:
+                slot = _slots().get(block=self._bytes > WAITING)
+            except queue.Empty:
+                return
+            self._send(self._waiting.popleft(), slot)
+
+    def _send(self, piece: _Piece, slot: Tensor) -> None:
+        self._bytes -= piece.bytes
+        kind, shape = piece.into[0].dtype, piece.parts[0].shape
+        size = len(piece.parts) * shape.numel() * kind.itemsize
+        if size > SLOT:  # one row of one tensor
+            _slots().put(slot)
+            _write(torch.stack(piece.parts).cpu(), piece.into)
+            return
+        pinned = slot[:size].view(kind).view(len(piece.parts), *shape)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(piece.ready)
+            together = torch.stack(piece.parts).to(kind)
+            pinned.copy_(together, non_blocking=True)
+            arrived = torch.cuda.Event(blocking=True)
+            arrived.record()
+            for part in piece.parts:
+                part.record_stream(self._stream)
+
+        def write() -> None:
+            try:
+                arrived.synchronize()
+                _write(pinned, piece.into)
+            finally:
+                _slots().put(slot)
+
+        self._writing.append(_writers().submit(write))
+
     def wait(self) -> None:
         """Return when everything that was sent has arrived."""
+        while self._waiting:
+            self._send(self._waiting.popleft(), _slots().get())
         while self._writing:
             self._writing.popleft().result()
 
-    def close(self) -> None:
-        """Let the threads go, once everything has arrived."""
-        if "_writers" in self.__dict__:
-            self._writers.shutdown()
 
-
-def _end(columns: int, first: int | None, stop: int) -> int:
-    return columns if first is None else first + stop
+def _pieces(
+    tensors: Sequence[Tensor], into: Sequence[Tensor], ready: torch.cuda.Event, first: int | None
+) -> Iterator[_Piece]:
+    """Some rows of some tensors at a time."""
+    *batch, n, columns = tensors[0].shape
+    row = max(1, prod(batch) * columns * into[0].element_size())  # bytes, of one tensor
+    at_once = max(1, SLOT // row)  # tensors, of one row
+    for begin in range(0, len(tensors), at_once):
+        some = slice(begin, begin + at_once)
+        rows = max(1, SLOT // (row * len(tensors[some])))
+        rows = rows if first is None else min(rows, ROWS)
+        for start in range(0, n, rows):
+            stop = min(n, start + rows)
+            end = columns if first is None else first + stop
+            place = (..., slice(start, stop), slice(end))
+            yield _Piece(
+                [tensor[place] for tensor in tensors[some]],
+                [array[place] for array in into[some]],
+                ready,
+            )
 
 
 def _write(pieces: Tensor, into: Sequence[Tensor]) -> None:

@@ -1,0 +1,168 @@
+"""The call that a user makes, on a GPU: `lens.maps` of one text, all layers and scopes.
+
+    whole     the call, from token ids to arrays on the CPU, once it is warm
+    busy      the GPU's share of it: the time in which any kernel or copy runs
+    kernel    the feed-forward kernels alone
+    ceiling   one cuBLAS product with the operations of these kernels
+
+Weights are random. `gpu.py` prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from gpu_stage import MIB, Shape, ceiling
+
+from normlens.decomposition.fused.precision import PRECISIONS
+
+#: Kernels that stand for the operations of the feed-forward stage, by any method.
+KERNELS = r"feed_forward_sums|store_hidden|target_sums|mix_parts|scale_projections|nvjet|hss"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One model's shape and a text's length."""
+
+    name: str
+    n: int
+    layers: int
+    dtype: torch.dtype = torch.float32
+    precisions: tuple[str, ...] = tuple(PRECISIONS)
+    times: int = 5
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes of one layer."""
+        if self.name == "Llama-8B":
+            return Shape(self.name, self.n, 4096, 14336, 32, gated=True, causal=True)
+        return Shape(self.name, self.n, causal=self.name == "GPT-2")
+
+    def model(self) -> Any:
+        from transformers import (
+            BertConfig,
+            BertModel,
+            GPT2Config,
+            GPT2Model,
+            LlamaConfig,
+            LlamaModel,
+        )
+
+        torch.manual_seed(0)
+        if self.name == "BERT-base":
+            config = BertConfig(num_hidden_layers=self.layers, attn_implementation="eager")
+            return BertModel(config, add_pooling_layer=False)
+        if self.name == "GPT-2":
+            config = GPT2Config(n_positions=4096, n_layer=self.layers, attn_implementation="eager")
+            return GPT2Model(config)
+        config = LlamaConfig(
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=self.layers,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            vocab_size=1000,
+            max_position_embeddings=8192,
+            attn_implementation="eager",
+        )
+        return LlamaModel(config)
+
+
+CALLS = [
+    Call("BERT-base", 16, 12),
+    Call("BERT-base", 128, 12),
+    Call("GPT-2", 1024, 12),
+    Call("GPT-2", 4096, 12, times=2),
+    Call("Llama-8B", 512, 32, torch.bfloat16, ("tf32", "bfloat16"), 2),
+    Call("Llama-8B", 2048, 32, torch.bfloat16, ("tf32", "bfloat16"), 1),
+]
+
+
+def call_table(calls: list[Call] = CALLS) -> list[str]:
+    """The table, as lines."""
+    import normlens
+
+    lines = [
+        "One text, all layers and scopes, float32 maps on the CPU; the whole call (the best of "
+        "some, warm), the time in which the GPU was busy, its feed-forward kernels, and these "
+        "kernels' operations at cuBLAS's speed, in ms; the peak is beyond the model:",
+        "",
+        "| model | layers | n | precision | whole | busy | whole ÷ busy | kernel | ceiling "
+        "| ceiling ÷ whole | peak MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    ceilings = {dtype: ceiling(Shape("", 512), dtype) for dtype in (torch.bfloat16, torch.float16)}
+    lens, last = None, None
+    for call in calls:
+        if (call.name, call.layers) != last:
+            lens, last = None, (call.name, call.layers)
+            torch.cuda.empty_cache()
+            with torch.device("cuda"):
+                model = call.model().to(call.dtype).eval()
+            lens = normlens.load(model)
+        assert lens is not None
+        vocabulary = lens.model.config.vocab_size
+        ids = torch.randint(0, vocabulary, (call.n,)).tolist()
+        for name in call.precisions:
+            precision = PRECISIONS[name]
+            run = partial(lens.maps, input_ids=ids, precision=name)
+            rate = ceilings[precision.operand] / (3 if precision.split else 1)
+            floor = call.layers * call.shape.operations / rate / 1e9
+            lines.append(_row(call, name, floor, *measured(run, call.times)))
+            print(lines[-1], flush=True)
+    return [*lines, ""]
+
+
+def _row(
+    call: Call, precision: str, floor: float, whole: float, busy: float, own: float, peak: float
+) -> str:
+    return (
+        f"| {call.name} | {call.layers} | {call.n} | {precision} | **{whole:.1f}** | {busy:.1f} "
+        f"| {whole / busy:.2f} | {own:.1f} | {floor:.1f} | {floor / whole:.0%} | {peak:.0f} |"
+    )
+
+
+def measured(run: Callable[[], object], times: int) -> tuple[float, float, float, float]:
+    """Milliseconds of the call, of the GPU's work in it and of its kernels; the peak in MiB."""
+    for _ in range(4 if times > 1 else 1):
+        run()
+    taken = []
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(times):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        taken.append((time.perf_counter() - start) * 1e3)
+    peak = (torch.cuda.max_memory_allocated() - before) / MIB
+    spans = list(_spans(run))
+    own = sum(end - start for start, end, name in spans if re.search(KERNELS, name))
+    return statistics.median(taken), _union(spans), own, peak
+
+
+def _spans(run: Callable[[], object]) -> Iterator[tuple[float, float, str]]:
+    """When each kernel and copy of a run began and ended, in ms."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+        run()
+        torch.cuda.synchronize()
+    for event in profiled.events():
+        if event.device_type == DeviceType.CUDA:
+            yield event.time_range.start / 1e3, event.time_range.end / 1e3, event.name
+
+
+def _union(spans: list[tuple[float, float, str]]) -> float:
+    total, until = 0.0, 0.0
+    for start, end, _ in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

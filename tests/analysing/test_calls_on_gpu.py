@@ -1,0 +1,163 @@
+"""Repeated calls and long texts on a GPU: replays and results that are sent have the same bits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import normlens
+from normlens.analysing import collect, outbox, recording
+from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
+from normlens.results.maps import Maps
+
+pytestmark = pytest.mark.gpu
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+OTHERS = [4, 8, 15, 16, 23, 42, 1]
+CALLS = recording.BEFORE + 2
+
+
+def assert_same(found: Maps, expected: Maps) -> None:
+    assert found.completeness == expected.completeness
+    assert found.layers == expected.layers
+    for group in ("arrays", "mixing", "heads", "statistics"):
+        ours, theirs = getattr(found, group), getattr(expected, group)
+        assert set(ours) == set(theirs)
+        for name, array in theirs.items():
+            assert np.array_equal(ours[name], array, equal_nan=True), (group, name)
+    if expected.encoder is not None:
+        assert found.encoder is not None
+        assert_same(found.encoder, expected.encoder)
+
+
+def recorded(lens: normlens.Lens) -> int:
+    return len(lens.recordings._recorded)
+
+
+@pytest.mark.parametrize("family", tiny_families())
+def test_replays_have_the_same_bits(family: str) -> None:
+    model = tiny_model(family)
+    lens = normlens.load(model, device="cuda")
+    first = [lens.maps(input_ids=ids) for ids in (IDS, OTHERS)]
+    for _ in range(CALLS):
+        for ids, expected in zip((IDS, OTHERS), first, strict=True):
+            assert_same(lens.maps(input_ids=ids), expected)
+
+
+def test_plain_models_are_recorded() -> None:
+    for family in ("bert", "gpt2", "llama"):
+        lens = normlens.load(tiny_model(family), device="cuda")
+        for _ in range(CALLS):
+            lens.maps(input_ids=IDS)
+        assert recorded(lens) == 1, family
+
+
+@pytest.mark.parametrize("family", tiny_encoder_decoders()[:3])
+def test_pairs_are_replayed(family: str) -> None:
+    lens = normlens.load(tiny_model(family), device="cuda")
+    first = lens.maps(input_ids=IDS, decoder_input_ids=[2, 5, 7])
+    for _ in range(CALLS):
+        assert_same(lens.maps(input_ids=IDS, decoder_input_ids=[2, 5, 7]), first)
+
+
+def test_batches_and_options_have_recordings_of_their_own() -> None:
+    lens = normlens.load(tiny_model("bert"), device="cuda")
+    batch = [IDS, OTHERS[:4]]
+    asked: list[dict[str, Any]] = [
+        {"input_ids": batch},
+        {"input_ids": batch, "heads": True, "statistics": True},
+        {"input_ids": batch, "layers": [1], "scopes": "FF"},
+        {"input_ids": batch, "nonlinearity": "gradient"},
+    ]
+    first = [lens.maps(**options) for options in asked]
+    for _ in range(CALLS):
+        for options, expected in zip(asked, first, strict=True):
+            for found, one in zip(lens.maps(**options), expected, strict=True):
+                assert_same(found, one)
+    assert recorded(lens) == len(asked)
+
+
+def test_weights_may_change_in_place_or_be_replaced() -> None:
+    model = tiny_model("bert").to("cuda")
+    lens = normlens.load(model)
+    for _ in range(CALLS):
+        lens.maps(input_ids=IDS)
+    weight = model.encoder.layer[0].output.dense.weight
+    with torch.no_grad():
+        weight.mul_(1.5)
+    assert_same(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
+    weight.data = weight.data.clone() * 2
+    assert_same(lens.maps(input_ids=IDS), normlens.load(model).maps(input_ids=IDS))
+
+
+def test_prepared_products_that_are_formed_anew_are_used() -> None:
+    model = tiny_model("bert").to("cuda")
+    lens = normlens.load(model).prepare()
+    for _ in range(CALLS):
+        lens.maps(input_ids=IDS)
+    with torch.no_grad():
+        model.encoder.layer[0].intermediate.dense.weight.mul_(1.5)
+    assert_same(lens.maps(input_ids=IDS), normlens.load(model).prepare().maps(input_ids=IDS))
+
+
+def test_hooks_are_called_though_there_is_a_recording() -> None:
+    model = tiny_model("bert").to("cuda")
+    lens = normlens.load(model)
+    for _ in range(CALLS):
+        before = lens.maps(input_ids=IDS)
+    handle = model.embeddings.register_forward_hook(lambda _, __, output: output * 2)
+    changed = lens.maps(input_ids=IDS)
+    assert not np.array_equal(changed["ATTN-N"], before["ATTN-N"])
+    handle.remove()
+    assert_same(lens.maps(input_ids=IDS), before)
+
+
+def test_what_cannot_be_recorded_is_computed() -> None:
+    lens = normlens.load(tiny_model("bert"), device="cuda")
+    first = lens.maps(input_ids=IDS, nonlinearity="shapley", samples=4)
+    for _ in range(CALLS):
+        assert_same(lens.maps(input_ids=IDS, nonlinearity="shapley", samples=4), first)
+    assert recorded(lens) == 0
+
+
+def test_threads_share_a_recording() -> None:
+    lens = normlens.load(tiny_model("bert"), device="cuda")
+    expected = {tuple(ids): lens.maps(input_ids=ids) for ids in (IDS, OTHERS)}
+    for _ in range(CALLS):
+        lens.maps(input_ids=IDS)
+    wrong: list[BaseException] = []
+
+    def work(ids: list[int]) -> None:
+        try:
+            for _ in range(20):
+                assert_same(lens.maps(input_ids=ids), expected[tuple(ids)])
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(ids,)) for ids in (IDS, OTHERS) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral"])
+def test_results_that_are_sent_have_the_same_bits(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [IDS * 5, OTHERS * 3]
+    model = tiny_model(family)
+    expected = normlens.load(model, device="cuda").maps(input_ids=batch, heads=True)
+    monkeypatch.setattr(collect, "SENT_AT_ONCE", 1)
+    monkeypatch.setattr(outbox, "ROWS", 8)
+    monkeypatch.setattr(outbox, "SLOT", 1 << 12)
+    monkeypatch.setattr(outbox, "WAITING", 1 << 14)
+    lens = normlens.load(model, device="cuda")
+    for _ in range(CALLS):
+        for found, one in zip(lens.maps(input_ids=batch, heads=True), expected, strict=True):
+            assert_same(found, one)
