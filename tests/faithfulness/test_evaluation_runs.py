@@ -70,7 +70,7 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
     )
     report = json.loads(done.stdout)
     assert report["errors"] == 0, done.stderr
-    assert report["killed"] > 1
+    assert report["killed"] > 0
     assert_same_tables(Run.open(tmp_path / "killed"), classified, tolerance=0)
 
 
