@@ -52,7 +52,7 @@ def _forward(model: Any) -> None:
 
 
 def _scale(model: Any) -> None:
-    model.encoder.layer[0].attention.self.scaling = 0.5
+    model.encoder.layer[0].attention.self.scaling = 0.123
 
 
 def _configure(model: Any) -> None:
