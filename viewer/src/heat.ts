@@ -1,232 +1,12 @@
 // A heat map: cells on a canvas, everything else as SVG above it. Saved figures are SVG throughout.
 
-import { Colouring, Ink, LIGHT, pixels, readableOn } from "./colours";
+import { LIGHT, pixels, readableOn, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
-import { Mask } from "./measures";
+import { FONT, textWidth } from "./figure";
+import { drawFrame, drawGroups, layoutOf, type Cell, type Heat, type HeatActions, type Layout, type Pin } from "./heatframe";
 
-export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif';
-export const SOURCE = "source j (input)";
-export const TARGET = "target i (output)";
-
-export interface Window_ {
-  rows: [number, number]; // from, to (not included)
-  columns: [number, number];
-}
-
-export interface Pin {
-  axis: "row" | "column";
-  index: number;
-}
-
-export interface Cell {
-  target: number;
-  source: number;
-}
-
-export interface Heat {
-  name: string; // of the panel, such as "map" or "difference"
-  title: string;
-  subtitle: string;
-  map: Float32Array;
-  mask: Mask;
-  n: number;
-  rows: string[];
-  columns: string[];
-  special: boolean[];
-  colouring: Colouring;
-  recolour: (dark: boolean) => Colouring;
-  brief: (value: number) => string; // as it is written into cells
-  window: Window_;
-  pin: Pin | null;
-  pair: Cell | null;
-  caption: string;
-}
-
-export interface HeatActions {
-  hover(cell: Cell | null, event: PointerEvent | null): void;
-  pin(pin: Pin): void;
-  pair(cell: Cell): void;
-  zoom(window: Window_ | null): void;
-}
-
-interface Layout {
-  width: number;
-  height: number;
-  left: number;
-  top: number;
-  side: { width: number; height: number };
-  cell: number;
-  font: number;
-  slanted: boolean;
-  every: number;
-}
-
-const TITLE = 38; // room above the axis words
-const AXIS = 18;
-const BAR = 56; // room below the cells
-const LONGEST = 20; // characters of a label
-
-export function whole(n: number): Window_ {
-  return { rows: [0, n], columns: [0, n] };
-}
-
-let measuring: CanvasRenderingContext2D | null = null;
-
-export function textWidth(text: string, size: number): number {
-  measuring ??= document.createElement("canvas").getContext("2d");
-  if (measuring === null) return text.length * size * 0.6;
-  measuring.font = `${size}px ${FONT}`;
-  return measuring.measureText(text).width;
-}
-
-const measured = new WeakMap<string[], Map<string, number>>();
-
-/** The width of the widest of some labels at a size of 10; measuring many takes long. */
-function widestLabel(labels: string[], from: number, to: number): number {
-  const known = measured.get(labels) ?? new Map<string, number>();
-  measured.set(labels, known);
-  const key = `${from}:${to}`;
-  let width = known.get(key);
-  if (width === undefined) {
-    width = 0;
-    for (let k = from; k < to; k++) width = Math.max(width, textWidth(cut(labels[k]), 10));
-    known.set(key, width);
-  }
-  return width;
-}
-
-export function cut(label: string, most = LONGEST): string {
-  const characters = [...label];
-  return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : label;
-}
-
-function layoutOf(heat: Heat, room: { width: number; height: number }): Layout {
-  const rows = heat.window.rows[1] - heat.window.rows[0];
-  const columns = heat.window.columns[1] - heat.window.columns[0];
-  const most = Math.max(rows, columns);
-  let font = 11;
-  let layout: Layout | null = null;
-  for (let round = 0; round < 3; round++) {
-    const widest = (labels: string[], [from, to]: [number, number]) =>
-      Math.max(12, (font / 10) * widestLabel(labels, from, to));
-    const left = AXIS + 8 + Math.ceil(widest(heat.rows, heat.window.rows));
-    const slanted: boolean = layout !== null && layout.cell > 2.1 * font;
-    const widestColumn = widest(heat.columns, heat.window.columns);
-    const above = Math.ceil(slanted ? widestColumn * 0.72 + font : widestColumn);
-    const top = TITLE + AXIS + 6 + above;
-    // A slanted label of the last column leans out to the right.
-    const right: number = slanted ? Math.max(10, Math.ceil(above - layout!.cell / 2)) : 10;
-    const side = Math.max(120, Math.min(room.width - left - right, room.height - top - BAR));
-    const cell = side / most;
-    layout = {
-      width: left + Math.max(cell * columns, 180) + right,
-      height: top + cell * rows + BAR,
-      left,
-      top,
-      side: { width: cell * columns, height: cell * rows },
-      cell,
-      font,
-      slanted,
-      every: Math.max(1, Math.ceil((font + 1) / cell)),
-    };
-    font = Math.max(9, Math.min(14, Math.floor(cell * 0.6)));
-    layout.font = font;
-    layout.every = Math.max(1, Math.ceil((font + 1) / cell));
-  }
-  return layout as Layout;
-}
-
-/** Everything but the cells. */
-function drawFrame(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void {
-  const { left, top, side, cell, font, every } = layout;
-  const words = (x: number, y: number, text: string, more: Record<string, unknown> = {}) =>
-    into.append(svg("text", { x, y, fill: ink.text, "font-size": font, ...more }, text));
-  words(0, 14, heat.title, { "font-size": 14, "font-weight": 650 });
-  words(0, 31, heat.subtitle, { "font-size": 11.5, fill: ink.muted });
-  words(left + side.width / 2, TITLE + 12, SOURCE, {
-    "text-anchor": "middle",
-    "font-size": 11.5,
-    fill: ink.muted,
-  });
-  words(0, 0, TARGET, {
-    "text-anchor": "middle",
-    "font-size": 11.5,
-    fill: ink.muted,
-    transform: `translate(11 ${top + side.height / 2}) rotate(-90)`,
-  });
-  const shade = (axis: Pin["axis"], k: number) => {
-    const pinned = heat.pin !== null && heat.pin.axis === axis && heat.pin.index === k;
-    if (pinned) return { fill: ink.accent, "font-weight": 700 };
-    return heat.special[k] ? { fill: ink.muted } : {};
-  };
-  const shown = (k: number, from: number, axis: Pin["axis"]) =>
-    (k - from) % every === 0 || (heat.pin?.axis === axis && heat.pin.index === k);
-  const [row, lastRow] = heat.window.rows;
-  const rows = svg("g", { class: "row-labels" });
-  for (let k = row; k < lastRow; k++) {
-    if (!shown(k, row, "row")) continue;
-    const y = top + (k - row + 0.5) * cell + font * 0.35;
-    rows.append(
-      svg(
-        "text",
-        { x: left - 6, y, "text-anchor": "end", "font-size": font, fill: ink.text, ...shade("row", k) },
-        cut(heat.rows[k]),
-      ),
-    );
-  }
-  const [column, lastColumn] = heat.window.columns;
-  const columns = svg("g", { class: "column-labels" });
-  for (let k = column; k < lastColumn; k++) {
-    if (!shown(k, column, "column")) continue;
-    const x = left + (k - column + 0.5) * cell;
-    const turn = layout.slanted
-      ? `translate(${x - font * 0.1} ${top - 6}) rotate(-45)`
-      : `translate(${x + font * 0.35} ${top - 6}) rotate(-90)`;
-    columns.append(
-      svg(
-        "text",
-        { transform: turn, "font-size": font, fill: ink.text, ...shade("column", k) },
-        cut(heat.columns[k]),
-      ),
-    );
-  }
-  into.append(rows, columns);
-  drawBar(into, heat.colouring, left, top + side.height + 14, Math.max(side.width, 180), ink);
-}
-
-/** The legend: a bar of colours with ticks and what they measure. */
-export function drawBar(
-  into: SVGElement,
-  colouring: Colouring,
-  x: number,
-  y: number,
-  width: number,
-  ink: Ink,
-): void {
-  const length = Math.min(width, 320);
-  const pieces = 64;
-  for (let k = 0; k < pieces; k++) {
-    into.append(
-      svg("rect", {
-        x: x + (k * length) / pieces,
-        y,
-        width: length / pieces + 0.5,
-        height: 8,
-        fill: colouring.colour((k + 0.5) / pieces),
-      }),
-    );
-  }
-  for (const { t, label } of colouring.ticks) {
-    const at = x + t * length;
-    into.append(svg("line", { x1: at, x2: at, y1: y + 8, y2: y + 11, stroke: ink.muted }));
-    const anchor = t < 0.04 ? "start" : t > 0.96 ? "end" : "middle";
-    into.append(
-      svg("text", { x: at, y: y + 21, "text-anchor": anchor, "font-size": 10, fill: ink.text }, label),
-    );
-  }
-  into.append(
-    svg("text", { x, y: y + 36, "font-size": 10.5, fill: ink.muted }, colouring.what),
-  );
+function sizeOf({ rows, columns }: Heat): { rows: number; columns: number } {
+  return { rows: rows.length, columns: columns.length };
 }
 
 /** The size of numbers in cells, or 0 where they would not fit. */
@@ -237,7 +17,7 @@ function numberSize(heat: Heat, cell: number): number {
   let widest = 1;
   for (let i = row; i < lastRow; i++) {
     for (let j = column; j < lastColumn; j++) {
-      const k = i * heat.n + j;
+      const k = i * heat.columns.length + j;
       if (heat.mask !== null && !heat.mask[k]) continue;
       widest = Math.max(widest, textWidth(heat.brief(heat.map[k]), 10));
     }
@@ -257,7 +37,7 @@ function drawMarks(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void
     const numbers = svg("g", { class: "numbers", "pointer-events": "none" });
     for (let i = row; i < lastRow; i++) {
       for (let j = column; j < lastColumn; j++) {
-        const k = i * heat.n + j;
+        const k = i * heat.columns.length + j;
         if (heat.mask !== null && !heat.mask[k]) continue;
         numbers.append(
           svg(
@@ -296,6 +76,7 @@ function drawMarks(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void
     veil(0, Math.min(length, from));
     veil(Math.max(0, from + cell), length);
   }
+  drawGroups(into, heat, layout, ink);
   if (pair !== null) {
     const inside =
       pair.target >= row && pair.target < lastRow && pair.source >= column && pair.source < lastColumn;
@@ -339,7 +120,7 @@ export class HeatView {
     this.heat = heat;
     this.ink = ink;
     this.layout = layoutOf(heat, room);
-    this.cells = pixels(heat.colouring, heat.n, heat.mask, ink.absent);
+    this.cells = pixels(heat.colouring, sizeOf(heat), heat.mask, ink.absent);
     const { layout, canvas, overlay } = this;
     const { width, height } = layout;
     overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -396,7 +177,7 @@ export class HeatView {
     into.append(group);
     if ((lastRow - row) * (lastColumn - column) > 4096) {
       const kept = this.cells;
-      this.cells = pixels(heat.colouring, heat.n, heat.mask, LIGHT.absent);
+      this.cells = pixels(heat.colouring, sizeOf(heat), heat.mask, LIGHT.absent);
       const canvas = document.createElement("canvas");
       this.paint(canvas, Math.max(2, Math.ceil(1200 / side.width)));
       this.cells = kept;
@@ -406,7 +187,7 @@ export class HeatView {
     }
     for (let i = row; i < lastRow; i++) {
       for (let j = column; j < lastColumn; j++) {
-        const k = i * heat.n + j;
+        const k = i * heat.columns.length + j;
         const allowed = heat.mask === null || heat.mask[k];
         group.append(
           svg("rect", {
@@ -463,8 +244,10 @@ export class HeatView {
   }
 
   private description(heat: Heat): string {
+    const named = heat.groups.map(({ name, from, to }) => `${to - from} of the ${name}`).join(", ");
+    const sequences = named && `: ${named}`;
     return (
-      `${heat.title}: heat map, ${heat.n} targets (rows) by ${heat.n} sources (columns). ` +
+      `${heat.title}: heat map, ${heat.rows.length} targets (rows) by ${heat.columns.length} sources (columns${sequences}). ` +
       "Shift and arrow keys move from pair to pair, R pins the row, C the column."
     );
   }
@@ -485,7 +268,7 @@ export class HeatView {
     const inColumns = source >= column && source < lastColumn;
     if (inRows && inColumns) return { cell: { target, source } };
     if (inRows && x < 0) return { pin: { axis: "row", index: target } };
-    if (inColumns && y < 0 && y > -(layout.top - TITLE - AXIS)) {
+    if (inColumns && y < 0 && y > -(layout.top - layout.labels)) {
       return { pin: { axis: "column", index: source } };
     }
     return {};

@@ -1,7 +1,16 @@
 // Names of scopes, as in normlens.scopes.
 
 export function componentsOf(scope: string): string[] {
-  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|RES|LN|FF/g) ?? [];
+  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|CROSS|RES|LN|FF/g) ?? [];
+}
+
+/** Whether a scope has parts of the targets' own tokens, and of another sequence's.
+ *
+ * Behind CROSS alone there is nothing of the targets; they come back by the residual.
+ */
+export function holds(scope: string): { own: boolean; other: boolean } {
+  const parts = componentsOf(scope);
+  return { own: parts.at(-1) !== "CROSS", other: parts.includes("CROSS") };
 }
 
 /** Short names: a scope by its last component, numbered where the layer has several of it. */
@@ -16,6 +25,7 @@ export function aliases(scopes: string[]): Map<string, string> {
     if (count(longest, last) === 1) names.set(last, scope);
     names.set(`${last}${count(parts, last)}`, scope);
     names.set(scope.slice(0, -2), scope);
+    if (last === "CROSS") names.set("CROSS-N", scope);
   }
   return names;
 }

@@ -8,7 +8,7 @@ import type { CosinePage } from "./cosinepage";
 import { buttons, h, list, replace } from "./dom";
 import type { ExplainPage } from "./explainpage";
 import { openExplanations } from "./explanation";
-import { open } from "./payload";
+import { open, type Item } from "./payload";
 import { ADDRESSES, askOf, bodyOf, problemOf, RULES, wordsOf, type Ask, type Mode } from "./requests";
 
 interface Model {
@@ -280,7 +280,7 @@ export class ServePanel {
       const [item] = await open(source);
       this.done.maps.push(ask);
       maps.add(item, words);
-      this.say(`${item.n} tokens, ${item.header.layers.length} layers.`);
+      this.say(sizeInWords(item));
     } else if (ask.mode === "explain") {
       const [item] = openExplanations(source);
       this.done.explain.push(ask);
@@ -367,6 +367,13 @@ async function answer<T>(response: Response): Promise<T> {
     ? detail.map((entry: { msg?: string }) => entry?.msg ?? String(entry)).join("; ")
     : detail;
   throw new Error(words ? String(words) : `the server answered ${response.status}`);
+}
+
+function sizeInWords(item: Item): string {
+  const { encoder, height, header } = item;
+  if (encoder === null) return `${height} tokens, ${header.layers.length} layers.`;
+  const sizes = [encoder, item].map((each) => `${each.height} tokens and ${each.header.layers.length} layers of the ${each.header.stack}`);
+  return `${sizes.join(", ")}.`;
 }
 
 function message(error: unknown): string {

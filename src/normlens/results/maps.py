@@ -197,8 +197,6 @@ class Maps(MeasurableMaps):
         return show([self, *others], **state)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        if self.encoder is not None:  # the viewer shows one stack: maps.decoder or maps.encoder
-            return {"text/plain": repr(self)}
         from normlens.viewer.widget import mimebundle
 
         return mimebundle(self, **options)

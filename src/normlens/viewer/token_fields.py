@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from normlens.results.tokens import TokenAxis
 
 if TYPE_CHECKING:
+    from normlens.results.maps import Maps
     from normlens.text import Text
 
 
@@ -19,6 +20,11 @@ def token_fields(axis: TokenAxis) -> dict[str, Any]:
         "words": axis.token_words,
         "word_labels": list(axis.word_labels),
     }
+
+
+def source_fields(maps: Maps) -> dict[str, Any]:
+    """The tokens of the columns where they are other tokens than those of the rows."""
+    return {**token_fields(maps.sources), "sequences": maps.source_sequences}
 
 
 def texts_of(text: Text | None) -> list[str] | None:
