@@ -200,7 +200,10 @@ def test_keys_pins_and_files(viewer: Any, path: Path, translated: Maps, tmp_path
     values = table["value"].to_numpy().reshape(shape)
     np.testing.assert_allclose(values, translated[BOTH][1], rtol=1e-6)
     assert list(table["source_sequence"][: shape[1]]) == translated.source_sequences
-    assert table["source"][encoder] == 0  # counted from the beginning of its sequence
+    frame = translated.to_pandas().query(f"stack == 'decoder' and scope == '{BOTH}' and layer == 1")
+    assert list(table) == list(frame)
+    for name in ("stack", "target", "target_token", "source", "source_sequence", "source_token"):
+        assert list(table[name]) == list(frame[name])
     page = saved(viewer, "html", tmp_path)
     viewer.open(page, "stack=encoder&layer=0&scope=ATTN")
     assert translated.encoder is not None

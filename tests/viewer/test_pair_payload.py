@@ -35,6 +35,9 @@ def test_both_stacks_are_one_item(translated: Maps) -> None:
             np.testing.assert_array_equal(found, ratios.astype(np.float32).ravel())
     assert item["sources"]["labels"] == translated.source_tokens
     assert item["sources"]["sequences"] == translated.source_sequences
+    held = item["sources"]["held"]
+    assert (held["ATTN-N"], held["CROSS-W"]) == (["decoder"], ["encoder"])
+    assert held["ATTNRESLNCROSSRES-N"] == ["encoder", "decoder"]
     assert (encoder["sources"], encoder["same_token"]) == (None, None)
     # Half of the weights and half of the token itself, whose column is behind the encoder's.
     assert item["derived"] == {"ATTNRES-W": "ATTN-W"}
@@ -83,8 +86,8 @@ def test_a_notebook_opens_at_a_stack(translated: Maps) -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"stack": "both"}, "unknown stack 'both'; choose one of: decoder, encoder"),
-        ({"sources": "none"}, "unknown sources 'none'; choose one of: both, decoder, encoder"),
+        ({"stack": "both"}, "unknown stack 'both'; choose one of: encoder, decoder"),
+        ({"sources": "none"}, "unknown sources 'none'; choose one of: both, encoder, decoder"),
         ({"stack": "encoder", "layer": 7}, "layer 7 is not among"),
     ],
 )

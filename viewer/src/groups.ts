@@ -1,10 +1,15 @@
 // Columns of two sequences: which column is whose, and which of them a scope has parts of.
 
 import type { Mask } from "./measures";
-import { holds } from "./scopes";
 
 export const OWN = "decoder"; // the targets' own sequence; any other name is another one's
 export type Sources = "both" | "encoder" | "decoder";
+
+/** Columns that are other tokens than the rows: whose they are, and whose each scope has parts of. */
+export interface Sequences {
+  sequences: string[]; // of each token
+  held: Record<string, string[]>; // by scope
+}
 
 /** Neighbouring columns of one sequence. */
 export interface Group {
@@ -37,14 +42,6 @@ export function areTwo(sequences: string[]): boolean {
 /** A token with its sequence, where it has to be told: “encoder: Haus”. */
 export function named(label: string, sequence: string | undefined): string {
   return sequence === undefined ? label : `${sequence}: ${label}`;
-}
-
-/** Whether any of these scopes has parts of a sequence. */
-export function hasPart(scopes: string[], sequence: string): boolean {
-  return scopes.some((scope) => {
-    const { own, other } = holds(scope);
-    return sequence === OWN ? own : other;
-  });
 }
 
 /** The allowed pairs whose columns are of some sequences; the others are in no map of the scope. */

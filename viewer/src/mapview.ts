@@ -3,7 +3,6 @@
 import { ArcView } from "./arcs";
 import { brief, number, sequential } from "./colours";
 import { h, replace } from "./dom";
-import { hasPart } from "./groups";
 import { HeatView } from "./heat";
 import { placeOf, sourceName, targetName, whole, type Cell, type Heat, type Pin } from "./heatframe";
 import { columnShare, extremePairs, largestValue } from "./measures";
@@ -95,7 +94,9 @@ export class MapView implements Panel {
     const { heat, shown } = this;
     if (heat === null || shown === null) return [];
     const { state } = this.context;
-    return pairTable(heat, { scope: state.scope, layer: shown.layers[state.layer] }, { value: heat.map });
+    const { stack } = shown.item.header;
+    const place = { scope: state.scope, layer: shown.layers[state.layer] };
+    return pairTable(heat, stack === null ? place : { stack, ...place }, { value: heat.map });
   }
 
   describe(cell: Cell): string {
@@ -213,7 +214,7 @@ export class MapView implements Panel {
     const { state } = context;
     const sequence = shown.columns.sequences[source];
     const crossed = sequence !== undefined && shown.scopes.includes("CROSS-W") ? ["CROSS-W"] : [];
-    const names = [...crossed, ...chain(shown.scopes)].filter((scope) => sequence === undefined || hasPart([scope], sequence));
+    const names = [...crossed, ...chain(shown.scopes)].filter((scope) => shown.has(scope, sequence));
     const values = await Promise.all(
       names.map(async (scope) => {
         return columnShare(await shown.map(scope, state.layer), heat.columns.length, target, source);

@@ -2,12 +2,13 @@
 
 import type { Tokens } from "./axes";
 import { contents, expect, floats, inflate, Packer, stored, wideCodes, type Blob_, type Source } from "./container";
+import type { Sequences } from "./groups";
 
 export interface ItemHeader extends Tokens {
   model: string;
   text: string[] | null;
   stack: string | null; // of an encoder–decoder
-  sources: (Tokens & { sequences: string[] }) | null; // null: the sources are the targets' tokens
+  sources: (Tokens & Sequences) | null; // null: the sources are the targets' tokens
   same_token: Blob_ | null;
   layers: number[];
   scopes: string[];

@@ -4,15 +4,6 @@ export function componentsOf(scope: string): string[] {
   return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|CROSS|RES|LN|FF/g) ?? [];
 }
 
-/** Whether a scope has parts of the targets' own tokens, and of another sequence's.
- *
- * Behind CROSS alone there is nothing of the targets; they come back by the residual.
- */
-export function holds(scope: string): { own: boolean; other: boolean } {
-  const parts = componentsOf(scope);
-  return { own: parts.at(-1) !== "CROSS", other: parts.includes("CROSS") };
-}
-
 /** Short names: a scope by its last component, numbered where the layer has several of it. */
 export function aliases(scopes: string[]): Map<string, string> {
   const prefixes = scopes.filter((scope) => scope.endsWith("-N"));

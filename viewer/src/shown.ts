@@ -1,7 +1,7 @@
 // Maps as they are looked at: all tokens or without special ones, subwords or words, one sequence's columns or both.
 
 import { ShownAxis } from "./axes";
-import { areTwo, groupsOf, hasPart, ofSequences, type Group, type Sources } from "./groups";
+import { areTwo, groupsOf, ofSequences, type Group, type Sources } from "./groups";
 import {
   Mask,
   allowedValues,
@@ -71,11 +71,16 @@ export class Shown {
     return found;
   }
 
+  /** Whether a scope has parts of a sequence. */
+  has(scope: string, sequence: string | undefined): boolean {
+    return sequence === undefined || (this.item.header.sources?.held[scope] ?? [sequence]).includes(sequence);
+  }
+
   /** The sequences that any of some scopes has parts of; null: all, or there is one alone. */
   private held(scopes: string[]): string[] | null {
     if (!this.two || scopes.length === 0) return null;
     const names = [...new Set(this.item.header.sources?.sequences)];
-    const held = names.filter((name) => hasPart(scopes, name));
+    const held = names.filter((name) => scopes.some((scope) => this.has(scope, name)));
     return held.length < names.length ? held : null;
   }
 

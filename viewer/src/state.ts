@@ -1,10 +1,10 @@
 // What is looked at, and how it is written into an address.
 
 import type { Palette, Scale } from "./colours";
-import { areTwo, type Sources } from "./groups";
+import type { Sequences, Sources } from "./groups";
 import type { Cell, Pin, Window_ } from "./heatframe";
 import type { Axis } from "./measures";
-import { chain, feedForward, holds, resolve, shortName, steps } from "./scopes";
+import { chain, feedForward, resolve, shortName, steps } from "./scopes";
 import { stackIn, stackOf, type Stack } from "./stacks";
 
 /** The parts of an item's header that the state depends on. */
@@ -13,7 +13,7 @@ export interface Known {
   layers: number[];
   scopes: string[];
   provenance: Record<string, unknown>;
-  sources?: { sequences: string[] } | null;
+  sources?: Sequences | null;
   encoder?: Known | null;
 }
 
@@ -201,7 +201,7 @@ function placeIn(item: Known, layer: string | undefined, scope: string | undefin
 
 /** The first scope with norms; where sources are two sequences, the first that has parts of both. */
 function firstScope({ scopes, sources }: Known): string {
-  const both = (scope: string) => areTwo(sources?.sequences ?? []) && holds(scope).own && holds(scope).other;
+  const both = (scope: string) => (sources?.held[scope] ?? []).length > 1;
   const norms = chain(scopes).filter((scope) => scope.endsWith("-N"));
   return norms.find(both) ?? norms[0] ?? scopes[0];
 }

@@ -46,7 +46,10 @@ const DECODER = [
 ];
 const pairs = [
   {
-    layers: [0, 1, 2], scopes: DECODER, provenance: {}, sources: { sequences: ["encoder", "encoder", "decoder"] },
+    layers: [0, 1, 2], scopes: DECODER, provenance: {}, sources: {
+      sequences: ["encoder", "encoder", "decoder"],
+      held: { "ATTN-N": ["decoder"], "ATTNRESLNCROSS-N": ["encoder"], "ATTNRESLNCROSSRES-N": ["encoder", "decoder"] },
+    },
     encoder: { layers: [0, 5], scopes: BERT, provenance: {} },
   },
 ];

@@ -13,20 +13,10 @@ from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
-    from normlens.results.labelled import LabelledMaps
     from normlens.results.maps import Maps
 
 #: The names of the stacks, in the order in which the model runs them.
 STACKS = (OTHER_SEQUENCE, OWN_SEQUENCE)
-
-
-def check_one_stack(maps: LabelledMaps, what: str) -> None:
-    """Raise for maps of an encoder–decoder that bring both stacks; `what` holds only one."""
-    if maps.encoder is not None:
-        raise InputError(
-            f"{what} holds the maps of one stack, and these are an encoder–decoder's; take "
-            "maps.decoder and maps.encoder one by one"
-        )
 
 
 def by_stack(maps: Maps, stack: str | None = None) -> list[Maps]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from normlens.errors import InputError
 from normlens.layers import thinned
 from normlens.results import store
+from normlens.results.both_stacks import by_stack
 from normlens.viewer import page, payload
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
     if largest is None:
         return data
     budget = room_of(largest)
-    layers = max(len(maps.layers) for maps in _stacks(listed))
+    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
     count = layers
     while len(data) > budget:
         if count == 1:
@@ -104,12 +105,6 @@ def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
 
 
 def _float_bytes(listed: Sequence[Maps]) -> int:
-    return sum(4 * int(maps.allowed.sum()) * len(maps.scopes) for maps in _stacks(listed))
-
-
-def _stacks(listed: Sequence[Maps]) -> Iterator[Maps]:
-    """Every maps, and the encoder's beside them."""
-    for maps in listed:
-        yield maps
-        if maps.encoder is not None:
-            yield maps.encoder
+    return sum(
+        4 * int(maps.allowed.sum()) * len(maps.scopes) for one in listed for maps in by_stack(one)
+    )

@@ -88,7 +88,7 @@ def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict
     return {
         "model": str(maps.provenance.get("model", "model")),
         "text": texts_of(maps.text),
-        "stack": _stack(maps),
+        "stack": maps.stack or (None if maps.encoder is None else OWN_SEQUENCE),
         **token_fields(maps.targets),
         "sources": None if maps.source_axis is None else source_fields(maps),
         "same_token": None if maps.same_token is None else _bits(maps.is_same_token, blobs),
@@ -108,14 +108,6 @@ def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict
         "left_out": left_out,
         "encoder": encoder,
     }
-
-
-def _stack(maps: Maps) -> str | None:
-    """The stack of an encoder–decoder that maps are of; None where the model has one stack."""
-    named = maps.provenance.get("stack")
-    if named is None and maps.encoder is not None:
-        return OWN_SEQUENCE
-    return None if named is None else str(named)
 
 
 def _derived(maps: Maps) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError, check_choice
+from normlens.results.both_stacks import STACKS
 from normlens.results.labelled import LabelledMaps
 from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE
 from normlens.viewer import payload
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 
-STACKS = (OWN_SEQUENCE, OTHER_SEQUENCE)
 SOURCES = ("both", *STACKS)
 
 
