@@ -59,7 +59,7 @@ def test_maps_of_a_source_and_a_target_are_those_of_the_library(
 ) -> None:
     models = translating.http.get("api/models").json()["models"]
     assert [model["two_stacks"] for model in models] == [True, False]
-    assert models[0]["layers"] == 4
+    assert (models[0]["layers"], models[0]["head"]) == (4, "BartForConditionalGeneration")
     status = ended(translating, target_text=TARGET)
     assert status["layers_done"] == 4
     assert result(translating, status) == encode([lens.maps(SOURCE, TARGET)])
@@ -182,6 +182,7 @@ def test_the_page_takes_a_source_and_a_target(
     page.click('[data-control="mode"] [data-value="explain"]')
     page.fill(field.format("target-text"), TARGET)
     page.fill(field.format("target"), "#1")
+    assert page.is_hidden('[data-role="headless"]')
     assert page.is_hidden(field.format("position"))
     page.click('[data-action="analyse"]')
     page.wait_for_selector('.normlens[data-busy="false"][data-kind="explain"]')

@@ -12,6 +12,7 @@ from test_browser_file import saved
 
 from normlens.analysis import normalise
 from normlens.results.maps import Maps
+from normlens.results.tokens import TokenAxis
 
 CROSS, BOTH = "ATTNRESLNCROSS-N", "ATTNRESLNCROSSRES-N"
 
@@ -208,6 +209,31 @@ def test_keys_pins_and_files(viewer: Any, path: Path, translated: Maps, tmp_path
     viewer.open(page, "stack=encoder&layer=0&scope=ATTN")
     assert translated.encoder is not None
     np.testing.assert_allclose(viewer.values(), translated.encoder["ATTN"][0], rtol=1e-6)
+
+
+def test_rows_beside_a_long_source_can_be_read(viewer: Any, tmp_path: Path) -> None:
+    """Three targets of 300 sources: cells are not square, and are found under the pointer."""
+    rng = np.random.default_rng(0)
+    maps = Maps(
+        arrays={"CROSS-W": rng.random((1, 3, 300)).astype(np.float32)},
+        raw_tokens=["un", "deux", "trois"],
+        layers=[0],
+        allowed=np.ones((1, 3, 300), dtype=bool),
+        completeness=1e-7,
+        provenance={"model": "long"},
+        source_axis=TokenAxis([f"t{k}" for k in range(300)]),
+    )
+    viewer.open(maps.to_html(tmp_path / "long.html"))
+    box = viewer.page.locator('[data-figure="map"] canvas').bounding_box()
+    assert box["height"] / 3 > 5 * box["width"] / 300
+    assert rows(viewer) == maps.tokens
+    viewer.page.mouse.move(*viewer.cell(1, 200))
+    tip = viewer.page.inner_text(".tooltip")
+    assert "source encoder: t200 (200)" in tip
+    assert "target decoder: deux (1)" in tip
+    viewer.page.mouse.click(*viewer.cell(1, 200))
+    viewer.settled()
+    assert "pair=1%3A200" in viewer.page.url
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

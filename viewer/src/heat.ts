@@ -10,10 +10,10 @@ function sizeOf({ rows, columns }: Heat): { rows: number; columns: number } {
 }
 
 /** The size of numbers in cells, or 0 where they would not fit. */
-function numberSize(heat: Heat, cell: number): number {
+function numberSize(heat: Heat, cell: Layout["cell"]): number {
   const [row, lastRow] = heat.window.rows;
   const [column, lastColumn] = heat.window.columns;
-  if (cell < 30 || (lastRow - row) * (lastColumn - column) > 400) return 0;
+  if (cell.width < 30 || cell.height < 30 || (lastRow - row) * (lastColumn - column) > 400) return 0;
   let widest = 1;
   for (let i = row; i < lastRow; i++) {
     for (let j = column; j < lastColumn; j++) {
@@ -22,7 +22,7 @@ function numberSize(heat: Heat, cell: number): number {
       widest = Math.max(widest, textWidth(heat.brief(heat.map[k]), 10));
     }
   }
-  const size = Math.min(13, (10 * (cell - 6)) / widest);
+  const size = Math.min(13, (10 * (cell.width - 6)) / widest);
   return size >= 8.5 ? size : 0;
 }
 
@@ -43,8 +43,8 @@ function drawMarks(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void
           svg(
             "text",
             {
-              x: left + (j - column + 0.5) * cell,
-              y: top + (i - row + 0.5) * cell + size * 0.35,
+              x: left + (j - column + 0.5) * cell.width,
+              y: top + (i - row + 0.5) * cell.height + size * 0.35,
               "text-anchor": "middle",
               "font-size": size,
               fill: readableOn(heat.colouring.colour(heat.colouring.at(k))),
@@ -58,7 +58,8 @@ function drawMarks(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void
   }
   if (pin !== null) {
     const across = pin.axis === "row";
-    const from = (across ? pin.index - row : pin.index - column) * cell;
+    const thick = across ? cell.height : cell.width;
+    const from = (pin.index - (across ? row : column)) * thick;
     const length = across ? side.height : side.width;
     const veil = (start: number, end: number) => {
       if (end <= start) return;
@@ -74,17 +75,17 @@ function drawMarks(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void
       );
     };
     veil(0, Math.min(length, from));
-    veil(Math.max(0, from + cell), length);
+    veil(Math.max(0, from + thick), length);
   }
   drawGroups(into, heat, layout, ink);
   if (pair !== null) {
     const inside =
       pair.target >= row && pair.target < lastRow && pair.source >= column && pair.source < lastColumn;
     if (inside) {
-      const size = Math.max(cell, 7);
-      const x = left + (pair.source - column + 0.5) * cell - size / 2;
-      const y = top + (pair.target - row + 0.5) * cell - size / 2;
-      const box = { x, y, width: size, height: size, fill: "none", class: "pair-mark" };
+      const [width, height] = [Math.max(cell.width, 7), Math.max(cell.height, 7)];
+      const x = left + (pair.source - column + 0.5) * cell.width - width / 2;
+      const y = top + (pair.target - row + 0.5) * cell.height - height / 2;
+      const box = { x, y, width, height, fill: "none", class: "pair-mark" };
       into.append(svg("rect", { ...box, stroke: ink.paper, "stroke-width": 4.5 }));
       into.append(svg("rect", { ...box, stroke: ink.accent, "stroke-width": 2.5 }));
     }
@@ -191,10 +192,10 @@ export class HeatView {
         const allowed = heat.mask === null || heat.mask[k];
         group.append(
           svg("rect", {
-            x: left + (j - column) * cell,
-            y: top + (i - row) * cell,
-            width: cell,
-            height: cell,
+            x: left + (j - column) * cell.width,
+            y: top + (i - row) * cell.height,
+            width: cell.width,
+            height: cell.height,
             fill: allowed ? heat.colouring.colour(heat.colouring.at(k)) : LIGHT.absent,
           }),
         );
@@ -209,7 +210,7 @@ export class HeatView {
     canvas.height = Math.max(1, Math.round(side.height * density));
     const context = canvas.getContext("2d") as CanvasRenderingContext2D;
     // Where a cell is smaller than a pixel, neighbours are averaged rather than dropped.
-    context.imageSmoothingEnabled = cell * density < 1;
+    context.imageSmoothingEnabled = Math.min(cell.width, cell.height) * density < 1;
     context.imageSmoothingQuality = "high";
     const [row, lastRow] = shown.rows;
     const [column, lastColumn] = shown.columns;
@@ -224,18 +225,18 @@ export class HeatView {
       canvas.width,
       canvas.height,
     );
-    if (cell >= 14) {
+    if (Math.min(cell.width, cell.height) >= 14) {
       // A hair between large cells.
       context.strokeStyle = this.ink.paper;
       context.lineWidth = Math.max(1, density);
       context.beginPath();
       for (let k = 1; k < lastColumn - column; k++) {
-        const x = Math.round(k * cell * density);
+        const x = Math.round(k * cell.width * density);
         context.moveTo(x, 0);
         context.lineTo(x, canvas.height);
       }
       for (let k = 1; k < lastRow - row; k++) {
-        const y = Math.round(k * cell * density);
+        const y = Math.round(k * cell.height * density);
         context.moveTo(0, y);
         context.lineTo(canvas.width, y);
       }
@@ -262,8 +263,8 @@ export class HeatView {
     const y = (event.clientY - box.top) * scale - layout.top;
     const [row, lastRow] = heat.window.rows;
     const [column, lastColumn] = heat.window.columns;
-    const target = row + Math.floor(y / layout.cell);
-    const source = column + Math.floor(x / layout.cell);
+    const target = row + Math.floor(y / layout.cell.height);
+    const source = column + Math.floor(x / layout.cell.width);
     const inRows = target >= row && target < lastRow;
     const inColumns = source >= column && source < lastColumn;
     if (inRows && inColumns) return { cell: { target, source } };
@@ -319,13 +320,13 @@ export class HeatView {
     const { heat, layout, ink } = this;
     replace(this.hovering);
     if (cell === null || heat === null || layout === null) return;
-    const x = layout.left + (cell.source - heat.window.columns[0]) * layout.cell;
-    const y = layout.top + (cell.target - heat.window.rows[0]) * layout.cell;
+    const x = layout.left + (cell.source - heat.window.columns[0]) * layout.cell.width;
+    const y = layout.top + (cell.target - heat.window.rows[0]) * layout.cell.height;
     const line = { fill: "none", stroke: ink.text, "stroke-opacity": 0.7 };
     const { side, cell: size } = layout;
     this.hovering.append(
-      svg("rect", { ...line, x: layout.left, y, width: side.width, height: size }),
-      svg("rect", { ...line, x, y: layout.top, width: size, height: side.height }),
+      svg("rect", { ...line, x: layout.left, y, width: side.width, height: size.height }),
+      svg("rect", { ...line, x, y: layout.top, width: size.width, height: side.height }),
     );
   }
 
@@ -338,10 +339,10 @@ export class HeatView {
     replace(
       this.hovering,
       svg("rect", {
-        x: layout.left + column * cell,
-        y: layout.top + row * cell,
-        width: (Math.abs(from.source - to.source) + 1) * cell,
-        height: (Math.abs(from.target - to.target) + 1) * cell,
+        x: layout.left + column * cell.width,
+        y: layout.top + row * cell.height,
+        width: (Math.abs(from.source - to.source) + 1) * cell.width,
+        height: (Math.abs(from.target - to.target) + 1) * cell.height,
         fill: ink.accent,
         "fill-opacity": 0.15,
         stroke: ink.accent,

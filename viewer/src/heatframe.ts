@@ -57,10 +57,10 @@ export interface Layout {
   left: number;
   top: number;
   side: { width: number; height: number };
-  cell: number;
+  cell: { width: number; height: number };
   font: number;
   slanted: boolean;
-  every: number;
+  every: { row: number; column: number }; // one label for so many
   labels: number; // where the column labels may begin, from above
 }
 
@@ -98,31 +98,45 @@ export function layoutOf(heat: Heat, room: { width: number; height: number }): L
     const widest = (labels: string[], [from, to]: [number, number]) =>
       Math.max(12, (font / 10) * widestLabel(labels, from, to));
     const left = AXIS + 8 + Math.ceil(widest(heat.rows, heat.window.rows));
-    const slanted: boolean = layout !== null && layout.cell > 2.1 * font;
+    const slanted: boolean = layout !== null && layout.cell.width > 2.1 * font;
     const widestColumn = widest(heat.columns, heat.window.columns);
     const above = Math.ceil(slanted ? widestColumn * 0.72 + font : widestColumn);
     const top = labels + 6 + above;
     // A slanted label of the last column leans out to the right.
-    const right: number = slanted ? Math.max(10, Math.ceil(above - layout!.cell / 2)) : 10;
+    const right: number = slanted ? Math.max(10, Math.ceil(above - layout!.cell.width / 2)) : 10;
     const most = { width: Math.max(120, room.width - left - right), height: Math.max(120, room.height - top - BAR) };
-    const cell = Math.min(most.width / columns, most.height / rows);
+    const cell = cellOf({ width: most.width / columns, height: most.height / rows }, columns / rows);
     layout = {
-      width: left + Math.max(cell * columns, 180) + right,
-      height: top + cell * rows + BAR,
+      width: left + Math.max(cell.width * columns, 180) + right,
+      height: top + cell.height * rows + BAR,
       left,
       top,
-      side: { width: cell * columns, height: cell * rows },
+      side: { width: cell.width * columns, height: cell.height * rows },
       cell,
       font,
       slanted,
-      every: Math.max(1, Math.ceil((font + 1) / cell)),
+      every: { row: 1, column: 1 },
       labels,
     };
-    font = Math.max(9, Math.min(14, Math.floor(cell * 0.6)));
+    font = Math.max(9, Math.min(14, Math.floor(Math.min(cell.width, cell.height) * 0.6)));
     layout.font = font;
-    layout.every = Math.max(1, Math.ceil((font + 1) / cell));
+    const every = (size: number) => Math.max(1, Math.ceil((font + 1) / size));
+    layout.every = { row: every(cell.height), column: every(cell.width) };
   }
   return layout as Layout;
+}
+
+const LONG = 2.5; // times as many columns as rows, or rows as columns
+const READABLE = 22; // pixels
+
+/** Cells are squares that fit; of a map that is much longer one way, the other way stays readable. */
+function cellOf(room: { width: number; height: number }, ratio: number): { width: number; height: number } {
+  const size = Math.min(room.width, room.height);
+  const stretched = (most: number) => Math.max(size, Math.min(READABLE, most));
+  return {
+    width: ratio < 1 / LONG ? stretched(room.width) : size,
+    height: ratio > LONG ? stretched(room.height) : size,
+  };
 }
 
 /** Everything but the cells. */
@@ -149,12 +163,12 @@ export function drawFrame(into: SVGElement, heat: Heat, layout: Layout, ink: Ink
     return heat.special[`${axis}s`][k] ? { fill: ink.muted } : {};
   };
   const shown = (k: number, from: number, axis: Pin["axis"]) =>
-    (k - from) % every === 0 || (heat.pin?.axis === axis && heat.pin.index === k);
+    (k - from) % every[axis] === 0 || (heat.pin?.axis === axis && heat.pin.index === k);
   const [row, lastRow] = heat.window.rows;
   const rows = svg("g", { class: "row-labels" });
   for (let k = row; k < lastRow; k++) {
     if (!shown(k, row, "row")) continue;
-    const y = top + (k - row + 0.5) * cell + font * 0.35;
+    const y = top + (k - row + 0.5) * cell.height + font * 0.35;
     rows.append(
       svg(
         "text",
@@ -167,7 +181,7 @@ export function drawFrame(into: SVGElement, heat: Heat, layout: Layout, ink: Ink
   const columns = svg("g", { class: "column-labels" });
   for (let k = column; k < lastColumn; k++) {
     if (!shown(k, column, "column")) continue;
-    const x = left + (k - column + 0.5) * cell;
+    const x = left + (k - column + 0.5) * cell.width;
     const turn = layout.slanted
       ? `translate(${x - font * 0.1} ${top - 6}) rotate(-45)`
       : `translate(${x + font * 0.35} ${top - 6}) rotate(-90)`;
@@ -190,7 +204,7 @@ export function drawGroups(into: SVGElement, heat: Heat, layout: Layout, ink: In
   for (const { name, from, to } of heat.groups) {
     const [start, end] = [Math.max(from, first), Math.min(to, last)];
     if (start >= end) continue;
-    const [x0, x1] = [start, end].map((column) => left + (column - first) * cell);
+    const [x0, x1] = [start, end].map((column) => left + (column - first) * cell.width);
     const width = x1 - x0;
     // A name that is wider than its columns begins at the first of them.
     const fits = textWidth(name, 11.5) <= width;

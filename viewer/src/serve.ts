@@ -366,7 +366,7 @@ export class ServePanel {
 
   private showChoices(): void {
     const { mode, model, rule } = this.chosen;
-    const about = (one: Model) => `${one.name} (${one.family}, ${one.layers} layers${one.causal ? ", causal" : ""})`;
+    const about = (one: Model) => `${one.name} (${one.family}, ${one.layers} layers${one.two_stacks ? ", encoder–decoder" : one.causal ? ", causal" : ""})`;
     this.mode_.set(mode);
     this.model.set(model, this.models.map((one) => [one.name, about(one)]));
     this.model.el.hidden = false;
@@ -378,7 +378,7 @@ export class ServePanel {
     this.target.title = two ? OF_TARGET_TEXT : TO_SAY;
     this.first.textContent = mode === "cosine" ? "Text A" : "Text";
     this.start.textContent = ACTIONS[mode];
-    this.chrome.root.dataset.mode = mode;
+    Object.assign(this.chrome.root.dataset, { mode, stacks: two ? 2 : 1 });
     const why = this.whyNot();
     this.headless.hidden = why === null;
     this.headless.textContent = why;

@@ -81,7 +81,7 @@ class ServedModels:
                 scopes=tuple(lens.scopes),
                 causal=lens.causal,
                 max_tokens=lens.max_tokens,
-                head=_head(name, config),
+                head=_head(name, config, lens.two_stacks),
                 two_stacks=lens.two_stacks,
             )
 
@@ -192,15 +192,16 @@ def _stacks(lens: Lens) -> list[list[Layer]]:
     return list(layers_by_stack(lens.adapter, lens.layers).values())
 
 
-def _head(name: str, config: Any) -> str | None:
+def _head(name: str, config: Any, two_stacks: bool) -> str | None:
     """The class with the head that a model's checkpoint names, if it is one of a known task."""
     from normlens.checkpoints.embedded_files import is_embedded
-    from normlens.models.heads import has_known_head
+    from normlens.models.heads import has_known_head, is_generating
 
     classes = getattr(config, "architectures", None) or []
     if is_embedded(name):
         classes = [EMBEDDED[name].architecture]
-    return classes[0] if len(classes) == 1 and has_known_head(classes[0]) else None
+    known = is_generating if two_stacks else has_known_head
+    return classes[0] if len(classes) == 1 and known(classes[0]) else None
 
 
 def installed_models() -> list[str]:
