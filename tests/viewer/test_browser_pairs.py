@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from test_browser_file import saved
+from viewer_examples import hostile_maps
 
 from normlens.analysis import normalise
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
+from normlens.viewer import to_html
 
 CROSS, BOTH = "ATTNRESLNCROSS-N", "ATTNRESLNCROSSRES-N"
 
@@ -154,6 +156,24 @@ def test_the_encoders_own_maps_are_in_the_same_page(
     viewer.page.select_option('[data-control="a-stack"]', "encoder")
     viewer.settled()
     assert "cannot be compared" in viewer.page.inner_text('[data-role="comparison"]')
+
+
+def test_a_translation_beside_maps_of_another_model(
+    viewer: Any, translated: Maps, tmp_path: Path
+) -> None:
+    other = hostile_maps()
+    viewer.open(to_html([translated, other], tmp_path / "both.html"), "stack=encoder&layer=1")
+    assert viewer.root("stack") == "encoder"
+    viewer.page.select_option('[data-control="item"]', "1")
+    viewer.settled()
+    np.testing.assert_allclose(viewer.values(), other[viewer.root("scope")][1], rtol=1e-6)
+    assert viewer.page.is_hidden('[data-control="stack"]')
+    assert viewer.page.is_hidden('[data-control="sources"]')
+    viewer.choose("view", "compare")
+    assert viewer.page.locator('[data-figure="a"] canvas').is_visible()
+    viewer.page.select_option('[data-control="item"]', "0")
+    viewer.settled().choose("view", "map")
+    np.testing.assert_allclose(viewer.values(), translated[viewer.root("scope")][1], rtol=1e-6)
 
 
 def test_arcs_have_both_sequences_on_one_side(viewer: Any, path: Path, translated: Maps) -> None:

@@ -1,20 +1,20 @@
 // The maps: a state, what it shows, and the controls that change it.
 
 import type { Chrome, Page } from "./chrome";
-import { scientific, type Ink, type Palette, type Scale } from "./colours";
+import { scientific, type Ink } from "./colours";
 import { CompareView } from "./compare";
-import { buttons, h, list, pause, replace } from "./dom";
-import { areTwo, type Sources } from "./groups";
+import { makeControls } from "./controls";
+import { h, pause, replace } from "./dom";
+import { areTwo } from "./groups";
 import type { Cell } from "./heatframe";
 import { MapView } from "./mapview";
-import type { Axis } from "./measures";
 import { OverviewView } from "./overview";
 import { BytesSource } from "./container";
 import { packed, type Item } from "./payload";
 import type { Row } from "./save";
 import { feedForward, steps } from "./scopes";
 import { Shown } from "./shown";
-import { stackControl, stackIn, stackOf, targetWords, type Stack } from "./stacks";
+import { stackIn, stackOf, targetWords, type Stack } from "./stacks";
 import { comparison, counterpart, fit, read, write, type Ref, type Size, type State, type View } from "./state";
 import { Strip } from "./strip";
 import { itemName, textOf, type Context, type Panel } from "./view";
@@ -44,7 +44,10 @@ export class App implements Context, Page {
       overview: new OverviewView(this),
     };
     this.strip = new Strip(this);
-    this.controls = this.makeControls();
+    this.controls = makeControls((patch) => this.update(patch), {
+      stack: (stack) => this.chooseStack(stack),
+      amplification: () => this.amplification(),
+    });
     this.extras = [this.controls.palette.el];
     this.el.append(
       this.missing,
@@ -294,108 +297,6 @@ export class App implements Context, Page {
   }
 
   // Controls -----------------------------------------------------------------------------------
-
-  private makeControls() {
-    const set = <K extends keyof State>(name: K) => (value: State[K]) =>
-      this.update({ [name]: value } as unknown as Partial<State>);
-    return {
-      view: buttons<View>(
-        "View",
-        [
-          { value: "map", label: "Map" },
-          { value: "compare", label: "Compare" },
-          { value: "overview", label: "Overview" },
-        ],
-        set("view"),
-        "view",
-      ),
-      form: buttons<State["form"]>(
-        "As",
-        [
-          { value: "heat", label: "heat map" },
-          { value: "arcs", label: "arcs" },
-        ],
-        set("form"),
-        "form",
-      ),
-      scale: buttons<Scale>(
-        "Colours",
-        [
-          { value: "linear", label: "linear" },
-          { value: "sqrt", label: "√", title: "Square root: small values are easier to see" },
-          { value: "rank", label: "rank", title: "By rank among the allowed pairs" },
-        ],
-        set("scale"),
-        "scale",
-      ),
-      norm: buttons<Axis>(
-        "Sums to 1",
-        [
-          { value: "none", label: "neither" },
-          { value: "source", label: "columns", title: "Each source’s column sums to 1" },
-          { value: "target", label: "rows", title: "Each target’s row sums to 1" },
-        ],
-        set("norm"),
-        "norm",
-      ),
-      range: buttons<State["range"]>(
-        "Range",
-        [
-          { value: "map", label: "this map" },
-          { value: "layer", label: "layer", title: "Shared by the scopes of the layer; in a comparison by both maps" },
-          { value: "all", label: "all", title: "Shared by all layers and scopes" },
-        ],
-        set("range"),
-        "range",
-      ),
-      stack: stackControl((stack) => this.chooseStack(stack)),
-      sources: buttons<Sources>(
-        "Columns",
-        [
-          { value: "both", label: "both" },
-          { value: "encoder", label: "encoder", title: "Hide the decoder’s columns" },
-          { value: "decoder", label: "decoder", title: "Hide the encoder’s columns" },
-        ],
-        set("sources"),
-        "sources",
-      ),
-      palette: list("Palette", (value) => this.update({ palette: value as Palette }), "palette"),
-      special: buttons<"show" | "hide">(
-        "Special tokens",
-        [
-          { value: "show", label: "show" },
-          { value: "hide", label: "hide" },
-        ],
-        (value) => this.update({ special: value === "show" }),
-        "special",
-      ),
-      level: buttons<State["level"]>(
-        "Level",
-        [
-          { value: "subwords", label: "subwords" },
-          { value: "words", label: "words", title: "Columns of a word summed, rows averaged" },
-        ],
-        set("level"),
-        "level",
-      ),
-      amplification: h(
-        "button",
-        {
-          type: "button",
-          "data-action": "ff-amp",
-          title: "What the feed-forward block amplifies and damps in this layer",
-          onclick: () => this.amplification(),
-        },
-        "FF-amp",
-      ),
-      item: list("Text", (value) => this.update({ item: Number(value) }), "item"),
-      zoom: h(
-        "button",
-        { type: "button", "data-action": "zoom-out", onclick: () => this.update({ zoom: null }) },
-        "Zoom out (Esc)",
-      ),
-    };
-  }
 
   /** Before and after the feed-forward block, columns summing to 1. */
   private amplification(): void {
