@@ -1,39 +1,75 @@
-"""The pictures of README.md: the scopes of one layer, and the viewer.
+"""The pictures of README.md and docs/viewer.md: the scopes of one layer, and the viewer.
 
-    python benchmarks/pictures.py
+    python benchmarks/pictures.py [--translator FOLDER]
 
-It needs the embedded model minilm, playwright and Chromium (CHROMIUM names another binary).
+It needs the embedded model minilm, playwright and Chromium (CHROMIUM names another binary). With a
+folder that holds opus-mt-en-fr (which needs sentencepiece) it also takes the picture of a
+translation.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import normlens
 from normlens.exports import map_export as export
+from normlens.results.maps import Maps
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
+TRANSLATED = IMAGES / "viewer-translation.png"
 TEXT = "She teaches soap opera history."
 STATE = "layer=3&scope=FF&norm=source&special=0&pair=5:1"
 
 
+TRANSLATION = (
+    "The small house on the hill was sold last year.",
+    "La petite maison sur la colline a été vendue l'année dernière.",
+)
+TRANSLATION_STATE = "layer=2&scope=RES2&norm=source&special=0&level=words"
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--translator", metavar="FOLDER", help="a folder that holds opus-mt-en-fr")
+    translator = parser.parse_args().translator
     maps = normlens.load("minilm").maps(TEXT)
     export.write(maps, IMAGES / "soap.png", layers=4, overwrite=True)
+    take_picture(maps, STATE, IMAGES / "viewer.png")
+    if translator is not None:
+        translated = normlens.load(translator).maps(*TRANSLATION)
+        take_picture(named(translated, "opus-mt-en-fr"), TRANSLATION_STATE, TRANSLATED, height=970)
+
+
+def named(maps: Maps, model: str) -> Maps:
+    """The same maps under a model's name instead of its folder's."""
+    encoder = None if maps.encoder is None else named(maps.encoder, model)
+    return replace(maps, provenance={**maps.provenance, "model": model}, encoder=encoder)
+
+
+def take_picture(maps: Maps, state: str, out: Path, height: int = 850) -> None:
+    """Take a picture of the viewer in some state, in few colours, so that its file is small."""
     browser_path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        path = maps.to_html(Path(folder) / "soap.html")
+        path = maps.to_html(Path(folder) / "maps.html")
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1360, "height": 850}, device_scale_factor=1.25)
-        page.goto(f"{path.as_uri()}#{STATE}")
+        page = browser.new_page(
+            viewport={"width": 1360, "height": height}, device_scale_factor=1.25
+        )
+        page.goto(f"{path.as_uri()}#{state}")
         page.wait_for_selector('.normlens[data-busy="false"]')
-        page.screenshot(path=IMAGES / "viewer.png")
+        page.screenshot(path=out)
         browser.close()
+    Image.open(out).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+        out, optimize=True
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -283,27 +284,33 @@ def test_the_amplified_pairs_in_a_picture_have_both_labels():
     assert "mot → ##known" in [text.get_text() for text in figure.texts]
 
 
-def test_the_viewer_shows_one_list_of_tokens(maps):
-    """Sources first; rows of tokens that are no target hold no allowed pair."""
+def test_the_viewer_gets_rows_and_columns(maps):
+    """Every allowed pair and every label; nothing is squared."""
     data = encode(maps, precision=32)
     length = int.from_bytes(data[8:12], "little")
     (item,) = json.loads(data[12 : 12 + length])["items"]
-    assert item["tokens"] == [*OTHERS, *TARGETS]
-    assert item["word_labels"][:3] == ["inconnu", "mot", "unknown"]
-    (blob,) = item["masks"]
-    import zlib
 
-    start = 12 + length + blob["at"]
-    bits = np.frombuffer(zlib.decompress(data[start : start + blob["length"]], -15), np.uint8)
-    mask = np.unpackbits(bits, bitorder="little")[:81].reshape(9, 9).astype(bool)
-    expected = np.zeros((9, 9), bool)
-    expected[5:, : len(maps.sources)] = maps.allowed[0]
-    np.testing.assert_array_equal(mask, expected)
-    blob = item["maps"]["ATTN-N"][1]
-    start = 12 + length + blob["at"]
-    planes = np.frombuffer(zlib.decompress(data[start : start + blob["length"]], -15), np.uint8)
-    values = np.frombuffer(planes.reshape(4, -1).T.tobytes(), "<f4")
+    def inflated(blob):
+        start = 12 + length + blob["at"]
+        return np.frombuffer(zlib.decompress(data[start : start + blob["length"]], -15), np.uint8)
+
+    def bits(blob):
+        size = maps.allowed[0].size
+        flags = np.unpackbits(inflated(blob), bitorder="little")[:size]
+        return flags.reshape(maps.allowed[0].shape).astype(bool)
+
+    assert item["tokens"] == TARGETS
+    assert item["sources"]["tokens"] == maps.sources.raw_tokens
+    assert item["sources"]["sequences"] == maps.source_sequences
+    assert item["sources"]["word_labels"][:2] == ["inconnu", "mot"]
+    np.testing.assert_array_equal(bits(item["masks"][0]), maps.allowed[0])
+    if maps.same_token is None:
+        assert item["same_token"] is None
+    else:
+        np.testing.assert_array_equal(bits(item["same_token"]), maps.is_same_token)
+    values = np.frombuffer(inflated(item["maps"]["ATTN-N"][1]).reshape(4, -1).T.tobytes(), "<f4")
     np.testing.assert_array_equal(values, maps["ATTN"][1][maps.allowed[1]])
+    assert set(item["mixing"]) == set(maps.mixing)
 
 
 def test_the_summary_of_the_command_line(maps, capsys):

@@ -63,6 +63,7 @@ def test_the_models(site: Site, folder: str, decoder: str) -> None:
         "causal": False,
         "max_tokens": 48,
         "head": None,
+        "two_stacks": False,
     }
     assert (second["name"], second["family"], second["causal"]) == (decoder, "gpt2", True)
 

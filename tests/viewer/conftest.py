@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pair_examples import fast_tokenizer, with_head
 
+import normlens
 from normlens.results.maps import Maps
 
 HOW = "apt-get install chromium && pip install playwright (CHROMIUM names another binary)"
@@ -109,11 +111,11 @@ class Opened:
             """(figure) => {
               const app = document.querySelector('#normlens-page').viewer;
               const heat = app.views[app.state.view].current;
-              return [heat.n, [...heat.map]];
+              return [heat.rows.length, heat.columns.length, [...heat.map]];
             }""",
             figure,
         )
-        return np.array(found[1]).reshape(found[0], found[0])
+        return np.array(found[2]).reshape(found[0], found[1])
 
     def pixels(self, figure: str = "map") -> np.ndarray:
         """Colours in the middle of each cell, (rows, columns, 3), as the canvas has them."""
@@ -141,11 +143,11 @@ class Opened:
 
     def cell(self, target: int, source: int, figure: str = "map") -> tuple[float, float]:
         """Where a cell is in the window."""
-        n = len(self.values(figure))
+        rows, columns = self.values(figure).shape
         box = self.page.locator(f'[data-figure="{figure}"] canvas').bounding_box()
         return (
-            box["x"] + (source + 0.5) * box["width"] / n,
-            box["y"] + (target + 0.5) * box["height"] / n,
+            box["x"] + (source + 0.5) * box["width"] / columns,
+            box["y"] + (target + 0.5) * box["height"] / rows,
         )
 
 
@@ -182,3 +184,11 @@ def soap(minilm: Any) -> Maps:
 @pytest.fixture(scope="session")
 def soap_html(soap: Maps, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return soap.to_html(tmp_path_factory.mktemp("viewer") / "soap.html")
+
+
+@pytest.fixture(scope="session")
+def translated() -> Maps:
+    """A tiny encoder–decoder's maps: two layers of each stack, words of several tokens."""
+    model = with_head("bart", encoder_layers=2, decoder_layers=2)
+    lens = normlens.load(model, fast_tokenizer())
+    return lens.maps("the small house", "la maison verte")

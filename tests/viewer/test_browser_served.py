@@ -45,13 +45,13 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def difference(page: Any) -> np.ndarray:
-    n, values = page.evaluate(
+    rows, columns, values = page.evaluate(
         """() => {
           const heat = document.querySelector('#normlens-page').viewer.views.compare.current;
-          return [heat.n, [...heat.map]];
+          return [heat.rows.length, heat.columns.length, [...heat.map]];
         }"""
     )
-    return np.array(values).reshape(n, n)
+    return np.array(values).reshape(rows, columns)
 
 
 def test_two_texts_are_analysed_compared_and_shared(

@@ -1,21 +1,23 @@
 // The maps: a state, what it shows, and the controls that change it.
 
 import type { Chrome, Page } from "./chrome";
-import { scientific, type Ink, type Palette, type Scale } from "./colours";
+import { scientific, type Ink } from "./colours";
 import { CompareView } from "./compare";
-import { buttons, h, list, pause, replace } from "./dom";
-import type { Cell } from "./heat";
+import { makeControls } from "./controls";
+import { h, pause, replace } from "./dom";
+import { areTwo } from "./groups";
+import type { Cell } from "./heatframe";
 import { MapView } from "./mapview";
-import type { Axis } from "./measures";
 import { OverviewView } from "./overview";
 import { BytesSource } from "./container";
 import { packed, type Item } from "./payload";
 import type { Row } from "./save";
 import { feedForward, steps } from "./scopes";
 import { Shown } from "./shown";
-import { comparison, fit, read, write, type Ref, type State, type View } from "./state";
+import { stackIn, stackOf, targetWords, type Stack } from "./stacks";
+import { comparison, counterpart, fit, read, write, type Ref, type Size, type State, type View } from "./state";
 import { Strip } from "./strip";
-import { itemName, type Context, type Panel } from "./view";
+import { itemName, textOf, type Context, type Panel } from "./view";
 
 export class App implements Context, Page {
   readonly el = h("div", { class: "maps" });
@@ -42,7 +44,10 @@ export class App implements Context, Page {
       overview: new OverviewView(this),
     };
     this.strip = new Strip(this);
-    this.controls = this.makeControls();
+    this.controls = makeControls((patch) => this.update(patch), {
+      stack: (stack) => this.chooseStack(stack),
+      amplification: () => this.amplification(),
+    });
     this.extras = [this.controls.palette.el];
     this.el.append(
       this.missing,
@@ -78,8 +83,9 @@ export class App implements Context, Page {
     const last = this.items.length - 1;
     if (words !== null) this.state = read(words, this.headers);
     else {
-      const state = { ...this.state, item: last, pin: null, pair: null, zoom: null };
-      this.state = fit(state, this.headers, this.shown(last).n);
+      const stack: Stack = "decoder";
+      const state = { ...this.state, item: last, stack, pin: null, pair: null, zoom: null };
+      this.state = fit(state, this.headers, this.sizeOf(state));
       [this.state.a, this.state.b] = comparison(this.state, this.headers);
     }
     this.update({});
@@ -100,40 +106,51 @@ export class App implements Context, Page {
   }
 
   get caption(): string {
-    const item = this.items[this.state.item];
-    const text = (item.header.text ?? []).join(" / ").replace(/\s+/g, " ");
+    const item = this.itemOf(this.state);
+    const text = textOf(item);
     const quoted = text === "" ? "" : `“${text.length > 70 ? `${text.slice(0, 69)}…` : text}” · `;
     return `${quoted}${[...this.provenance(item), this.version(item)].join(" · ")}`;
   }
 
   update(patch: Partial<State>): void {
     const changed = { ...this.state, ...patch };
+    if (patch.item !== undefined) changed.stack = stackIn(this.items[patch.item], changed.stack);
     if (patch.layer !== undefined || patch.item !== undefined) this.follow(changed, patch);
-    if (patch.special !== undefined || patch.level !== undefined || patch.item !== undefined) {
-      changed.pin = changed.pair = changed.zoom = null;
-    }
+    const tokens = [patch.special, patch.level, patch.item, patch.stack, patch.sources];
+    if (tokens.some((change) => change !== undefined)) changed.pin = changed.pair = changed.zoom = null;
     this.state = changed;
-    this.state = fit(changed, this.headers, this.shown(changed.item).n);
+    this.state = fit(changed, this.headers, this.sizeOf(changed));
     this.chrome.around.changed(write(this.state, this.headers));
     void this.render();
   }
 
-  shown(item: number): Shown {
-    const { special, level } = this.state;
-    const key = `${item}/${special}/${level}`;
+  itemOf({ item, stack }: { item: number; stack: Stack }): Item {
+    return stackOf(this.items[item], stack);
+  }
+
+  shown({ item, stack }: { item: number; stack: Stack }): Shown {
+    const { special, level, sources } = this.state;
+    const key = `${item}/${stack}/${special}/${level}/${sources}`;
     let found = this.kept.get(key);
     if (found === undefined) {
-      found = new Shown(this.items[item], special, level === "words");
+      found = new Shown(this.itemOf({ item, stack }), special, level === "words", sources);
       if (this.kept.size > 4) this.kept.delete(this.kept.keys().next().value as string);
       this.kept.set(key, found);
     }
     return found;
   }
 
+  private sizeOf(state: State): Size {
+    // A state of another item may not fit yet; then its first stack counts.
+    const stack = stackIn(this.items[state.item], state.stack);
+    const { rows, columns } = this.shown({ item: state.item, stack });
+    return { rows: rows.size, columns: columns.size };
+  }
+
   room(): { width: number; height: number } {
     const { width } = this.chrome;
     // A map of many tokens may be taller than the window: its cells are what counts.
-    const tokens = this.shown(this.state.item).n;
+    const tokens = this.shown(this.state).rows.size;
     const cells = Math.min(900, Math.max(0, 4 * tokens - 60));
     const height = this.chrome.around.kind === "widget" ? 640 : Math.max(460, window.innerHeight - 230);
     return { width, height: Math.max(height, cells) };
@@ -175,7 +192,8 @@ export class App implements Context, Page {
       drawn: this.drawn,
       items: this.items.length,
       view: this.state.view,
-      layer: this.items[this.state.item].header.layers[this.state.layer],
+      stack: this.state.stack,
+      layer: this.itemOf(this.state).header.layers[this.state.layer],
       scope: this.state.scope,
     });
     window.setTimeout(() => void this.prepare(mine), 150);
@@ -183,8 +201,8 @@ export class App implements Context, Page {
 
   /** Decodes and ranks the neighbouring layers while nothing else is to do. */
   private async prepare(serial: number): Promise<void> {
-    const { item, layer } = this.state;
-    const shown = this.shown(item);
+    const { layer } = this.state;
+    const shown = this.shown(this.state);
     for (const next of [layer + 1, layer - 1]) {
       if (next < 0 || next >= shown.layers.length) continue;
       for (const { before, after } of steps(shown.scopes)) {
@@ -197,22 +215,28 @@ export class App implements Context, Page {
 
   private renderControls(): void {
     const { state, items, controls } = this;
-    const { header } = items[state.item];
+    const item = this.itemOf(state);
+    const { header } = item;
     const compare = state.view === "compare";
     controls.view.set(state.view);
     controls.form.set(state.form);
     controls.scale.set(state.scale);
     controls.norm.set(state.norm);
     controls.range.set(state.range, state.scale !== "rank");
-    controls.special.set(state.special ? "show" : "hide", header.special.some(Boolean));
-    controls.level.set(state.level, header.words !== null);
+    const special = [...header.special, ...(header.sources?.special ?? [])];
+    controls.special.set(state.special ? "show" : "hide", special.some(Boolean));
+    controls.level.set(state.level, item.hasWords);
+    controls.stack.set(state.stack);
+    controls.stack.el.hidden = items[state.item].encoder === null;
+    controls.sources.set(state.sources);
+    controls.sources.el.hidden = !areTwo(header.sources?.sequences ?? []);
     controls.palette.set(state.palette, [
       ["viridis", "Viridis"], ["cividis", "Cividis"], ["magma", "Magma"], ["greys", "Greys"],
     ]);
-    controls.item.set(String(state.item), items.map((item, k) => [String(k), itemName(item, k, items)]));
+    controls.item.set(String(state.item), items.map((each, k) => [String(k), itemName(each, k, items)]));
     controls.amplification.hidden = this.feedForward() === null;
     this.text.hidden = items.length > 1 || header.text === null;
-    this.text.textContent = `“${(header.text ?? []).join(" / ")}”`;
+    this.text.textContent = `“${textOf(item)}”`;
     controls.form.el.hidden = state.view !== "map";
     controls.norm.el.hidden = compare;
     controls.range.el.hidden = state.view === "overview";
@@ -234,8 +258,7 @@ export class App implements Context, Page {
     [...this.layerRow.children].forEach((button, k) =>
       button.setAttribute("aria-pressed", String(k === state.layer)),
     );
-    const words = this.provenance(items[state.item]);
-    this.chrome.trust(words, this.version(items[state.item]));
+    this.chrome.trust(this.provenance(item), this.version(item));
     this.missing.hidden = header.left_out.length === 0;
     this.missing.textContent = header.left_out.join(" ");
   }
@@ -251,6 +274,7 @@ export class App implements Context, Page {
         ? "completeness not measured"
         : `completeness error ${scientific(header.completeness)}${tolerance}`,
     );
+    words.push(...targetWords(about));
     if (about.origin === "input") words.push("sources: input tokens");
     words.push(about.model_type ? `${header.model} (${String(about.model_type)})` : header.model);
     if (about.dtype) {
@@ -274,112 +298,21 @@ export class App implements Context, Page {
 
   // Controls -----------------------------------------------------------------------------------
 
-  private makeControls() {
-    const set = <K extends keyof State>(name: K) => (value: State[K]) =>
-      this.update({ [name]: value } as unknown as Partial<State>);
-    return {
-      view: buttons<View>(
-        "View",
-        [
-          { value: "map", label: "Map" },
-          { value: "compare", label: "Compare" },
-          { value: "overview", label: "Overview" },
-        ],
-        set("view"),
-        "view",
-      ),
-      form: buttons<State["form"]>(
-        "As",
-        [
-          { value: "heat", label: "heat map" },
-          { value: "arcs", label: "arcs" },
-        ],
-        set("form"),
-        "form",
-      ),
-      scale: buttons<Scale>(
-        "Colours",
-        [
-          { value: "linear", label: "linear" },
-          { value: "sqrt", label: "√", title: "Square root: small values are easier to see" },
-          { value: "rank", label: "rank", title: "By rank among the allowed pairs" },
-        ],
-        set("scale"),
-        "scale",
-      ),
-      norm: buttons<Axis>(
-        "Sums to 1",
-        [
-          { value: "none", label: "neither" },
-          { value: "source", label: "columns", title: "Each source’s column sums to 1" },
-          { value: "target", label: "rows", title: "Each target’s row sums to 1" },
-        ],
-        set("norm"),
-        "norm",
-      ),
-      range: buttons<State["range"]>(
-        "Range",
-        [
-          { value: "map", label: "this map" },
-          { value: "layer", label: "layer", title: "Shared by the scopes of the layer; in a comparison by both maps" },
-          { value: "all", label: "all", title: "Shared by all layers and scopes" },
-        ],
-        set("range"),
-        "range",
-      ),
-      palette: list("Palette", (value) => this.update({ palette: value as Palette }), "palette"),
-      special: buttons<"show" | "hide">(
-        "Special tokens",
-        [
-          { value: "show", label: "show" },
-          { value: "hide", label: "hide" },
-        ],
-        (value) => this.update({ special: value === "show" }),
-        "special",
-      ),
-      level: buttons<State["level"]>(
-        "Level",
-        [
-          { value: "subwords", label: "subwords" },
-          { value: "words", label: "words", title: "Columns of a word summed, rows averaged" },
-        ],
-        set("level"),
-        "level",
-      ),
-      amplification: h(
-        "button",
-        {
-          type: "button",
-          "data-action": "ff-amp",
-          title: "What the feed-forward block amplifies and damps in this layer",
-          onclick: () => this.amplification(),
-        },
-        "FF-amp",
-      ),
-      item: list("Text", (value) => this.update({ item: Number(value) }), "item"),
-      zoom: h(
-        "button",
-        { type: "button", "data-action": "zoom-out", onclick: () => this.update({ zoom: null }) },
-        "Zoom out (Esc)",
-      ),
-    };
-  }
-
   /** Before and after the feed-forward block, columns summing to 1. */
   private amplification(): void {
-    const { item, layer } = this.state;
+    const { item, stack, layer } = this.state;
     const step = this.feedForward();
     if (step === null) return;
     this.update({
       view: "compare",
-      a: { item, layer, scope: step.before },
-      b: { item, layer, scope: step.after },
+      a: { item, stack, layer, scope: step.before },
+      b: { item, stack, layer, scope: step.after },
       cnorm: "source",
     });
   }
 
   private feedForward() {
-    const { scopes, provenance } = this.items[this.state.item].header;
+    const { scopes, provenance } = this.itemOf(this.state).header;
     return feedForward(scopes, String(provenance.components ?? ""));
   }
 
@@ -389,6 +322,7 @@ export class App implements Context, Page {
       { class: "toolbar" },
       this.controls.view.el,
       this.controls.amplification,
+      this.controls.stack.el,
       h(
         "div",
         { class: "control", role: "group", "aria-label": "Layer", "data-control": "layer" },
@@ -401,12 +335,20 @@ export class App implements Context, Page {
   }
 
   private toolbar(): HTMLElement {
-    const { form, scale, norm, range, special, level, zoom } = this.controls;
+    const { form, scale, norm, range, sources, special, level, zoom } = this.controls;
     return h(
       "div",
       { class: "toolbar" },
-      form.el, scale.el, range.el, norm.el, special.el, level.el, zoom,
+      form.el, scale.el, range.el, norm.el, sources.el, special.el, level.el, zoom,
     );
+  }
+
+  /** Turns to the other stack, to the layer and component most like the one looked at. */
+  private chooseStack(stack: Stack): void {
+    if (stack === this.state.stack) return;
+    const here = counterpart(this.state, stack, this.headers);
+    const [a, b] = comparison(here, this.headers);
+    this.update({ ...here, a, b });
   }
 
   /** A comparison of two maps of the layer looked at moves with the layer. */
@@ -414,8 +356,8 @@ export class App implements Context, Page {
     const { state } = this;
     const moved = (ref: Ref): Ref => {
       const item = patch.item !== undefined && ref.item === state.item ? patch.item : ref.item;
-      const layer = ref.layer === state.layer ? changed.layer : ref.layer;
-      return { ...ref, item, layer };
+      const layer = ref.layer === state.layer && ref.stack === state.stack ? changed.layer : ref.layer;
+      return { ...ref, item, stack: stackIn(this.items[item], ref.stack), layer };
     };
     if (patch.a === undefined) changed.a = moved(state.a);
     if (patch.b === undefined) changed.b = moved(state.b);
@@ -447,7 +389,7 @@ export class App implements Context, Page {
   /** Down and up are layers, right and left components. */
   private go([down, right]: [number, number]): void {
     const { state } = this;
-    const { layers } = this.items[state.item].header;
+    const { layers } = this.itemOf(state).header;
     if (down !== 0) {
       const layer = state.layer + down;
       if (layer >= 0 && layer < layers.length) this.update({ layer });
@@ -493,10 +435,10 @@ export class App implements Context, Page {
 
   fileName(): string {
     const { state } = this;
-    const { header } = this.items[state.item];
+    const { header } = this.itemOf(state);
     const layer = header.layers[state.layer];
     const what = state.view === "map" ? `${state.scope}-layer-${layer}` : state.view;
-    return `${header.model}-${what}`.replace(/[^\w.-]+/g, "_");
+    return `${header.model}-${header.stack === null ? "" : `${header.stack}-`}${what}`.replace(/[^\w.-]+/g, "_");
   }
 
   private get headers() {

@@ -2,10 +2,57 @@
 
 import { Ink, LIGHT } from "./colours";
 import { h, replace, svg } from "./dom";
-import { FONT, SOURCE, TARGET, cut, drawBar, type Heat, type HeatActions, type Pin } from "./heat";
+import { FONT, cut, drawBar } from "./figure";
+import { OWN } from "./groups";
+import { placeOf, SOURCE, TARGET, type Heat, type HeatActions, type Pin } from "./heatframe";
 
 const TOP = 70;
 const BAR = 60;
+
+/** Where tokens stand; of those that are not in the window, nothing. */
+interface Geometry {
+  width: number;
+  height: number;
+  left: number;
+  right: number;
+  row: number;
+  sources: number[];
+  targets: number[];
+  headings: { name: string; y: number; side: "left" | "right"; divides: boolean }[];
+}
+
+/** Sources stand by their sequence, each below its name; targets beside the middle of them. */
+function geometryOf(heat: Heat, room: { width: number; height: number }): Geometry {
+  const two = heat.groups.length > 0;
+  let { rows, columns } = heat.window;
+  // Of one sequence the same tokens stand on both sides.
+  if (!two) rows = columns = [Math.min(rows[0], columns[0]), Math.max(rows[1], columns[1])];
+  const groups = two ? heat.groups : [{ name: "", from: columns[0], to: columns[1] }];
+  const inside = groups
+    .map(({ name, from, to }) => ({ name, from: Math.max(from, columns[0]), to: Math.min(to, columns[1]) }))
+    .filter(({ from, to }) => from < to);
+  const above = two ? 1 : 0; // places for a name
+  const gap = 0.5;
+  const count = columns[1] - columns[0] + inside.length * above + (inside.length - 1) * gap;
+  const targetCount = rows[1] - rows[0] + above;
+  const most = Math.max(count, targetCount);
+  const row = Math.max(13, Math.min(46, (room.height - TOP - BAR) / most));
+  const width = Math.min(room.width, 720);
+  const left = Math.min(190, width * 0.28);
+  const at = (place: number) => TOP + (place + 0.5) * row;
+  const [sources, targets]: number[][] = [[], []];
+  const headings: Geometry["headings"] = [];
+  let place = (most - count) / 2;
+  inside.forEach(({ name, from, to }, k) => {
+    if (k > 0) place += gap;
+    if (two) headings.push({ name, y: at(place++), side: "left", divides: k > 0 });
+    for (let column = from; column < to; column++) sources[column] = at(place++);
+  });
+  place = (most - targetCount) / 2;
+  if (two) headings.push({ name: OWN, y: at(place++), side: "right", divides: false });
+  for (let target = rows[0]; target < rows[1]; target++) targets[target] = at(place++);
+  return { width, height: TOP + most * row + BAR, left, right: width - left, row, sources, targets, headings };
+}
 
 interface Line {
   target: number;
@@ -20,7 +67,7 @@ export class ArcView {
   private heat: Heat | null = null;
   private ink: Ink = LIGHT;
   private hovered: Pin | null = null;
-  private geometry = { width: 0, height: 0, left: 0, right: 0, row: 0, from: 0, to: 0 };
+  private geometry: Geometry = { width: 0, height: 0, left: 0, right: 0, row: 0, sources: [], targets: [], headings: [] };
 
   constructor(private readonly actions: HeatActions) {
     this.el = h("div", { class: "figure", "data-figure": "arcs" }, this.canvas, this.overlay);
@@ -36,15 +83,8 @@ export class ArcView {
   draw(heat: Heat, room: { width: number; height: number }, ink: Ink): void {
     this.heat = heat;
     this.ink = ink;
-    const from = Math.min(heat.window.rows[0], heat.window.columns[0]);
-    const to = Math.max(heat.window.rows[1], heat.window.columns[1]);
-    const count = to - from;
-    const row = Math.max(13, Math.min(46, (room.height - TOP - BAR) / count));
-    const width = Math.min(room.width, 720);
-    const left = Math.min(190, width * 0.28);
-    this.geometry = {
-      width, height: TOP + count * row + BAR, left, right: width - left, row, from, to,
-    };
+    this.geometry = geometryOf(heat, room);
+    const { width } = this.geometry;
     const { canvas, overlay, geometry } = this;
     overlay.setAttribute("viewBox", `0 0 ${width} ${geometry.height}`);
     overlay.setAttribute("width", String(width));
@@ -118,26 +158,26 @@ export class ArcView {
 
   /** The strongest lines, faint ones first; of one token, all of them. */
   private lines(focus: Pin | null): Line[] {
-    const { map, mask, n, colouring, window: shown } = this.heat as Heat;
+    const heat = this.heat as Heat;
+    const { map, mask, colouring, window: shown } = heat;
     const lines: Line[] = [];
     for (let i = shown.rows[0]; i < shown.rows[1]; i++) {
       if (focus?.axis === "row" && focus.index !== i) continue;
       for (let j = shown.columns[0]; j < shown.columns[1]; j++) {
         if (focus?.axis === "column" && focus.index !== j) continue;
-        const k = i * n + j;
+        const k = placeOf(heat, { target: i, source: j });
         if ((mask !== null && !mask[k]) || !(map[k] > 0)) continue;
         lines.push({ target: i, source: j, t: colouring.at(k) });
       }
     }
     lines.sort((a, b) => a.t - b.t);
     // More lines than a few for each token are a surface, not lines.
-    return lines.slice(-Math.max(200, 4 * n));
+    return lines.slice(-Math.max(200, 4 * heat.rows.length));
   }
 
   private line(line: Line, ink: Ink, heat: Heat, faintness: number) {
-    const { left, right, row, from } = this.geometry;
-    const y0 = TOP + (line.source - from + 0.5) * row;
-    const y1 = TOP + (line.target - from + 0.5) * row;
+    const { left, right, sources, targets } = this.geometry;
+    const [y0, y1] = [sources[line.source], targets[line.target]];
     const bend = (right - left) * 0.45;
     const path = `M${left},${y0}C${left + bend},${y0} ${right - bend},${y1} ${right},${y1}`;
     const marked =
@@ -153,7 +193,7 @@ export class ArcView {
   }
 
   private labels(into: SVGElement, heat: Heat, ink: Ink, focus: Pin | null): void {
-    const { left, right, row, from, to, height } = this.geometry;
+    const { left, right, row, height, sources, targets, headings } = this.geometry;
     const words = (x: number, y: number, text: string, more: Record<string, unknown>) =>
       into.append(svg("text", { x, y, fill: ink.text, ...more }, text));
     words(0, 14, heat.title, { "font-size": 14, "font-weight": 650 });
@@ -162,32 +202,42 @@ export class ArcView {
     words(left - 8, TOP - 12, SOURCE, { ...heading, "text-anchor": "end" });
     words(right + 8, TOP - 12, TARGET, heading);
     const size = Math.max(10, Math.min(15, row * 0.62));
-    for (let k = from; k < to; k++) {
-      const y = TOP + (k - from + 0.5) * row + size * 0.35;
-      const shade = (axis: Pin["axis"]) => {
-        const chosen = focus !== null && focus.axis === axis && focus.index === k;
-        if (chosen) return { fill: ink.accent, "font-weight": 700 };
-        return heat.special[k] ? { fill: ink.muted } : {};
-      };
-      words(left - 8, y, cut(heat.columns[k]), {
-        "text-anchor": "end", "font-size": size, class: "source-label", ...shade("column"),
-      });
-      words(right + 8, y, cut(heat.rows[k]), {
-        "font-size": size, class: "target-label", ...shade("row"),
-      });
+    const shade = (axis: Pin["axis"], k: number) => {
+      const chosen = focus !== null && focus.axis === axis && focus.index === k;
+      if (chosen) return { fill: ink.accent, "font-weight": 700 };
+      return heat.special[`${axis}s`][k] ? { fill: ink.muted } : {};
+    };
+    // Tokens outside the window have no place.
+    sources.forEach((y, k) =>
+      words(left - 8, y + size * 0.35, cut(heat.columns[k]), {
+        "text-anchor": "end", "font-size": size, class: "source-label", ...shade("column", k),
+      }),
+    );
+    targets.forEach((y, k) =>
+      words(right + 8, y + size * 0.35, cut(heat.rows[k]), {
+        "font-size": size, class: "target-label", ...shade("row", k),
+      }),
+    );
+    for (const { name, y, side } of headings) {
+      const place = side === "left" ? { x: left - 8, "text-anchor": "end" } : { x: right + 8 };
+      into.append(svg("text", { ...place, y: y + 4, class: "group-name", "font-size": 11.5, "font-weight": 650, fill: ink.text }, name));
+    }
+    for (const heading of headings.filter(({ divides }) => divides)) {
+      const y = heading.y - 0.75 * row;
+      into.append(svg("line", { class: "divider", x1: 0, x2: left, y1: y, y2: y, stroke: ink.muted }));
     }
     drawLegend(into, heat, left, height - BAR + 12, ink);
   }
 
   private find(event: MouseEvent): Pin | null {
-    const { width, left, right, row, from, to } = this.geometry;
+    const { width, left, right, row, sources, targets } = this.geometry;
     const box = this.overlay.getBoundingClientRect();
     const scale = width / box.width;
     const x = (event.clientX - box.left) * scale;
-    const index = from + Math.floor(((event.clientY - box.top) * scale - TOP) / row);
-    if (index < from || index >= to) return null;
-    if (x <= left) return { axis: "column", index };
-    return x >= right ? { axis: "row", index } : null;
+    const y = (event.clientY - box.top) * scale;
+    if (x > left && x < right) return null;
+    const index = (x <= left ? sources : targets).findIndex((place) => Math.abs(place - y) <= row / 2);
+    return index < 0 ? null : { axis: x <= left ? "column" : "row", index };
   }
 
   private hover(pin: Pin | null): void {

@@ -197,11 +197,17 @@ export function readableOn(colour: string): string {
 }
 
 /** One pixel per pair: [target, source] as a small canvas. */
-export function pixels(colouring: Colouring, n: number, mask: Mask, blank: string): HTMLCanvasElement {
+export function pixels(
+  colouring: Colouring,
+  { rows, columns }: { rows: number; columns: number },
+  mask: Mask,
+  blank: string,
+): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = n;
+  canvas.width = columns;
+  canvas.height = rows;
   const context = canvas.getContext("2d") as CanvasRenderingContext2D;
-  const image = context.createImageData(n, n);
+  const image = context.createImageData(columns, rows);
   const colours = new Uint32Array(image.data.buffer);
   const [r, g, b] = rgb(blank);
   const empty = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;

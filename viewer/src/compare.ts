@@ -1,8 +1,12 @@
 // Two maps side by side, and their signed difference.
 
+import type { ShownAxis } from "./axes";
 import { brief, diverging, number, sequential, signed } from "./colours";
 import { buttons, h, list, replace, svg } from "./dom";
-import { HeatView, whole, FONT, type Cell, type Heat, type Pin, type Window_ } from "./heat";
+import { FONT } from "./figure";
+import { groupAt } from "./groups";
+import { HeatView } from "./heat";
+import { placeOf, sourceName, targetName, whole, type Cell, type Heat, type Pin, type Window_ } from "./heatframe";
 import { bars } from "./mapview";
 import {
   extremePairs,
@@ -14,8 +18,11 @@ import {
   type Axis,
   type Mask,
 } from "./measures";
+import { pairTable } from "./pairtable";
 import type { Row } from "./save";
 import { feedForward, unit } from "./scopes";
+import type { Shown } from "./shown";
+import { layerWords, stackIn, type Stack } from "./stacks";
 import type { Ref } from "./state";
 import { itemName, type Context, type Panel } from "./view";
 
@@ -92,7 +99,7 @@ export class CompareView implements Panel {
   async render(): Promise<void> {
     const { context } = this;
     const { state, ink } = context;
-    const [a, b] = [context.shown(state.a.item), context.shown(state.b.item)];
+    const [a, b] = [context.shown(state.a), context.shown(state.b)];
     this.choices.a.set(state.a);
     this.choices.b.set(state.b);
     this.norm.set(state.cnorm);
@@ -101,46 +108,47 @@ export class CompareView implements Panel {
       b.map(state.b.scope, state.b.layer),
     ]);
     if (context.stale()) return;
-    const same = a.n === b.n;
+    const same = a.rows.size === b.rows.size && a.columns.size === b.columns.size;
     this.panels.hidden = this.lists.hidden = !same;
     if (!same) {
       this.heats = null;
       this.note.textContent =
-        `These maps cannot be compared pair by pair: A has ${a.n} tokens, B has ${b.n}. ` +
+        `These maps cannot be compared pair by pair: A has ${sizeInWords(a)}, B has ${sizeInWords(b)}. ` +
         "Choose texts of one length, or try words instead of subwords.";
       return;
     }
-    const n = a.n;
-    const mask = both(a.mask(state.a.layer), b.mask(state.b.layer));
-    const labels =
-      a === b
-        ? a.labels
-        : a.labels.map((label, k) => (label === b.labels[k] ? label : `${label} / ${b.labels[k]}`));
-    const scaled = [mapA, mapB].map((map) => normalise(map, n, state.cnorm));
-    const tops = scaled.map((map) => largestValue(map, mask));
+    const width = a.columns.size;
+    const scopes = [state.a.scope, state.b.scope];
+    // Pairs that either scope has are compared; each map shows those of its own.
+    const mask = both(a.mask(state.a.layer, ...scopes), b.mask(state.b.layer, ...scopes));
+    const masks = { A: both(mask, a.mask(state.a.layer, state.a.scope)), B: both(mask, b.mask(state.b.layer, state.b.scope)) };
+    const scaled = [mapA, mapB].map((map) => normalise(map, width, state.cnorm));
+    const tops = [largestValue(scaled[0], masks.A), largestValue(scaled[1], masks.B)];
     const shared = state.range === "map" ? null : Math.max(...tops);
     const base = {
-      n,
       mask,
-      rows: labels,
-      columns: labels,
-      special: a.special.map((flag, k) => flag && b.special[k]),
-      window: state.zoom ?? whole(n),
+      same: a.same,
+      rows: bothLabels(a.rows, b.rows),
+      columns: bothLabels(a.columns, b.columns),
+      special: { rows: bothSpecial(a.rows, b.rows), columns: bothSpecial(a.columns, b.columns) },
+      groups: a.groups,
+      window: state.zoom ?? whole(a.rows.size, width),
       pin: state.pin,
       pair: state.pair,
       caption: context.caption,
     };
-    const plain = (ref: Ref, map: Float32Array, letter: string, top: number): Heat => {
-      const { header } = context.items[ref.item];
+    const plain = (ref: Ref, map: Float32Array, letter: "A" | "B", top: number): Heat => {
+      const { header } = context.itemOf(ref);
       const what = unit(ref.scope, state.cnorm, header.provenance);
       const colours = (dark: boolean) =>
-        sequential(map, mask, {
+        sequential(map, masks[letter], {
           scale: state.scale, palette: state.palette, top: shared ?? top, what, dark,
         });
       return {
         ...base,
         name: letter,
-        title: `${letter}: ${ref.scope}, layer ${header.layers[ref.layer]}`,
+        mask: masks[letter],
+        title: `${letter}: ${ref.scope}, ${layerWords(header, header.layers[ref.layer])}`,
         subtitle: context.items.length > 1 ? itemName(context.items[ref.item], ref.item, context.items) : header.model,
         map,
         colouring: colours(ink.dark),
@@ -153,7 +161,7 @@ export class CompareView implements Panel {
     const name = this.isAmplification() ? "FF-amp" : "B − A";
     const colours = (dark: boolean) =>
       diverging(change, mask, {
-        scale: state.scale, top, what: `${name}: ${unit(state.b.scope, state.cnorm, context.items[state.b.item].header.provenance)}, B − A`, dark,
+        scale: state.scale, top, what: `${name}: ${unit(state.b.scope, state.cnorm, b.item.header.provenance)}, B − A`, dark,
       });
     this.heats = {
       a: plain(state.a, scaled[0], "A", tops[0]),
@@ -161,7 +169,7 @@ export class CompareView implements Panel {
       difference: {
         ...base,
         name: "difference",
-        title: name === "FF-amp" ? `FF-amp, layer ${a.layers[state.a.layer]}` : name,
+        title: name === "FF-amp" ? `FF-amp, ${layerWords(a.item.header, a.layers[state.a.layer])}` : name,
         subtitle: "amplified is above 0, damped is below",
         map: change,
         colouring: colours(ink.dark),
@@ -192,16 +200,9 @@ export class CompareView implements Panel {
   }
 
   async table(): Promise<Row[]> {
-    const rows: Row[] = [["target", "target_token", "source", "source_token", "a", "b", "difference"]];
-    if (this.heats === null) return rows;
+    if (this.heats === null) return [];
     const { a, b, difference: change } = this.heats;
-    for (let i = 0; i < a.n; i++) {
-      for (let j = 0; j < a.n; j++) {
-        const k = i * a.n + j;
-        rows.push([i, a.rows[i], j, a.columns[j], a.map[k], b.map[k], change.map[k]]);
-      }
-    }
-    return rows;
+    return pairTable(change, {}, { a: a.map, b: b.map, difference: change.map });
   }
 
   get current(): Heat | null {
@@ -226,10 +227,10 @@ export class CompareView implements Panel {
 
   private isAmplification(): boolean {
     const { a, b, cnorm } = this.context.state;
-    const { scopes, provenance } = this.context.items[b.item].header;
+    const { scopes, provenance } = this.context.itemOf(b).header;
     const step = feedForward(scopes, String(provenance.components ?? ""));
     return (
-      step !== null && cnorm === "source" && a.item === b.item && a.layer === b.layer &&
+      step !== null && cnorm === "source" && a.item === b.item && a.stack === b.stack && a.layer === b.layer &&
       a.scope === step.before && b.scope === step.after
     );
   }
@@ -237,21 +238,29 @@ export class CompareView implements Panel {
   private lines(cell: Cell): string[] {
     if (this.heats === null) return [];
     const { a, b, difference: change } = this.heats;
-    const k = cell.target * a.n + cell.source;
-    if (a.mask !== null && !a.mask[k]) {
-      return [`source ${a.columns[cell.source]}`, `target ${a.rows[cell.target]}`, "no attention"];
+    const k = placeOf(a, cell);
+    const [source, target] = [sourceName(a, cell.source), targetName(a, cell.target)];
+    if (change.mask !== null && !change.mask[k]) {
+      return [`source ${source}`, `target ${target}`, this.whyNot(k)];
     }
     return [
-      `source ${a.columns[cell.source]} (${cell.source})`,
-      `target ${a.rows[cell.target]} (${cell.target})`,
+      `source ${source} (${cell.source - (groupAt(a.groups, cell.source)?.from ?? 0)})`,
+      `target ${target} (${cell.target})`,
       `A ${number(a.map[k])}, B ${number(b.map[k])}`,
       `B − A ${signed(change.map[k])}`,
     ];
   }
 
+  /** Why a pair has no value: attention does not allow it, or its sequence is in neither scope. */
+  private whyNot(k: number): string {
+    const { a, b } = this.context.state;
+    const masks = [a, b].map((ref) => this.context.shown(ref).mask(ref.layer));
+    return masks.every((mask) => mask === null || mask[k]) ? "not a source of these scopes" : "no attention";
+  }
+
   private renderLists(heat: Heat): void {
     const { context } = this;
-    const { largest, smallest } = extremePairs(heat.map, heat.n, heat.mask, LISTED);
+    const { largest, smallest } = extremePairs(heat.map, heat.columns.length, heat.mask, heat.same, LISTED);
     const block = (title: string, kind: string, pairs: typeof largest) =>
       h(
         "section",
@@ -259,7 +268,7 @@ export class CompareView implements Panel {
         h("h3", {}, title),
         bars(
           pairs.map(({ target, source, value }) => ({
-            label: `${heat.columns[source]} → ${heat.rows[target]}`,
+            label: `${sourceName(heat, source)} → ${heat.rows[target]}`,
             value,
             current: context.state.pair?.target === target && context.state.pair.source === source,
             go: () => context.update({ pair: { target, source }, zoom: null, pin: null }),
@@ -279,6 +288,7 @@ export class CompareView implements Panel {
 class RefChoice {
   readonly el: HTMLElement;
   private readonly item;
+  private readonly stack;
   private readonly layer;
   private readonly scope;
   private ref: Ref | null = null;
@@ -291,18 +301,21 @@ class RefChoice {
     const set = (patch: Partial<Ref>) => {
       if (this.ref === null) return;
       const ref = { ...this.ref, ...patch };
-      const { layers, scopes } = context.items[ref.item].header;
+      ref.stack = stackIn(context.items[ref.item], ref.stack);
+      const { layers, scopes } = context.itemOf(ref).header;
       const scope = scopes.includes(ref.scope) ? ref.scope : scopes[scopes.length - 1];
       change({ ...ref, scope, layer: Math.min(ref.layer, layers.length - 1) });
     };
     const name = letter.toLowerCase();
     this.item = list(`${letter}: text`, (value) => set({ item: Number(value) }), `${name}-item`);
+    this.stack = list(`${letter}: stack`, (stack) => set({ stack: stack as Stack }), `${name}-stack`);
     this.layer = list(`${letter}: layer`, (value) => set({ layer: Number(value) }), `${name}-layer`);
     this.scope = list(`${letter}: scope`, (scope) => set({ scope }), `${name}-scope`);
     this.el = h(
       "div",
       { class: "row", role: "group", "aria-label": `Map ${this.letter}` },
       this.item.el,
+      this.stack.el,
       this.layer.el,
       this.scope.el,
     );
@@ -311,11 +324,26 @@ class RefChoice {
   set(ref: Ref): void {
     this.ref = ref;
     const { items } = this.context;
-    const { layers, scopes } = items[ref.item].header;
+    const { layers, scopes } = this.context.itemOf(ref).header;
+    const stacks: [string, string][] = [["encoder", "Encoder"], ["decoder", "Decoder"]];
+    this.stack.set(ref.stack, items[ref.item].encoder === null ? [] : stacks);
     this.item.set(String(ref.item), items.map((item, k) => [String(k), itemName(item, k, items)]));
     this.layer.set(String(ref.layer), layers.map((layer, k) => [String(k), String(layer)]));
     this.scope.set(ref.scope, scopes.map((scope) => [scope, scope]));
   }
+}
+
+/** Labels of two axes of one length; where they differ, both. */
+function bothLabels({ labels: a }: ShownAxis, { labels: b }: ShownAxis): string[] {
+  return a === b ? a : a.map((label, k) => (label === b[k] ? label : `${label} / ${b[k]}`));
+}
+
+function bothSpecial({ special: a }: ShownAxis, { special: b }: ShownAxis): boolean[] {
+  return a.map((flag, k) => flag && b[k]);
+}
+
+function sizeInWords({ rows, columns }: Shown): string {
+  return rows === columns ? `${rows.size} tokens` : `${rows.size} targets of ${columns.size} sources`;
 }
 
 function both(a: Mask, b: Mask): Mask {

@@ -3,7 +3,7 @@
 import { brief, readableOn, signed, signedColours, tick, type Ink } from "./colours";
 import { svg } from "./dom";
 import type { Bias, Explained } from "./explanation";
-import { drawBar } from "./heat";
+import { drawBar } from "./figure";
 import { layerName } from "./sequences";
 
 export interface ComponentPicture {

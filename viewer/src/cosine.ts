@@ -2,7 +2,7 @@
 
 import { contents, decoded, expect, Packer, stored, type Blob_, type Source } from "./container";
 import { summedBoth, summedRows, wordLabels, type TokenFields } from "./explanation";
-import { wordGroups } from "./shown";
+import { wordGroups } from "./axes";
 
 export const FORMAT = "normlens-viewer-cosines";
 export const VERSION = 1;

@@ -6,7 +6,7 @@ import { CosineItem, packedCosines, type Compared } from "./cosine";
 import { drawLines, drawMatrix, pairs, type Chosen, type CosinePicture } from "./cosineview";
 import { buttons, h, list, replace, svg } from "./dom";
 import type { Drawn } from "./flow";
-import { FONT } from "./heat";
+import { FONT } from "./figure";
 import { bars } from "./mapview";
 import { choice, place, ResultPage } from "./resultpage";
 import type { Row } from "./save";

@@ -4,7 +4,7 @@ import { brief, readableOn, rgb, signedColours, type Colouring, type Ink } from 
 import type { Compared, Side } from "./cosine";
 import { svg } from "./dom";
 import { strongest, type Drawn } from "./flow";
-import { cut, drawBar, textWidth } from "./heat";
+import { cut, drawBar, textWidth } from "./figure";
 
 export interface Chosen {
   side: "a" | "b";

@@ -7,7 +7,7 @@ import { buttons, h, list, replace, svg } from "./dom";
 import { ExplanationItem, packedExplanations, type Explained } from "./explanation";
 import { crossings, onTheWay, picked, type Drawn, type Edge } from "./flow";
 import { drawFlow, shareSentences, type FlowPicture } from "./flowview";
-import { FONT } from "./heat";
+import { FONT } from "./figure";
 import { bars } from "./mapview";
 import { choice, place, ResultPage } from "./resultpage";
 import type { Row } from "./save";

@@ -2,7 +2,7 @@
 
 import { contents, decoded, expect, Packer, stored, type Blob_, type Source } from "./container";
 import type { Sequences } from "./sequences";
-import { wordGroups } from "./shown";
+import { wordGroups } from "./axes";
 
 export const FORMAT = "normlens-viewer-explanations";
 export const VERSION = 1;

@@ -4,7 +4,7 @@ import { number, signed, type Ink } from "./colours";
 import { svg } from "./dom";
 import type { Bias, Explained } from "./explanation";
 import type { Drawn, Edge } from "./flow";
-import { cut, textWidth } from "./heat";
+import { cut, textWidth } from "./figure";
 import { layerName } from "./sequences";
 
 export interface FlowPicture {

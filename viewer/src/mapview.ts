@@ -3,11 +3,14 @@
 import { ArcView } from "./arcs";
 import { brief, number, sequential } from "./colours";
 import { h, replace } from "./dom";
-import { HeatView, whole, type Cell, type Heat, type Pin } from "./heat";
+import { HeatView } from "./heat";
+import { placeOf, sourceName, targetName, whole, type Cell, type Heat, type Pin } from "./heatframe";
 import { columnShare, extremePairs, largestValue } from "./measures";
+import { pairTable } from "./pairtable";
 import type { Row } from "./save";
 import { chain, componentsOf, shortName, unit } from "./scopes";
 import type { Shown } from "./shown";
+import { layerWords } from "./stacks";
 import type { Context, Panel } from "./view";
 
 const LISTED = 12;
@@ -41,11 +44,11 @@ export class MapView implements Panel {
   async render(): Promise<void> {
     const { context } = this;
     const { state, ink } = context;
-    const shown = context.shown(state.item);
+    const shown = context.shown(state);
     const map = await shown.normalised(state.scope, state.layer, state.norm);
     const top = await this.top(shown);
     if (context.stale()) return;
-    const mask = shown.mask(state.layer);
+    const mask = shown.mask(state.layer, state.scope);
     const { header } = shown.item;
     const colours = (dark: boolean) =>
       sequential(map, mask, {
@@ -58,20 +61,21 @@ export class MapView implements Panel {
     this.shown = shown;
     this.heat = {
       name: "map",
-      title: `${state.scope}, layer ${header.layers[state.layer]}`,
+      title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}`,
       subtitle: `after ${componentsOf(state.scope).join(" → ")}${
         state.scope.endsWith("-W") ? " (weights)" : ""
       } · ${header.model}`,
       map,
       mask,
-      n: shown.n,
-      rows: shown.labels,
-      columns: shown.labels,
-      special: shown.special,
+      same: shown.same,
+      rows: shown.rows.labels,
+      columns: shown.columns.labels,
+      special: { rows: shown.rows.special, columns: shown.columns.special },
+      groups: shown.groups,
       colouring: colours(ink.dark),
       recolour: colours,
       brief,
-      window: state.zoom ?? whole(shown.n),
+      window: state.zoom ?? whole(shown.rows.size, shown.columns.size),
       pin: state.pin,
       pair: state.pair,
       caption: context.caption,
@@ -90,17 +94,9 @@ export class MapView implements Panel {
     const { heat, shown } = this;
     if (heat === null || shown === null) return [];
     const { state } = this.context;
-    const layer = shown.layers[state.layer];
-    const rows: Row[] = [
-      ["scope", "layer", "target", "target_token", "source", "source_token", "value"],
-    ];
-    for (let i = 0; i < heat.n; i++) {
-      for (let j = 0; j < heat.n; j++) {
-        const pair = [i, heat.rows[i], j, heat.columns[j]];
-        rows.push([state.scope, layer, ...pair, heat.map[i * heat.n + j]]);
-      }
-    }
-    return rows;
+    const { stack } = shown.item.header;
+    const place = { scope: state.scope, layer: shown.layers[state.layer] };
+    return pairTable(heat, stack === null ? place : { stack, ...place }, { value: heat.map });
   }
 
   describe(cell: Cell): string {
@@ -130,13 +126,16 @@ export class MapView implements Panel {
   private lines(cell: Cell): string[] {
     const { heat, shown } = this;
     if (heat === null || shown === null) return [];
-    const k = cell.target * heat.n + cell.source;
-    const allowed = heat.mask === null || heat.mask[k];
-    const value = allowed ? number(heat.map[k]) : "no attention";
+    const { scope, norm, layer } = this.context.state;
+    const k = placeOf(heat, cell);
+    const allowed = shown.mask(layer);
+    let value = number(heat.map[k]);
+    if (allowed !== null && !allowed[k]) value = "no attention";
+    else if (heat.mask !== null && !heat.mask[k]) value = "not a source of this scope";
     return [
-      `source ${heat.columns[cell.source]} (${shown.positions[cell.source]})`,
-      `target ${heat.rows[cell.target]} (${shown.positions[cell.target]})`,
-      `${unit(this.context.state.scope, this.context.state.norm, shown.item.header.provenance)}: ${value}`,
+      `source ${sourceName(heat, cell.source)} (${shown.columns.positions[cell.source]})`,
+      `target ${targetName(heat, cell.target)} (${shown.rows.positions[cell.target]})`,
+      `${unit(scope, norm, shown.item.header.provenance)}: ${value}`,
     ];
   }
 
@@ -156,15 +155,17 @@ export class MapView implements Panel {
   private renderStrongest(): void {
     const { heat, context } = this;
     if (heat === null) return;
-    const { largest } = extremePairs(heat.map, heat.n, heat.mask, LISTED);
+    const { largest } = extremePairs(heat.map, heat.columns.length, heat.mask, heat.same, LISTED);
     const found = largest.filter((pair) => pair.value > 0);
     replace(
       this.aside,
       h("h3", {}, "Strongest pairs"),
-      h("p", { class: "note" }, "of two different tokens; source → target"),
+      h("p", { class: "note" }, found.length > 0 || heat.groups.length === 0
+        ? "of two different tokens; source → target"
+        : "none: the sequence whose columns are shown is not a source of this scope"),
       bars(
         found.map(({ target, source, value }) => ({
-          label: `${heat.columns[source]} → ${heat.rows[target]}`,
+          label: `${sourceName(heat, source)} → ${heat.rows[target]}`,
           value,
           go: () => context.update({ pair: { target, source } }),
         })),
@@ -179,12 +180,12 @@ export class MapView implements Panel {
     if (heat === null) return;
     const row = axis === "row";
     const entries: { other: number; value: number }[] = [];
-    for (let other = 0; other < heat.n; other++) {
-      const k = row ? index * heat.n + other : other * heat.n + index;
+    for (let other = 0; other < (row ? heat.columns : heat.rows).length; other++) {
+      const k = placeOf(heat, row ? { target: index, source: other } : { target: other, source: index });
       if (heat.mask === null || heat.mask[k]) entries.push({ other, value: heat.map[k] });
     }
     entries.sort((x, y) => y.value - x.value);
-    const name = row ? heat.rows[index] : heat.columns[index];
+    const name = row ? heat.rows[index] : sourceName(heat, index);
     replace(
       this.aside,
       h("h3", {}, row ? `What ${name} is made of` : `Where ${name} goes`),
@@ -195,7 +196,7 @@ export class MapView implements Panel {
       ),
       bars(
         entries.slice(0, 2 * LISTED).map(({ other, value }) => ({
-          label: row ? heat.columns[other] : heat.rows[other],
+          label: row ? sourceName(heat, other) : heat.rows[other],
           value,
           go: () =>
             context.update({
@@ -211,16 +212,18 @@ export class MapView implements Panel {
     const { heat, shown, context } = this;
     if (heat === null || shown === null) return;
     const { state } = context;
-    const names = chain(shown.scopes);
+    const sequence = shown.columns.sequences[source];
+    const crossed = sequence !== undefined && shown.scopes.includes("CROSS-W") ? ["CROSS-W"] : [];
+    const names = [...crossed, ...chain(shown.scopes)].filter((scope) => shown.has(scope, sequence));
     const values = await Promise.all(
       names.map(async (scope) => {
-        return columnShare(await shown.map(scope, state.layer), heat.n, target, source);
+        return columnShare(await shown.map(scope, state.layer), heat.columns.length, target, source);
       }),
     );
     if (context.stale()) return;
     replace(
       this.aside,
-      h("h3", {}, `${heat.columns[source]} → ${heat.rows[target]}`),
+      h("h3", {}, `${sourceName(heat, source)} → ${heat.rows[target]}`),
       h("p", { class: "note pair-value" }, this.lines({ target, source }).at(-1) as string),
       h("h4", {}, "Through this layer"),
       h("p", { class: "note" }, "share of the source’s column in each scope"),

@@ -4,15 +4,16 @@ export type Axis = "source" | "target" | "none";
 export type Mask = Uint8Array | null; // null: every pair is allowed
 
 /** Scales a map so that each source's column, or each target's row, sums to 1. */
-export function normalise(map: Float32Array, n: number, axis: Axis): Float32Array {
+export function normalise(map: Float32Array, width: number, axis: Axis): Float32Array {
   if (axis === "none") return map;
-  const sums = new Float64Array(n);
-  for (let i = 0, k = 0; i < n; i++) {
-    for (let j = 0; j < n; j++, k++) sums[axis === "source" ? j : i] += map[k];
+  const height = map.length / width;
+  const sums = new Float64Array(Math.max(width, height));
+  for (let i = 0, k = 0; i < height; i++) {
+    for (let j = 0; j < width; j++, k++) sums[axis === "source" ? j : i] += map[k];
   }
   const scaled = new Float32Array(map.length);
-  for (let i = 0, k = 0; i < n; i++) {
-    for (let j = 0; j < n; j++, k++) {
+  for (let i = 0, k = 0; i < height; i++) {
+    for (let j = 0; j < width; j++, k++) {
       const sum = sums[axis === "source" ? j : i];
       scaled[k] = sum > 0 ? map[k] / sum : 0;
     }
@@ -21,8 +22,8 @@ export function normalise(map: Float32Array, n: number, axis: Axis): Float32Arra
 }
 
 /** `b − a`, both normalised: FF-amp where b is the map after the feed-forward block. */
-export function difference(a: Float32Array, b: Float32Array, n: number, axis: Axis): Float32Array {
-  return subtract(normalise(a, n, axis), normalise(b, n, axis));
+export function difference(a: Float32Array, b: Float32Array, width: number, axis: Axis): Float32Array {
+  return subtract(normalise(a, width, axis), normalise(b, width, axis));
 }
 
 /** `after − before`. */
@@ -33,10 +34,10 @@ export function subtract(before: Float32Array, after: Float32Array): Float32Arra
 }
 
 /** A pair's share of its source's column. */
-export function columnShare(map: Float32Array, n: number, target: number, source: number): number {
+export function columnShare(map: Float32Array, width: number, target: number, source: number): number {
   let sum = 0;
-  for (let i = 0; i < n; i++) sum += map[i * n + source];
-  return sum > 0 ? map[target * n + source] / sum : 0;
+  for (let k = source; k < map.length; k += width) sum += map[k];
+  return sum > 0 ? map[target * width + source] / sum : 0;
 }
 
 /** The values of the pairs that count. */
@@ -134,24 +135,23 @@ export interface Pair {
   value: number;
 }
 
-/** The largest and the smallest values of pairs of two different positions. */
+/** The largest and the smallest values of pairs of two different tokens. */
 export function extremePairs(
   map: Float32Array,
-  n: number,
+  width: number,
   mask: Mask,
+  same: Uint8Array,
   top: number,
 ): { largest: Pair[]; smallest: Pair[] } {
   const largest = new Best(top);
   const smallest = new Best(top);
-  for (let i = 0, k = 0; i < n; i++) {
-    for (let j = 0; j < n; j++, k++) {
-      if (i === j || (mask !== null && !mask[k])) continue;
-      largest.offer(map[k], k);
-      smallest.offer(-map[k], k);
-    }
+  for (let k = 0; k < map.length; k++) {
+    if (same[k] || (mask !== null && !mask[k])) continue;
+    largest.offer(map[k], k);
+    smallest.offer(-map[k], k);
   }
   const pairs = (best: Best): Pair[] =>
-    best.places().map((k) => ({ target: Math.floor(k / n), source: k % n, value: map[k] }));
+    best.places().map((k) => ({ target: Math.floor(k / width), source: k % width, value: map[k] }));
   return { largest: pairs(largest), smallest: pairs(smallest) };
 }
 
@@ -177,25 +177,25 @@ class Best {
 }
 
 /** Merges tokens into words: columns of a word summed, rows averaged. */
-export function mergeWords(map: ArrayLike<number>, n: number, groups: number[][]): Float32Array {
-  const size = groups.length;
-  const word = new Int32Array(n);
-  groups.forEach((group, index) => group.forEach((token) => (word[token] = index)));
-  const sums = new Float64Array(size * size);
-  for (let i = 0, k = 0; i < n; i++) {
-    const row = word[i] * size;
-    const weight = 1 / groups[word[i]].length;
-    for (let j = 0; j < n; j++, k++) sums[row + word[j]] += weight * map[k];
-  }
+export function mergeWords(map: ArrayLike<number>, width: number, columns: number[][], rows = columns): Float32Array {
+  const size = columns.length;
+  const word = new Int32Array(width);
+  columns.forEach((group, index) => group.forEach((token) => (word[token] = index)));
+  const sums = new Float64Array(rows.length * size);
+  rows.forEach((group, index) => {
+    for (const i of group) {
+      for (let j = 0, k = i * width; j < width; j++, k++) sums[index * size + word[j]] += map[k] / group.length;
+    }
+  });
   return Float32Array.from(sums);
 }
 
-/** The rows and columns of some tokens only. */
-export function pick<T extends Float32Array | Uint8Array>(map: T, n: number, keep: number[]): T {
-  const size = keep.length;
-  const picked = new (map.constructor as { new (length: number): T })(size * size);
-  for (let i = 0; i < size; i++) {
-    for (let j = 0; j < size; j++) picked[i * size + j] = map[keep[i] * n + keep[j]];
+/** Some rows and columns only. */
+export function pick(map: Float32Array, width: number, columns: number[], rows = columns): Float32Array {
+  const size = columns.length;
+  const picked = new Float32Array(rows.length * size);
+  for (let i = 0; i < rows.length; i++) {
+    for (let j = 0; j < size; j++) picked[i * size + j] = map[rows[i] * width + columns[j]];
   }
   return picked;
 }

@@ -4,11 +4,14 @@ import { interpolateCividis, interpolateViridis } from "d3-scale-chromatic";
 
 import { Ink, LIGHT, pixels, readableOn, sequential, type Colouring } from "./colours";
 import { h, list, pause, replace, svg } from "./dom";
-import { FONT, cut, drawBar, type Cell } from "./heat";
+import { FONT, cut, drawBar } from "./figure";
+import type { Cell } from "./heatframe";
 import { largestValue } from "./measures";
 import type { Row } from "./save";
 import { shortName } from "./scopes";
 import type { Shown } from "./shown";
+import { layerWords } from "./stacks";
+import type { State } from "./state";
 import type { Context, Panel } from "./view";
 
 interface Grid {
@@ -62,7 +65,7 @@ export class OverviewView implements Panel {
 
   async render(): Promise<void> {
     const { state } = this.context;
-    const shown = this.context.shown(state.item);
+    const shown = this.context.shown(state);
     await this.renderMaps(shown);
     if (this.context.stale()) return;
     await this.renderSimilarity(shown);
@@ -78,7 +81,7 @@ export class OverviewView implements Panel {
 
   async table(): Promise<Row[]> {
     const { state } = this.context;
-    const shown = this.context.shown(state.item);
+    const shown = this.context.shown(state);
     const rows: Row[] = [["measure", "layer", "scope", "scope_or_token", "value"]];
     for (const [layer, index] of shown.layers.entries()) {
       for (const a of shown.scopes) {
@@ -91,8 +94,8 @@ export class OverviewView implements Panel {
       const ratios = await shown.mixing(scope);
       if (ratios === null) continue;
       shown.layers.forEach((index, layer) =>
-        shown.labels.forEach((label, k) =>
-          rows.push(["mixing_ratio", index, scope, label, ratios[layer * shown.n + k]]),
+        shown.rows.labels.forEach((label, k) =>
+          rows.push(["mixing_ratio", index, scope, label, ratios[layer * shown.rows.size + k]]),
         ),
       );
     }
@@ -107,11 +110,12 @@ export class OverviewView implements Panel {
   private async renderMaps(shown: Shown): Promise<void> {
     const { context } = this;
     const { state, ink } = context;
-    const key = [state.item, state.special, state.level, state.scale, state.norm, state.palette, ink.dark].join();
+    const key = [placeKey(state), state.scale, state.norm, state.palette, ink.dark].join();
     const { scopes, layers } = shown;
     const room = context.room().width - 40;
     const most = layers.length > 8 ? 96 : 120;
     const size = Math.max(44, Math.min(most, Math.floor(room / scopes.length) - 8));
+    const shape = shapeOf(shown);
     if (key !== this.drawn) {
       this.drawn = "";
       this.thumbs.clear();
@@ -125,19 +129,21 @@ export class OverviewView implements Panel {
         ...layers.flatMap((index, layer) => [
           h("span", { class: "side" }, String(index)),
           ...scopes.map((scope) => {
-            const canvas = h("canvas", { width: shown.n, height: shown.n });
-            canvas.style.width = canvas.style.height = `${size}px`;
+            const canvas = h("canvas", { width: shown.columns.size, height: shown.rows.size });
+            canvas.style.width = `${size}px`;
+            canvas.style.height = `${size * shape}px`;
             this.thumbs.set(`${scope}/${layer}`, canvas);
             return h(
               "button",
               {
                 type: "button",
                 "data-open": `${index}:${scope}`,
-                "aria-label": `Open ${scope}, layer ${index}`,
-                title: `${scope}, layer ${index}`,
+                "aria-label": `Open ${scope}, ${layerWords(shown.item.header, index)}`,
+                title: `${scope}, ${layerWords(shown.item.header, index)}`,
                 onclick: () => context.update({ layer, scope, view: "map" }),
               },
               canvas,
+              ...shown.groups.slice(1).map(({ from }) => dividerAt((100 * from) / shown.columns.size)),
             );
           }),
         ]),
@@ -153,11 +159,11 @@ export class OverviewView implements Panel {
       for (const scope of scopes) {
         const map = await shown.normalised(scope, layer, state.norm);
         if (context.stale()) return;
-        const mask = shown.mask(layer);
+        const mask = shown.mask(layer, scope);
         const colouring = sequential(map, mask, {
           scale: state.scale, palette: state.palette, top: largestValue(map, mask), what: "", dark: ink.dark,
         });
-        const small = pixels(colouring, shown.n, mask, ink.absent);
+        const small = pixels(colouring, { rows: shown.rows.size, columns: shown.columns.size }, mask, ink.absent);
         this.thumbs.get(`${scope}/${layer}`)?.getContext("2d")?.drawImage(small, 0, 0);
         if (performance.now() - since > 30) {
           await pause();
@@ -178,7 +184,7 @@ export class OverviewView implements Panel {
     const grid = (title: string, values: number[], name: string): Grid => ({
       name,
       title,
-      subtitle: "Spearman’s ρ over the pairs that attention allows",
+      subtitle: `Spearman’s ρ over the pairs that attention allows${shown.groups.length > 0 ? " and either scope has" : ""}`,
       rows: names,
       columns: names,
       values,
@@ -191,10 +197,10 @@ export class OverviewView implements Panel {
       rowWord: "",
       columnWord: "",
     });
-    const current = grid(`Layer ${layers[state.layer]}`, here, "similarity-layer");
+    const current = grid(capital(layerWords(shown.item.header, layers[state.layer])), here, "similarity-layer");
     replace(this.similarity, gridFigure(current, ink));
     this.grids = [current];
-    const key = [state.item, state.special, state.level].join();
+    const key = placeKey(state);
     if (this.means?.key !== key) {
       this.means = { key, values: this.everyRho(shown) };
     }
@@ -248,13 +254,13 @@ export class OverviewView implements Panel {
       );
       return;
     }
-    const wide = Math.max(3, Math.min(46, Math.floor((context.room().width - 90) / shown.n)));
+    const wide = Math.max(3, Math.min(46, Math.floor((context.room().width - 90) / shown.rows.size)));
     this.mixingGrid = {
       name: "mixing",
       title: `Mixing ratio of ${this.mixingScope}`,
       subtitle: "‖Σ of other tokens’ parts‖ / (‖Σ of other tokens’ parts‖ + ‖own part‖)",
       rows: shown.layers.map(String),
-      columns: shown.labels,
+      columns: shown.rows.labels,
       values: ratios,
       low: 0,
       high: 1,
@@ -270,16 +276,18 @@ export class OverviewView implements Panel {
 
   private savedMaps(): SVGElement {
     const { state } = this.context;
-    const shown = this.context.shown(state.item);
+    const shown = this.context.shown(state);
     const { scopes, layers } = shown;
     const size = 96;
+    const high = Math.round(size * shapeOf(shown));
     const [left, top] = [30, 40];
     const width = left + scopes.length * (size + 6);
-    const height = top + layers.length * (size + 6);
+    const height = top + layers.length * (high + 6);
     const figure = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT });
     const words = (x: number, y: number, text: string, more: Record<string, unknown>) =>
       figure.append(svg("text", { x, y, fill: LIGHT.text, ...more }, text));
-    words(0, 14, `${shown.item.header.model}: layers (rows) and scopes (columns)`, {
+    const { model, stack } = shown.item.header;
+    words(0, 14, `${model}${stack === null ? "" : `, ${stack}`}: layers (rows) and scopes (columns)`, {
       "font-size": 14, "font-weight": 650,
     });
     scopes.forEach((scope, k) =>
@@ -288,23 +296,49 @@ export class OverviewView implements Panel {
       }),
     );
     layers.forEach((index, layer) => {
-      const y = top + layer * (size + 6);
-      words(left - 6, y + size / 2 + 4, String(index), { "font-size": 11, "text-anchor": "end" });
+      const y = top + layer * (high + 6);
+      words(left - 6, y + high / 2 + 4, String(index), { "font-size": 11, "text-anchor": "end" });
       scopes.forEach((scope, k) => {
         const canvas = this.thumbs.get(`${scope}/${layer}`);
         if (canvas === undefined) return;
         const large = document.createElement("canvas");
-        large.width = large.height = Math.max(size * 2, canvas.width);
+        large.width = Math.max(size * 2, canvas.width);
+        large.height = Math.max(high * 2, canvas.height);
         const context = large.getContext("2d") as CanvasRenderingContext2D;
         context.imageSmoothingEnabled = false;
         context.drawImage(canvas, 0, 0, large.width, large.height);
+        const x = left + k * (size + 6);
         figure.append(
-          svg("image", { x: left + k * (size + 6), y, width: size, height: size, href: large.toDataURL() }),
+          svg("image", { x, y, width: size, height: high, preserveAspectRatio: "none", href: large.toDataURL() }),
         );
+        for (const { from } of shown.groups.slice(1)) {
+          const at = x + (size * from) / shown.columns.size;
+          figure.append(svg("line", { x1: at, x2: at, y1: y, y2: y + high, stroke: LIGHT.accent, "stroke-width": 1.5 }));
+        }
       });
     });
     return figure;
   }
+}
+
+/** What the small maps depend on: which maps, and which of their tokens. */
+function placeKey({ item, stack, special, level, sources }: State): string {
+  return [item, stack, special, level, sources].join();
+}
+
+/** The height of a map beside its width; a wide one is still seen. */
+function shapeOf({ rows, columns }: Shown): number {
+  return Math.max(0.25, Math.min(2, rows.size / columns.size));
+}
+
+function dividerAt(percent: number): HTMLElement {
+  const line = h("span", { class: "divider" });
+  line.style.left = `${percent}%`;
+  return line;
+}
+
+function capital(words: string): string {
+  return words[0].toUpperCase() + words.slice(1);
 }
 
 /** A table of numbers as colours. */

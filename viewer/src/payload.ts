@@ -1,15 +1,15 @@
 // Reads what normlens.viewer.payload writes; see CONTRACT.md.
 
+import type { Tokens } from "./axes";
 import { contents, expect, floats, inflate, Packer, stored, wideCodes, type Blob_, type Source } from "./container";
+import type { Sequences } from "./groups";
 
-export interface ItemHeader {
+export interface ItemHeader extends Tokens {
   model: string;
   text: string[] | null;
-  tokens: string[];
-  labels: string[];
-  special: boolean[];
-  words: (number | null)[] | null;
-  word_labels: string[];
+  stack: string | null; // of an encoder–decoder
+  sources: (Tokens & Sequences) | null; // null: the sources are the targets' tokens
+  same_token: Blob_ | null;
   layers: number[];
   scopes: string[];
   completeness: number | null;
@@ -21,6 +21,7 @@ export interface ItemHeader {
   mixing: Record<string, Blob_>;
   precision: { bits: number; relative_error: number };
   left_out: string[];
+  encoder: ItemHeader | null; // the encoder's maps beside these, which are its decoder's
 }
 
 interface Decoded {
@@ -28,9 +29,13 @@ interface Decoded {
   codes: Uint16Array | null;
 }
 
-/** One analysed text: its header, and its maps as they are asked for. */
+/** One analysed text: its header, and its maps as they are asked for; of two stacks, the decoder's. */
 export class Item {
-  readonly n: number;
+  readonly height: number; // targets
+  readonly width: number; // sources
+  readonly encoder: Item | null;
+  /** [target, source], whether both are the same token. */
+  same = new Uint8Array();
   private readonly kept = new Map<string, Promise<Decoded>>();
   private masks: (Uint8Array | null)[] = [];
 
@@ -39,11 +44,20 @@ export class Item {
     readonly source: Source,
     private readonly start: number,
   ) {
-    this.n = header.tokens.length;
+    this.height = header.tokens.length;
+    this.width = (header.sources ?? header).tokens.length;
+    this.encoder = header.encoder === null ? null : new Item(header.encoder, source, start);
+  }
+
+  /** Whether the words of all tokens are known. */
+  get hasWords(): boolean {
+    return this.header.words !== null && (this.header.sources ?? this.header).words !== null;
   }
 
   async open(): Promise<Item> {
     this.masks = await Promise.all(this.header.masks.map((mask) => this.readMask(mask)));
+    this.same = await this.readSame();
+    await this.encoder?.open();
     return this;
   }
 
@@ -68,7 +82,7 @@ export class Item {
     if (found === undefined) {
       found = this.readMap(scope, layer);
       // About 200 MB of maps are kept; the oldest go first.
-      const most = Math.max(16, Math.floor(2e8 / (4 * this.n * this.n)));
+      const most = Math.max(16, Math.floor(2e8 / (4 * this.height * this.width)));
       if (this.kept.size >= most) this.kept.delete(this.kept.keys().next().value as string);
       this.kept.set(key, found);
     }
@@ -82,12 +96,10 @@ export class Item {
   }
 
   private async readMap(scope: string, layer: number): Promise<Decoded> {
-    const n = this.n;
     const from = this.header.derived[scope];
     if (from !== undefined) {
       const half = (await this.map(from, layer)).slice();
-      for (let k = 0; k < half.length; k++) half[k] *= 0.5;
-      for (let i = 0; i < n; i++) half[i * n + i] += 0.5;
+      for (let k = 0; k < half.length; k++) half[k] = 0.5 * half[k] + 0.5 * this.same[k];
       return { map: half, codes: null };
     }
     const blob = this.header.maps[scope][layer];
@@ -96,22 +108,33 @@ export class Item {
     const mask = this.mask(layer);
     const codes = blob.coding === "log16" && !blob.full ? wideCodes(planes) : null;
     if (mask === null || blob.full) return { map: values, codes };
-    const map = new Float32Array(n * n);
+    const map = new Float32Array(this.height * this.width);
     for (let k = 0, at = 0; k < map.length; k++) if (mask[k]) map[k] = values[at++];
     return { map, codes };
   }
 
   private async readMask(mask: "all" | "lower" | Blob_): Promise<Uint8Array | null> {
-    const n = this.n;
     if (mask === "all") return null;
-    const allowed = new Uint8Array(n * n);
-    if (mask === "lower") {
-      for (let i = 0; i < n; i++) allowed.fill(1, i * n, i * n + i + 1);
-    } else {
-      const bits = await this.inflated(mask);
-      for (let k = 0; k < allowed.length; k++) allowed[k] = (bits[k >> 3] >> (k & 7)) & 1;
-    }
+    if (mask !== "lower") return this.readBits(mask);
+    const { height, width } = this;
+    const allowed = new Uint8Array(height * width);
+    for (let i = 0; i < height; i++) allowed.fill(1, i * width, i * width + i + 1);
     return allowed;
+  }
+
+  private async readSame(): Promise<Uint8Array<ArrayBuffer>> {
+    const { same_token: same, sources } = this.header;
+    if (same !== null) return this.readBits(same);
+    const none = new Uint8Array(this.height * this.width);
+    if (sources === null) for (let i = 0; i < this.height; i++) none[i * this.width + i] = 1;
+    return none;
+  }
+
+  private async readBits(blob: Blob_): Promise<Uint8Array<ArrayBuffer>> {
+    const bits = await this.inflated(blob);
+    const flags = new Uint8Array(this.height * this.width);
+    for (let k = 0; k < flags.length; k++) flags[k] = (bits[k >> 3] >> (k & 7)) & 1;
+    return flags;
   }
 
   /** A blob's bytes as they lie in the payload. */
@@ -125,7 +148,7 @@ export class Item {
 }
 
 export const FORMAT = "normlens-viewer";
-export const VERSION = 1;
+export const VERSION = 2;
 
 /** The items of a payload. */
 export async function open(source: Source): Promise<Item[]> {
@@ -141,11 +164,13 @@ export function packed(items: Item[]): Uint8Array {
   const moved = (blob: Blob_, item: Item): Blob_ => packer.add(blob, item.stored(blob));
   const entries = <T, U>(of: Record<string, T>, change: (value: T) => U): Record<string, U> =>
     Object.fromEntries(Object.entries(of).map(([name, value]) => [name, change(value)]));
-  const headers = items.map((item) => ({
+  const header = (item: Item): ItemHeader => ({
     ...item.header,
+    same_token: item.header.same_token && moved(item.header.same_token, item),
     masks: item.header.masks.map((mask) => (typeof mask === "string" ? mask : moved(mask, item))),
     maps: entries(item.header.maps, (blobs) => blobs.map((blob) => moved(blob, item))),
     mixing: entries(item.header.mixing, (blob) => moved(blob, item)),
-  }));
-  return packer.payload(FORMAT, VERSION, headers);
+    encoder: item.encoder && header(item.encoder),
+  });
+  return packer.payload(FORMAT, VERSION, items.map(header));
 }

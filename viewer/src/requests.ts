@@ -19,6 +19,7 @@ export interface Ask {
   model: string;
   text: string;
   pair: string;
+  targetText: string; // of an encoder–decoder; empty: the model generates it
   rule: string;
   target: string;
   contrast: string;
@@ -31,7 +32,7 @@ export function askOf(words: Record<string, string>, suffix = ""): Ask {
   const mode = MODES.find((name) => name === words.mode) ?? "maps";
   const rule = RULES[mode].includes(of("rule")) ? of("rule") : "ig";
   return {
-    mode, model: of("model"), text: of("text"), pair: of("pair"), rule,
+    mode, model: of("model"), text: of("text"), pair: of("pair"), targetText: of("target_text"), rule,
     target: of("target"), contrast: of("contrast"), position: of("position"),
   };
 }
@@ -43,6 +44,7 @@ export function wordsOf(ask: Ask, suffix = ""): Record<string, string> {
   words[`model${suffix}`] = ask.model;
   words[`text${suffix}`] = ask.text;
   if (ask.pair) words[`pair${suffix}`] = ask.pair;
+  if (ask.targetText) words[`target_text${suffix}`] = ask.targetText;
   if (ask.rule !== "ig") words[`rule${suffix}`] = ask.rule;
   if (ask.mode === "explain") {
     for (const name of ["target", "contrast", "position"] as const) if (ask[name]) words[`${name}${suffix}`] = ask[name];
@@ -64,9 +66,11 @@ export function problemOf(ask: Ask): string | null {
 /** The body of the request. */
 export function bodyOf(ask: Ask): Record<string, unknown> {
   const { mode, model, text, pair, rule } = ask;
-  if (mode !== "explain") return { model, text, pair: pair || null, rule };
+  const target_text = ask.targetText.trim() === "" ? {} : { target_text: ask.targetText };
+  const asked = { model, text, pair: pair || null, rule, ...target_text };
+  if (mode !== "explain") return asked;
   return {
-    model, text, pair: pair || null, rule,
+    ...asked,
     target: numbered(ask.target),
     contrast: numbered(ask.contrast),
     position: ask.position.trim() === "" ? null : Number(ask.position),

@@ -5,6 +5,7 @@ import { scientific } from "./colours";
 import { BytesSource, type Source } from "./container";
 import { h } from "./dom";
 import type { Row } from "./save";
+import { targetWords } from "./stacks";
 
 export interface ResultHeader {
   model: string;
@@ -115,6 +116,7 @@ export abstract class ResultPage<I extends Result, S extends ResultState> implem
   protected provenance({ completeness, model, provenance: about }: ResultHeader): string[] {
     const tolerance = typeof about.tolerance === "number" ? ` (tolerance ${scientific(about.tolerance)})` : "";
     const words = [completeness === null ? "completeness not measured" : `completeness error ${scientific(completeness)}${tolerance}`];
+    words.push(...targetWords(about));
     words.push(about.model_type ? `${model} (${String(about.model_type)})` : model);
     if (about.dtype) words.push(String(about.dtype));
     if (about.nonlinearity) words.push(`rule ${String(about.nonlinearity)}`);

@@ -2,7 +2,7 @@
 
 import { LIGHT, type Colouring, type Ink } from "./colours";
 import { svg } from "./dom";
-import { drawBar, FONT, textWidth } from "./heat";
+import { drawBar, FONT, textWidth } from "./figure";
 
 export interface Composition {
   title: string;

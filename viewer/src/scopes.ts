@@ -1,7 +1,7 @@
 // Names of scopes, as in normlens.scopes.
 
 export function componentsOf(scope: string): string[] {
-  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|RES|LN|FF/g) ?? [];
+  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|CROSS|RES|LN|FF/g) ?? [];
 }
 
 /** Short names: a scope by its last component, numbered where the layer has several of it. */
@@ -16,6 +16,7 @@ export function aliases(scopes: string[]): Map<string, string> {
     if (count(longest, last) === 1) names.set(last, scope);
     names.set(`${last}${count(parts, last)}`, scope);
     names.set(scope.slice(0, -2), scope);
+    if (last === "CROSS") names.set("CROSS-N", scope);
   }
   return names;
 }

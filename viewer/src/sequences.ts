@@ -3,7 +3,7 @@
 import { number, signed, type Ink } from "./colours";
 import { svg } from "./dom";
 import type { Explained, ExplanationHeader } from "./explanation";
-import { cut, textWidth } from "./heat";
+import { cut, textWidth } from "./figure";
 
 export interface Sequences {
   source_tokens: number; // the first tokens are so many of the source, the others of the target

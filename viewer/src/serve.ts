@@ -8,8 +8,9 @@ import type { CosinePage } from "./cosinepage";
 import { buttons, h, list, replace } from "./dom";
 import type { ExplainPage } from "./explainpage";
 import { openExplanations } from "./explanation";
-import { open } from "./payload";
+import { open, type Item } from "./payload";
 import { ADDRESSES, askOf, bodyOf, problemOf, RULES, wordsOf, type Ask, type Mode } from "./requests";
+import { targetWords } from "./stacks";
 
 interface Model {
   name: string;
@@ -19,6 +20,7 @@ interface Model {
   causal: boolean;
   max_tokens: number | null;
   head: string | null;
+  two_stacks: boolean;
   loaded: boolean;
 }
 
@@ -45,6 +47,22 @@ const HINTS: Record<Mode, string> = {
   explain: "Type a text and press Enter; leave the target empty to explain what the model says.",
   cosine: "Type two texts and press Enter.",
 };
+const PAIR_HINTS: Record<Mode, string> = {
+  maps: "Type a text and press Enter; leave the target text empty and the model generates it.",
+  explain: "Type a text and press Enter; leave the target text empty and the model generates it. Its last token is explained, or the one you name.",
+  cosine: "",
+};
+
+/** A field of the form: in which modes, and for models of how many stacks, it is shown. */
+interface Field {
+  modes: Mode[];
+  stacks: number[];
+  el: HTMLElement;
+}
+
+const TO_SAY =
+  "A word, as a token of the model: a space before it (or ␣) matters. Or a label. #12 is the one of that number.";
+const OF_TARGET_TEXT = "The token of the target text that is explained: a word of it, or its place, #0 for the first.";
 
 export class ServePanel {
   private readonly model;
@@ -53,10 +71,13 @@ export class ServePanel {
   private readonly first = h("span", { class: "label" });
   private readonly text = h("textarea", { rows: 2, "data-field": "text", spellcheck: "false" });
   private readonly second = h("textarea", { rows: 2, "data-field": "second", spellcheck: "false" });
+  private readonly targetText = h("textarea", {
+    rows: 2, "data-field": "target-text", spellcheck: "false", placeholder: "empty: the model generates it",
+  });
   private readonly pair = h("input", { type: "text", "data-field": "pair" });
+  private readonly targetLabel = h("span", { class: "label" });
   private readonly target = h("input", {
-    type: "text", "data-field": "target", size: 12, maxlength: 100, placeholder: "what it says",
-    title: "A word, as a token of the model: a space before it (or ␣) matters. Or a label. #12 is the one of that number.",
+    type: "text", "data-field": "target", size: 12, maxlength: 100,
   });
   private readonly contrast = h("input", { type: "text", "data-field": "contrast", size: 12, maxlength: 100, placeholder: "none", title: "Why the target and not this?" });
   private readonly position = h("input", {
@@ -69,7 +90,7 @@ export class ServePanel {
   private readonly stop = h("button", { type: "button", hidden: true, "data-action": "cancel", onclick: () => void this.cancel() }, "Cancel");
   private readonly meter = h("progress", { hidden: true, max: 1, "aria-label": "Progress" });
   private readonly message = h("span", { class: "message", role: "status", "aria-live": "polite", "data-role": "message" });
-  private readonly fields: { modes: Mode[]; el: HTMLElement }[];
+  private readonly fields: Field[];
   private models: Model[] = [];
   private limit = Infinity;
   private running: string | null = null;
@@ -94,7 +115,7 @@ export class ServePanel {
     this.model = list("Model", (model) => this.set({ model }), "model");
     this.rule = list("Rule", (rule) => this.set({ rule }), "rule");
     this.fields = this.makeFields();
-    for (const area of [this.text, this.second]) {
+    for (const area of [this.text, this.second, this.targetText]) {
       area.addEventListener("input", () => this.showCount());
       area.addEventListener("keydown", (event) => {
         if (event.key !== "Enter" || event.shiftKey) return;
@@ -113,22 +134,24 @@ export class ServePanel {
     return this.pages[this.chosen.mode];
   }
 
-  private makeFields(): { modes: Mode[]; el: HTMLElement }[] {
-    const field = (modes: Mode[], label: string, input: HTMLElement, kind = "control") => ({
+  private makeFields(): Field[] {
+    const field = (modes: Mode[], stacks: number[], label: string | HTMLElement, input: HTMLElement, kind = "control") => ({
       modes,
-      el: h("label", { class: kind }, h("span", { class: "label" }, label), input),
+      stacks,
+      el: h("label", { class: kind }, typeof label === "string" ? h("span", { class: "label" }, label) : label, input),
     });
     return [
-      field(["cosine"], "Text B", this.second, "text"),
-      field(["explain"], "Target", this.target),
-      field(["explain"], "and not", this.contrast),
-      field(["explain"], "Position", this.position),
-      field(["maps", "explain"], "Second text", this.pair),
+      field(["cosine"], [1, 2], "Text B", this.second, "text"),
+      field(["maps", "explain"], [2], "Target text", this.targetText, "text"),
+      field(["explain"], [1, 2], this.targetLabel, this.target),
+      field(["explain"], [1, 2], "and not", this.contrast),
+      field(["explain"], [1], "Position", this.position),
+      field(["maps", "explain"], [1], "Second text", this.pair),
     ];
   }
 
   private form(): HTMLElement {
-    const [second, ...rest] = this.fields;
+    const [second, targetText, ...rest] = this.fields;
     const submit = (event: Event) => {
       event.preventDefault();
       void this.analyse();
@@ -139,6 +162,7 @@ export class ServePanel {
       h("div", { class: "toolbar first" }, this.mode_.el, this.model.el, this.rule.el),
       h("label", { class: "text" }, this.first, this.text),
       second.el,
+      targetText.el,
       h("div", { class: "toolbar" }, ...rest.map(({ el }) => el), this.start, this.stop, this.meter, this.message, this.count),
       this.headless,
     );
@@ -160,7 +184,7 @@ export class ServePanel {
     const first = askOf(words);
     this.fill({ ...first, model: known(first.model) ?? this.models[0]?.name ?? "" });
     if (!first.text) {
-      this.say(HINTS[first.mode]);
+      this.say(this.hint(first.mode));
       this.text.focus();
       return;
     }
@@ -187,6 +211,7 @@ export class ServePanel {
     this.chosen = { mode: ask.mode, model: ask.model, rule: ask.rule };
     this.text.value = ask.text;
     this.pair.value = this.second.value = ask.pair;
+    this.targetText.value = ask.targetText;
     this.target.value = ask.target;
     this.contrast.value = ask.contrast;
     this.position.value = ask.position;
@@ -197,14 +222,25 @@ export class ServePanel {
   private ask(): Ask {
     const { mode } = this;
     const why = mode === "explain";
+    const two = this.twoStacks;
     return {
       ...this.chosen,
       text: this.text.value,
-      pair: mode === "cosine" ? this.second.value : this.pair.value,
+      pair: mode === "cosine" ? this.second.value : two ? "" : this.pair.value,
+      targetText: two && mode !== "cosine" ? this.targetText.value : "",
       target: why ? this.target.value : "",
       contrast: why ? this.contrast.value : "",
-      position: why ? this.position.value.replace("−", "-") : "",
+      position: why && !two ? this.position.value.replace("−", "-") : "",
     };
+  }
+
+  /** Whether the chosen model is an encoder–decoder. */
+  private get twoStacks(): boolean {
+    return this.models.find(({ name }) => name === this.chosen.model)?.two_stacks ?? false;
+  }
+
+  private hint(mode: Mode): string {
+    return this.twoStacks ? PAIR_HINTS[mode] : HINTS[mode];
   }
 
   /** Turns to maps, explanations or cosines; what was asked before is still there. */
@@ -214,7 +250,7 @@ export class ServePanel {
       this.chrome.show(this.page);
       this.page.redraw();
     } else this.chrome.blank();
-    this.say(this.page.filled ? "" : HINTS[mode]);
+    this.say(this.page.filled ? "" : this.hint(mode));
     this.changed();
   }
 
@@ -280,7 +316,7 @@ export class ServePanel {
       const [item] = await open(source);
       this.done.maps.push(ask);
       maps.add(item, words);
-      this.say(`${item.n} tokens, ${item.header.layers.length} layers.`);
+      this.say(sizeInWords(item));
     } else if (ask.mode === "explain") {
       const [item] = openExplanations(source);
       this.done.explain.push(ask);
@@ -330,25 +366,43 @@ export class ServePanel {
 
   private showChoices(): void {
     const { mode, model, rule } = this.chosen;
-    const about = (one: Model) => `${one.name} (${one.family}, ${one.layers} layers${one.causal ? ", causal" : ""})`;
+    const about = (one: Model) => `${one.name} (${one.family}, ${one.layers} layers${one.two_stacks ? ", encoder–decoder" : one.causal ? ", causal" : ""})`;
     this.mode_.set(mode);
     this.model.set(model, this.models.map((one) => [one.name, about(one)]));
     this.model.el.hidden = false;
     this.rule.set(rule, RULES[mode].map((name) => [name, name]));
-    for (const { modes, el } of this.fields) el.hidden = !modes.includes(mode);
+    const two = this.twoStacks;
+    for (const { modes, stacks, el } of this.fields) el.hidden = !modes.includes(mode) || !stacks.includes(two ? 2 : 1);
+    this.targetLabel.textContent = two ? "Token" : "Target";
+    this.target.placeholder = two ? "the last" : "what it says";
+    this.target.title = two ? OF_TARGET_TEXT : TO_SAY;
     this.first.textContent = mode === "cosine" ? "Text A" : "Text";
     this.start.textContent = ACTIONS[mode];
-    this.chrome.root.dataset.mode = mode;
-    const lacking = mode === "explain" && this.models.some((one) => one.name === model && one.head === null);
+    Object.assign(this.chrome.root.dataset, { mode, stacks: two ? 2 : 1 });
+    const why = this.whyNot();
+    this.headless.hidden = why === null;
+    this.headless.textContent = why;
+  }
+
+  /** What the chosen model does not offer in this mode, and what to choose instead. */
+  private whyNot(): string | null {
+    const { mode, model } = this.chosen;
+    const two = this.twoStacks;
+    if (mode === "cosine" && two) {
+      return `A cosine is of models of one stack, and ${model} is an encoder–decoder; choose Maps or Explain.`;
+    }
+    if (mode !== "explain" || !this.models.some((one) => one.name === model && one.head === null)) return null;
     const others = this.models.filter((one) => one.head !== null).map((one) => one.name);
-    this.headless.hidden = !lacking;
-    this.headless.textContent =
-      `${model} has no head, so it says nothing that could be explained; choose Cosine to compare two texts` +
-      (others.length > 0 ? `, or the model ${others.join(" or ")}.` : ".");
+    return (
+      `${model} has no head, so it says nothing that could be explained; choose ` +
+      (two ? "Maps and give a target text" : "Cosine to compare two texts") +
+      (others.length > 0 ? `, or the model ${others.join(" or ")}.` : ".")
+    );
   }
 
   private showCount(): void {
-    const length = Math.max(this.text.value.length, this.mode === "cosine" ? this.second.value.length : 0);
+    const { text, pair, targetText } = this.ask();
+    const length = Math.max(text.length, pair.length, targetText.length);
     const over = length > this.limit;
     replace(this.count, over ? `${length} of at most ${this.limit} characters` : null);
     if (this.running === null) this.start.disabled = over;
@@ -367,6 +421,13 @@ async function answer<T>(response: Response): Promise<T> {
     ? detail.map((entry: { msg?: string }) => entry?.msg ?? String(entry)).join("; ")
     : detail;
   throw new Error(words ? String(words) : `the server answered ${response.status}`);
+}
+
+function sizeInWords(item: Item): string {
+  const { encoder, height, header } = item;
+  if (encoder === null) return `${height} tokens, ${header.layers.length} layers.`;
+  const sizes = [encoder, item].map((each) => `${each.header.stack}: ${each.height} tokens, ${each.header.layers.length} layers`);
+  return [...sizes, ...targetWords(header.provenance)].join("; ");
 }
 
 function message(error: unknown): string {

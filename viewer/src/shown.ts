@@ -1,5 +1,7 @@
-// Maps as they are looked at: all tokens or without special ones, subwords or words.
+// Maps as they are looked at: all tokens or without special ones, subwords or words, one sequence's columns or both.
 
+import { ShownAxis } from "./axes";
+import { areTwo, groupsOf, ofSequences, type Group, type Sources } from "./groups";
 import {
   Mask,
   allowedValues,
@@ -15,45 +17,31 @@ import {
 import { Item } from "./payload";
 
 export class Shown {
-  readonly labels: string[];
-  readonly special: boolean[];
-  readonly positions: number[]; // of the first token of each row, in the text
-  private readonly groups: number[][] | null;
-  private readonly keep: number[] | null;
-  private readonly masks = new Map<number, Mask>();
+  readonly rows: ShownAxis;
+  readonly columns: ShownAxis;
+  /** Columns by their sequence; empty where the columns are the rows' tokens. */
+  readonly groups: Group[];
+  /** [target, source], whether both are the same token. */
+  readonly same: Uint8Array;
+  private readonly two: boolean;
+  private readonly masks = new Map<string, Mask>();
   private readonly maps = new Map<string, Promise<Float32Array>>();
   private readonly ranked = new Map<string, Promise<Int32Array | null>>();
 
   constructor(
     readonly item: Item,
-    readonly withSpecial: boolean,
-    readonly words: boolean,
+    withSpecial: boolean,
+    words: boolean,
+    sources: Sources = "both",
   ) {
     const { header } = item;
-    let labels = header.labels;
-    let special = header.special;
-    let positions = header.tokens.map((_, k) => k);
-    this.groups = words && header.words !== null ? wordGroups(header.words) : null;
-    if (this.groups !== null) {
-      const first = this.groups.map((group) => group[0]);
-      labels = first.map((token) => {
-        const word = header.words?.[token];
-        return word === null || word === undefined ? header.labels[token] : header.word_labels[word];
-      });
-      special = first.map((token) => header.special[token]);
-      positions = first;
-    }
-    const ordinary = labels.map((_, k) => k).filter((k) => !special[k]);
-    const drop = !withSpecial && ordinary.length > 0 && ordinary.length < labels.length;
-    this.keep = drop ? ordinary : null;
-    const chosen = this.keep ?? labels.map((_, k) => k);
-    this.labels = chosen.map((k) => labels[k]);
-    this.special = chosen.map((k) => special[k]);
-    this.positions = chosen.map((k) => positions[k]);
-  }
-
-  get n(): number {
-    return this.labels.length;
+    this.two = areTwo(header.sources?.sequences ?? []);
+    const asWords = words && item.hasWords;
+    const sequence = this.two && sources !== "both" ? sources : null;
+    this.rows = new ShownAxis(header, withSpecial, asWords);
+    this.columns = header.sources === null ? this.rows : new ShownAxis(header.sources, withSpecial, asWords, sequence);
+    this.groups = groupsOf(this.columns.sequences);
+    this.same = this.reducedMask(item.same);
   }
 
   get scopes(): string[] {
@@ -66,51 +54,56 @@ export class Shown {
 
   /** Tokens as they are, so that maps are the item's own. */
   private get plain(): boolean {
-    return this.groups === null && this.keep === null;
+    return this.rows.plain && this.columns.plain;
   }
 
-  mask(layer: number): Mask {
-    let found = this.masks.get(layer);
+  /** The pairs that attention allows and that any of some scopes has a part of; without scopes, all allowed ones. */
+  mask(layer: number, ...scopes: string[]): Mask {
+    const held = this.held(scopes);
+    const key = `${layer}/${held ?? ""}`;
+    let found = this.masks.get(key);
     if (found === undefined) {
-      found = this.item.mask(layer);
-      let size = this.item.n;
-      if (found !== null && this.groups !== null) {
-        found = Uint8Array.from(mergeWords(found, size, this.groups), (share) => (share > 0 ? 1 : 0));
-        size = this.groups.length;
-      }
-      if (found !== null && this.keep !== null) found = pick(found, size, this.keep);
-      this.masks.set(layer, found);
+      const whole = this.item.mask(layer);
+      found = whole === null ? null : this.reducedMask(whole);
+      if (held !== null) found = ofSequences(found, this.rows.size, this.columns.sequences, (name) => held.includes(name));
+      this.masks.set(key, found);
     }
     return found;
   }
 
+  /** Whether a scope has parts of a sequence. */
+  has(scope: string, sequence: string | undefined): boolean {
+    return sequence === undefined || (this.item.header.sources?.held[scope] ?? [sequence]).includes(sequence);
+  }
+
+  /** The sequences that any of some scopes has parts of; null: all, or there is one alone. */
+  private held(scopes: string[]): string[] | null {
+    if (!this.two || scopes.length === 0) return null;
+    const names = [...new Set(this.item.header.sources?.sequences)];
+    const held = names.filter((name) => scopes.some((scope) => this.has(scope, name)));
+    return held.length < names.length ? held : null;
+  }
+
   map(scope: string, layer: number): Promise<Float32Array> {
     if (this.plain) return this.item.map(scope, layer);
-    return remember(this.maps, `${scope}/${layer}`, this.most, async () => {
-      let map = await this.item.map(scope, layer);
-      let size = this.item.n;
-      if (this.groups !== null) {
-        map = mergeWords(map, size, this.groups);
-        size = this.groups.length;
-      }
-      return this.keep === null ? map : pick(map, size, this.keep);
-    });
+    return remember(this.maps, `${scope}/${layer}`, this.most, async () => this.reduced(await this.item.map(scope, layer)));
   }
 
   async normalised(scope: string, layer: number, axis: Axis): Promise<Float32Array> {
-    return normalise(await this.map(scope, layer), this.n, axis);
+    return normalise(await this.map(scope, layer), this.columns.size, axis);
   }
 
-  /** Spearman's ρ of two scopes of a layer over the pairs that attention allows. */
+  /** Spearman’s ρ of two scopes of a layer over the pairs that either has, of those that attention allows. */
   async rho(layer: number, a: string, b: string): Promise<number> {
-    return correlation(await this.ranks(a, layer), await this.ranks(b, layer));
+    return correlation(await this.ranks(a, layer, [a, b]), await this.ranks(b, layer, [a, b]));
   }
 
-  private ranks(scope: string, layer: number): Promise<Int32Array | null> {
-    return remember(this.ranked, `${scope}/${layer}`, this.most, async () => {
-      const codes = this.plain ? await this.item.codes(scope, layer) : null;
+  private ranks(scope: string, layer: number, scopes: string[]): Promise<Int32Array | null> {
+    const held = this.held(scopes);
+    return remember(this.ranked, `${scope}/${layer}/${held ?? ""}`, this.most, async () => {
+      const codes = this.plain && held === null ? await this.item.codes(scope, layer) : null;
       if (codes !== null) return ranksOfCodes(codes);
-      return centredRanks(allowedValues(await this.map(scope, layer), this.mask(layer)));
+      return centredRanks(allowedValues(await this.map(scope, layer), this.mask(layer, ...scopes)));
     });
   }
 
@@ -120,7 +113,7 @@ export class Shown {
     for (const layer of layers) {
       for (const scope of scopes) {
         const map = await this.normalised(scope, layer, axis);
-        top = Math.max(top, largestValue(map, this.mask(layer)));
+        top = Math.max(top, largestValue(map, this.mask(layer, scope)));
       }
     }
     return top;
@@ -128,11 +121,11 @@ export class Shown {
 
   /** Mixing ratios [layer, target]; words have none, because they belong to tokens. */
   async mixing(scope: string): Promise<Float32Array | null> {
-    if (this.groups !== null) return null;
+    const { keep, groups } = this.rows;
+    if (groups !== null) return null;
     const all = await this.item.mixing(scope);
-    if (all === null || this.keep === null) return all;
-    const { keep } = this;
-    const n = this.item.n;
+    if (all === null || keep === null) return all;
+    const n = this.item.height;
     const picked = new Float32Array(this.layers.length * keep.length);
     this.layers.forEach((_, layer) =>
       keep.forEach((token, k) => (picked[layer * keep.length + k] = all[layer * n + token])),
@@ -140,8 +133,29 @@ export class Shown {
     return picked;
   }
 
+  /** An item's map with tokens merged into words and some left out. */
+  private reduced(map: Float32Array): Float32Array {
+    const { rows, columns } = this;
+    const each = (axis: ShownAxis, size: number) => axis.groups ?? Array.from({ length: size }, (_, k) => [k]);
+    let width = this.item.width;
+    if (rows.groups !== null || columns.groups !== null) {
+      const merged = each(columns, width);
+      map = mergeWords(map, width, merged, each(rows, this.item.height));
+      width = merged.length;
+    }
+    const all = (size: number) => Array.from({ length: size }, (_, k) => k);
+    if (rows.keep === null && columns.keep === null) return map;
+    return pick(map, width, columns.keep ?? all(width), rows.keep ?? all(map.length / width));
+  }
+
+  /** The same of pairs: words have those that any of their tokens have. */
+  private reducedMask(mask: Uint8Array): Uint8Array {
+    if (this.plain) return mask;
+    return Uint8Array.from(this.reduced(Float32Array.from(mask)), (share) => (share > 0 ? 1 : 0));
+  }
+
   private get most(): number {
-    return Math.max(32, Math.floor(1.2e8 / (4 * this.n * this.n)));
+    return Math.max(32, Math.floor(1.2e8 / (4 * this.rows.size * this.columns.size)));
   }
 }
 
@@ -158,16 +172,4 @@ function remember<T>(
     kept.set(key, found);
   }
   return found;
-}
-
-/** Tokens of each word; a token without a word stays alone. */
-export function wordGroups(words: (number | null)[]): number[][] {
-  const groups = new Map<number | string, number[]>();
-  words.forEach((word, token) => {
-    const key = word ?? `token ${token}`;
-    const group = groups.get(key);
-    if (group === undefined) groups.set(key, [token]);
-    else group.push(token);
-  });
-  return [...groups.values()];
 }

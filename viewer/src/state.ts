@@ -1,9 +1,11 @@
 // What is looked at, and how it is written into an address.
 
 import type { Palette, Scale } from "./colours";
-import type { Cell, Pin, Window_ } from "./heat";
+import type { Sequences, Sources } from "./groups";
+import type { Cell, Pin, Window_ } from "./heatframe";
 import type { Axis } from "./measures";
-import { chain, feedForward, resolve, steps } from "./scopes";
+import { chain, feedForward, resolve, shortName, steps } from "./scopes";
+import { stackIn, stackOf, type Stack } from "./stacks";
 
 /** The parts of an item's header that the state depends on. */
 export interface Known {
@@ -11,17 +13,27 @@ export interface Known {
   layers: number[];
   scopes: string[];
   provenance: Record<string, unknown>;
+  sources?: Sequences | null;
+  encoder?: Known | null;
 }
 
 export interface Ref {
   item: number;
-  layer: number; // place among the item's layers
+  stack: Stack;
+  layer: number; // place among the stack's layers
   scope: string;
+}
+
+/** How many rows and columns are shown. */
+export interface Size {
+  rows: number;
+  columns: number;
 }
 
 export type View = "map" | "compare" | "overview";
 
 export interface State extends Ref {
+  sources: Sources;
   view: View;
   form: "heat" | "arcs";
   scale: Scale;
@@ -39,6 +51,7 @@ export interface State extends Ref {
 }
 
 export const CHOICES = {
+  sources: ["both", "encoder", "decoder"],
   view: ["map", "compare", "overview"],
   form: ["heat", "arcs"],
   scale: ["linear", "sqrt", "rank"],
@@ -51,6 +64,8 @@ export const CHOICES = {
 
 const MANY = 64; // tokens
 const USUAL: Record<string, string> = {
+  stack: "decoder",
+  sources: "both",
   view: "map",
   form: "heat",
   scale: "sqrt",
@@ -76,10 +91,12 @@ export function read(given: Record<string, string>, items: Known[]): State {
     return known.includes(value) ? value : (usual(name, items) as (typeof CHOICES)[K][number]);
   };
   const item = inside(Number(given.item ?? 0), items.length);
-  const here = { item, ...placeIn(items[item], given.layer, given.scope) };
+  const stack = stackIn(items[item], given.stack);
+  const here = { item, stack, ...placeIn(stackOf(items[item], stack), given.layer, given.scope) };
   const [a, b] = comparison(here, items);
   return {
     ...here,
+    sources: one("sources"),
     view: one("view"),
     form: one("form"),
     scale: one("scale"),
@@ -99,11 +116,14 @@ export function read(given: Record<string, string>, items: Known[]): State {
 
 /** A state as the words of an address; what is as usual is left out. */
 export function write(state: State, items: Known[]): Record<string, string> {
-  const ref = ({ item, layer, scope }: Ref) => `${item}:${items[item].layers[layer]}:${scope}`;
+  const layerOf = ({ item, stack, layer }: Ref) => stackOf(items[item], stack).layers[layer];
+  const ref = (of: Ref) => `${of.item}:${layerOf(of)}:${of.scope}${of.stack === "encoder" ? ":encoder" : ""}`;
   const all: Record<string, string> = {
     item: String(state.item),
-    layer: String(items[state.item].layers[state.layer]),
+    stack: state.stack,
+    layer: String(layerOf(state)),
     scope: state.scope,
+    sources: state.sources,
     view: state.view,
     form: state.form,
     scale: state.scale,
@@ -125,7 +145,7 @@ export function write(state: State, items: Known[]): Record<string, string> {
 
 /** What is compared first: before and after the feed-forward block, or the last step. */
 export function comparison(here: Ref, items: Known[]): [Ref, Ref] {
-  const { scopes, provenance } = items[here.item];
+  const { scopes, provenance } = stackOf(items[here.item], here.stack);
   const step =
     feedForward(scopes, String(provenance.components ?? "")) ?? steps(scopes).at(-1) ?? null;
   if (step === null) return [here, here];
@@ -136,47 +156,66 @@ export function comparison(here: Ref, items: Known[]): [Ref, Ref] {
 }
 
 /** The same state with places that exist, after items or their tokens changed. */
-export function fit(state: State, items: Known[], tokens: number): State {
-  const known = (ref: Ref): boolean =>
-    ref.item < items.length &&
-    ref.layer < items[ref.item].layers.length &&
-    items[ref.item].scopes.includes(ref.scope);
+export function fit(state: State, items: Known[], size: Size): State {
+  const known = (ref: Ref): boolean => {
+    if (ref.item >= items.length || stackIn(items[ref.item], ref.stack) !== ref.stack) return false;
+    const { layers, scopes } = stackOf(items[ref.item], ref.stack);
+    return ref.layer < layers.length && scopes.includes(ref.scope);
+  };
   const here = known(state) ? state : { ...state, ...placeOf(state, items) };
   const first = comparison(here, items);
   const { pin, pair, zoom } = here;
   const within = (window: Window_ | null) =>
-    window !== null && window.rows[1] <= tokens && window.columns[1] <= tokens;
+    window !== null && window.rows[1] <= size.rows && window.columns[1] <= size.columns;
   return {
     ...here,
     a: known(here.a) ? here.a : first[0],
     b: known(here.b) ? here.b : first[1],
-    pin: pin !== null && pin.index < tokens ? pin : null,
-    pair: pair !== null && pair.target < tokens && pair.source < tokens ? pair : null,
+    pin: pin !== null && pin.index < size[`${pin.axis}s`] ? pin : null,
+    pair: pair !== null && pair.target < size.rows && pair.source < size.columns ? pair : null,
     zoom: within(zoom) ? zoom : null,
   };
 }
 
+/** The place in another stack of an item that is most like one: the same layer and component. */
+export function counterpart(here: Ref, stack: Stack, items: Known[]): Ref {
+  const [from, to] = [here.stack, stack].map((name) => stackOf(items[here.item], name));
+  const scope =
+    resolve(here.scope, to.scopes) ?? resolve(shortName(here.scope, from.scopes), to.scopes) ??
+    (chain(to.scopes).at(-1) as string);
+  return { item: here.item, stack, layer: Math.min(here.layer, to.layers.length - 1), scope };
+}
+
 function placeOf(state: State, items: Known[]): Ref {
   const item = inside(state.item, items.length);
-  const { layers, scopes } = items[item];
+  const stack = stackIn(items[item], state.stack);
+  const { layers, scopes } = stackOf(items[item], stack);
   const scope = scopes.includes(state.scope) ? state.scope : (chain(scopes).at(-1) as string);
-  return { item, layer: inside(state.layer, layers.length), scope };
+  return { item, stack, layer: inside(state.layer, layers.length), scope };
 }
 
 function placeIn(item: Known, layer: string | undefined, scope: string | undefined) {
   const at = item.layers.indexOf(Number(layer));
-  const first = chain(item.scopes).find((name) => name.endsWith("-N")) ?? item.scopes[0];
-  return { layer: at < 0 ? 0 : at, scope: resolve(scope ?? "", item.scopes) ?? first };
+  return { layer: at < 0 ? 0 : at, scope: resolve(scope ?? "", item.scopes) ?? firstScope(item) };
+}
+
+/** The first scope with norms; where sources are two sequences, the first that has parts of both. */
+function firstScope({ scopes, sources }: Known): string {
+  const both = (scope: string) => (sources?.held[scope] ?? []).length > 1;
+  const norms = chain(scopes).filter((scope) => scope.endsWith("-N"));
+  return norms.find(both) ?? norms[0] ?? scopes[0];
 }
 
 function readRef(text: string | undefined, items: Known[]): Ref | null {
-  const match = /^(\d+):(\d+):(.+)$/.exec(text ?? "");
+  const match = /^(\d+):(\d+):([^:]+?)(?::(encoder|decoder))?$/.exec(text ?? "");
   if (match === null) return null;
   const item = items[Number(match[1])];
   if (item === undefined) return null;
-  const layer = item.layers.indexOf(Number(match[2]));
-  const scope = resolve(match[3], item.scopes);
-  return layer < 0 || scope === null ? null : { item: Number(match[1]), layer, scope };
+  const stack = stackIn(item, match[4]);
+  const { layers, scopes } = stackOf(item, stack);
+  const layer = layers.indexOf(Number(match[2]));
+  const scope = resolve(match[3], scopes);
+  return layer < 0 || scope === null ? null : { item: Number(match[1]), stack, layer, scope };
 }
 
 function readPin(text: string | undefined): Pin | null {

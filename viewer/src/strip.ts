@@ -33,16 +33,16 @@ export class Strip {
   async render(): Promise<void> {
     const { context } = this;
     const { state } = context;
-    const shown = context.shown(state.item);
+    const shown = context.shown(state);
     const names = chain(shown.scopes);
     const aside = shown.scopes.filter((scope) => !names.includes(scope));
-    const key = JSON.stringify([state.item, shown.scopes]);
+    const key = JSON.stringify([state.item, state.stack, shown.scopes]);
     if (key !== this.shownFor) {
       this.shownFor = key;
       replace(
         this.row,
         ...names.map((scope, k) => this.button(scope, added(scope, names[k - 1]), k > 0)),
-        ...aside.map((scope) => this.button(scope, "baseline", false)),
+        ...aside.map((scope) => this.button(scope, scope === "CROSS-W" ? "CROSS weights" : "baseline", false)),
       );
     }
     const buttons = [...this.row.querySelectorAll("button")];
@@ -60,7 +60,7 @@ export class Strip {
   /** Through the components, and on into the next layer. */
   step(by: 1 | -1): boolean {
     const { state } = this.context;
-    const shown = this.context.shown(state.item);
+    const shown = this.context.shown(state);
     const names = chain(shown.scopes);
     // A comparison needs a scope before.
     const first = state.view === "compare" && names.length > 1 ? 1 : 0;
@@ -89,13 +89,13 @@ export class Strip {
     const { context } = this;
     const { state } = context;
     if (state.view !== "compare") return context.update({ scope, layer });
-    const names = chain(context.shown(state.item).scopes);
+    const names = chain(context.shown(state).scopes);
     const { a, b } = state;
-    if (a.item !== b.item || a.layer !== b.layer) {
+    if (a.item !== b.item || a.stack !== b.stack || a.layer !== b.layer) {
       return context.update({ a: { ...a, scope }, b: { ...b, scope } });
     }
     const before = names[names.indexOf(scope) - 1] ?? "ATTN-W";
-    const place = { item: state.item, layer };
+    const place = { item: state.item, stack: state.stack, layer };
     context.update({ layer, a: { ...place, scope: before }, b: { ...place, scope } });
   }
 

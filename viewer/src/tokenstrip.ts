@@ -2,7 +2,7 @@
 
 import { readableOn, signed, signedBrief, signedColours, type Colouring, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
-import { cut, drawBar, textWidth } from "./heat";
+import { cut, drawBar, textWidth } from "./figure";
 
 export interface Tokens {
   name: string; // of the group, for screen readers

@@ -1,10 +1,11 @@
 // What the views share.
 
 import type { Ink } from "./colours";
-import type { Cell } from "./heat";
+import type { Cell } from "./heatframe";
 import type { Item } from "./payload";
 import type { Row } from "./save";
 import type { Shown } from "./shown";
+import type { Stack } from "./stacks";
 import type { State } from "./state";
 
 export interface Context {
@@ -13,7 +14,9 @@ export interface Context {
   readonly ink: Ink;
   readonly caption: string;
   update(patch: Partial<State>): void;
-  shown(item: number): Shown;
+  shown(ref: { item: number; stack: Stack }): Shown;
+  /** The maps that a place is in: an item's, or its encoder's. */
+  itemOf(ref: { item: number; stack: Stack }): Item;
   room(): { width: number; height: number };
   tooltip(lines: string[] | null, event: PointerEvent | null): void;
   say(text: string): void;
@@ -30,8 +33,14 @@ export interface Panel {
   describe(cell: Cell): string;
 }
 
+/** The text of an item in one line: of an encoder–decoder, source and target. */
+export function textOf({ header }: Item): string {
+  const between = header.stack === "decoder" ? " → " : " / ";
+  return (header.text ?? []).join(between).replace(/\s+/g, " ");
+}
+
 export function itemName(item: Item, index: number, items: Item[]): string {
-  const text = (item.header.text ?? []).join(" / ").replace(/\s+/g, " ");
+  const text = textOf(item);
   const short = text.length > 48 ? `${text.slice(0, 47)}…` : text;
   const model = item.header.model;
   const name = short === "" ? model : `${short} (${model})`;

@@ -17,6 +17,7 @@ from normlens.plain_json import plain
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
+from normlens.results.tokens import TokenAxis
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explanation_payload import encode_explanations
 from normlens.viewer.payload import encode
@@ -50,6 +51,64 @@ def example(causal: bool) -> Maps:
         word_labels=["soapy", "</script>", "<b>", "日本"],
         text="soapy </script> <b> 日本",
     )
+
+
+def pair() -> Maps:
+    """An encoder–decoder's maps: a target of four tokens, a source of five, two layers each."""
+    rng = np.random.default_rng(11)
+    sources = example(causal=False).targets.take(range(5))
+    targets = TokenAxis(
+        ["<s>", "savon", "neux", "</s>"],
+        special=[True, False, False, True],
+        token_words=[None, 0, 0, None],
+        word_labels=["savonneux"],
+    )
+    n, m, layers = len(targets), len(sources), 2
+    own = np.tile(np.hstack([np.zeros((n, m), dtype=bool), np.tri(n, dtype=bool)]), (layers, 1, 1))
+    other = np.tile(
+        np.hstack([np.ones((n, m), dtype=bool), np.zeros((n, n), bool)]), (layers, 1, 1)
+    )
+    held = {
+        "ATTN-W": own, "CROSS-W": other, "ATTN-N": own, "ATTNRESCROSS-N": other,
+        "ATTNRESCROSSRES-N": own | other, "ATTNRESCROSSRESFF-N": own | other,
+    }  # fmt: skip
+    arrays = {
+        scope: (rng.lognormal(0, 2, pairs.shape) * pairs).astype(np.float32)
+        for scope, pairs in held.items()
+    }
+    same = np.hstack([np.zeros((n, m), dtype=bool), np.eye(n, dtype=bool)])
+    arrays["ATTNRES-W"] = (0.5 * arrays["ATTN-W"] + 0.5 * same).astype(np.float32)
+    encoder = example(causal=False)._of_tokens(list(range(5)), list(range(5)))
+    return Maps(
+        arrays=arrays,
+        raw_tokens=targets.raw_tokens,
+        layers=list(range(layers)),
+        allowed=own | other,
+        completeness=2e-6,
+        provenance={"model": "example", "components": "ATTN RES CROSS RES FF", "stack": "decoder"},
+        mixing={"ATTN-N": rng.random((layers, n)).astype(np.float32)},
+        special=targets.special,
+        token_words=targets.token_words,
+        word_labels=targets.word_labels,
+        text=("soapy </script> <b>", "savonneux"),
+        source_axis=sources.followed_by(targets),
+        same_token=same,
+        encoder=replace(encoder, provenance={"model": "example", "stack": "encoder"}),
+    )
+
+
+def pair_values(maps: Maps) -> dict:
+    return {
+        "tokens": maps.tokens,
+        "source_tokens": maps.source_tokens,
+        "sequences": maps.source_sequences,
+        "same": maps.is_same_token.astype(int).tolist(),
+        "maps": {scope: maps[scope].tolist() for scope in maps.scopes},
+        "allowed": maps.allowed.tolist(),
+        "similarity": {
+            f"{a}|{b}": plain(maps.similarity(a, b)) for a in maps.scopes for b in maps.scopes
+        },
+    }
 
 
 def values(maps: Maps) -> dict:
@@ -186,7 +245,24 @@ def main() -> None:
                 "words_without_special": values(maps.words().without_special_tokens()),
             },
         }
-    why, pair = explanation(), cosine()
+    two = pair()
+    asked = [("CROSS-W",), ("ATTN-N",), ("ATTNRESCROSS-N", "ATTN-N"), ("ATTNRESCROSSRES-N",)]
+    assert two.encoder is not None
+    found["pair"] = {
+        "payload": text_of(encode(two, precision=32)),
+        "expected": {
+            "subwords": pair_values(two),
+            "words": pair_values(two.words()),
+            "words_without_special": pair_values(two.words().without_special_tokens()),
+            "encoder_columns": pair_values(two.sources_of("encoder")),
+            "decoder_columns": pair_values(
+                two.words().without_special_tokens().sources_of("decoder")
+            ),
+        },
+        "pairs": {"|".join(scopes): two.pairs_of(*scopes).tolist() for scopes in asked},
+        "encoder": two.encoder["ATTN-N"].tolist(),
+    }
+    why, alike = explanation(), cosine()
     found["explanation"] = {
         "payloads": {
             str(bits): text_of(encode_explanations(why, precision=bits)) for bits in (32, 16)
@@ -201,8 +277,8 @@ def main() -> None:
         "cross_heads": plain(both[1].cross_heads),
     }
     found["cosine"] = {
-        "payload": text_of(encode_cosines(pair)),
-        "expected": {"subwords": compared(pair), "words": compared(pair.words())},
+        "payload": text_of(encode_cosines(alike)),
+        "expected": {"subwords": compared(alike), "words": compared(alike.words())},
     }
     path = Path(__file__).with_name("fixture.json")
     path.write_text(json.dumps(brief(found), separators=(",", ":")) + "\n")

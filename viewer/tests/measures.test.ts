@@ -3,6 +3,7 @@ import { test } from "node:test";
 
 import {
   centredRanks,
+  columnShare,
   difference,
   extremePairs,
   mergeWords,
@@ -41,9 +42,20 @@ test("columns or rows sum to 1, and a column of zeros stays zero", () => {
   assert.deepEqual([...difference(f(1, 1, 1, 1), f(3, 1, 1, 1), 2, "source")], [0.25, 0, -0.25, 0]);
 });
 
+test("a map of more sources than targets is measured by its own rows and columns", () => {
+  assert.deepEqual([...normalise(f(1, 3, 4, 1, 1, 6), 3, "source")], [0.5, 0.75, Math.fround(0.4), 0.5, 0.25, Math.fround(0.6)]);
+  assert.deepEqual([...normalise(f(1, 3, 4, 1, 1, 6), 3, "target")], [0.125, 0.375, 0.5, 0.125, 0.125, 0.75]);
+  assert.equal(columnShare(f(1, 3, 4, 1, 1, 6), 3, 1, 2), 0.6);
+  assert.deepEqual([...mergeWords([1, 2, 3, 4, 5, 6], 3, [[0, 1], [2]], [[0, 1]])], [6, 4.5]);
+  assert.deepEqual([...pick(f(1, 2, 3, 4, 5, 6), 3, [0, 2], [1])], [4, 6]);
+  const { largest } = extremePairs(f(1, 9, 3, 4, 5, 6), 3, null, Uint8Array.from([0, 1, 0, 0, 0, 0]), 1);
+  assert.deepEqual(largest, [{ target: 1, source: 2, value: 6 }]);
+});
+
 test("extreme pairs leave out the diagonal and what is not allowed", () => {
   const { largest, smallest } = extremePairs(
-    f(9, 1, 2, -5, 9, 3, 4, 5, 9), 3, Uint8Array.from([1, 1, 0, 1, 1, 1, 1, 1, 1]), 2,
+    f(9, 1, 2, -5, 9, 3, 4, 5, 9), 3, Uint8Array.from([1, 1, 0, 1, 1, 1, 1, 1, 1]),
+    Uint8Array.from([1, 0, 0, 0, 1, 0, 0, 0, 1]), 2,
   );
   assert.deepEqual(largest, [
     { target: 2, source: 1, value: 5 },

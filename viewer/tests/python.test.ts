@@ -4,8 +4,9 @@ import { test } from "node:test";
 
 import fixture from "./fixture.json";
 import { allowedValues, centredRanks, difference, ranksOfCodes, type Axis } from "../src/measures";
+import { groupAt, type Sources } from "../src/groups";
 import { Base64Source, BytesSource } from "../src/container";
-import { open, packed } from "../src/payload";
+import { open, packed, type Item } from "../src/payload";
 import { Shown } from "../src/shown";
 
 type Expected = (typeof fixture.whole.expected)["subwords"];
@@ -31,7 +32,7 @@ for (const name of ["whole", "causal"] as const) {
       const [item] = await open(new Base64Source(fixture[name].payloads["32"]));
       const shown = new Shown(item, special, words);
       const expected = fixture[name].expected[level] as unknown as Expected;
-      assert.deepEqual(shown.labels, expected.tokens);
+      assert.deepEqual(shown.rows.labels, expected.tokens);
       for (const [scope, layers] of Object.entries(expected.maps)) {
         for (const [layer, map] of layers.entries()) {
           near(await shown.map(scope, layer), map.flat(), 1e-6, `${scope} ${layer}`);
@@ -54,7 +55,7 @@ for (const name of ["whole", "causal"] as const) {
           const [before, after] = await Promise.all(
             ["ATTNRESLN-N", "ATTNRESLNFF-N"].map((scope) => shown.map(scope, layer)),
           );
-          const found = difference(before, after, shown.n, axis as Axis);
+          const found = difference(before, after, shown.columns.size, axis as Axis);
           map.flat().forEach((value, k) => {
             assert.ok(Math.abs(found[k] - value) < 1e-6 * Math.max(1, Math.abs(value)), axis);
           });
@@ -115,4 +116,63 @@ test("base64 and bytes hold the same; items of two payloads can be packed into o
 
 test("what is no payload is refused", async () => {
   await assert.rejects(open(new BytesSource(new Uint8Array(40))), /not a payload/);
+});
+
+const kept: [keyof typeof fixture.pair.expected, boolean, boolean, Sources][] = [
+  ["subwords", true, false, "both"],
+  ["words", true, true, "both"],
+  ["words_without_special", false, true, "both"],
+  ["encoder_columns", true, false, "encoder"],
+  ["decoder_columns", false, true, "decoder"],
+];
+
+for (const [level, special, words, sources] of kept) {
+  test(`maps of two sequences, ${level}`, async () => {
+    const [item] = await open(new Base64Source(fixture.pair.payload));
+    const shown = new Shown(item, special, words, sources);
+    const expected = fixture.pair.expected[level];
+    assert.deepEqual(shown.rows.labels, expected.tokens);
+    assert.deepEqual(shown.columns.labels, expected.source_tokens);
+    assert.deepEqual(shown.columns.sequences, expected.sequences);
+    assert.deepEqual([...shown.same], expected.same.flat());
+    for (const [scope, layers] of Object.entries(expected.maps)) {
+      for (const [layer, map] of layers.entries()) near(await shown.map(scope, layer), map.flat(), 1e-6, `${scope} ${layer}`);
+    }
+    for (const [layer, allowed] of expected.allowed.entries()) {
+      assert.deepEqual([...(shown.mask(layer) ?? [])], allowed.flat().map(Number));
+    }
+    for (const [pair, rhos] of Object.entries(expected.similarity)) {
+      const [a, b] = pair.split("|");
+      for (const [layer, rho] of (rhos as (number | null)[]).entries()) {
+        const found = await shown.rho(layer, a, b);
+        // Where neither has anything in the columns that are shown, nothing is like anything.
+        assert.ok(rho === null ? Number.isNaN(found) : Math.abs(found - rho) < 1e-8, `${pair} ${layer}: ${found}, ${rho}`);
+      }
+    }
+  });
+}
+
+test("pairs of a scope are those of the sequences that it has", async () => {
+  const [item] = await open(new Base64Source(fixture.pair.payload));
+  const shown = new Shown(item, true, false);
+  for (const [scopes, layers] of Object.entries(fixture.pair.pairs)) {
+    for (const [layer, pairs] of layers.entries()) {
+      assert.deepEqual([...(shown.mask(layer, ...scopes.split("|")) ?? [])], pairs.flat().map(Number), scopes);
+    }
+  }
+  assert.deepEqual(shown.groups, [{ name: "encoder", from: 0, to: 5 }, { name: "decoder", from: 5, to: 9 }]);
+  assert.deepEqual(shown.columns.positions, [0, 1, 2, 3, 4, 0, 1, 2, 3]);
+  assert.equal(groupAt(shown.groups, 5)?.name, "decoder");
+});
+
+test("an encoder’s maps stand beside its decoder’s, and stay there when payloads are joined", async () => {
+  const [item] = await open(new Base64Source(fixture.pair.payload));
+  const [again] = await open(new BytesSource(packed([item])));
+  for (const each of [item, again]) {
+    const encoder = each.encoder as Item;
+    assert.deepEqual([each.header.stack, encoder.header.stack, each.height, each.width, encoder.width], ["decoder", "encoder", 4, 9, 5]);
+    near(await encoder.map("ATTN-N", 1), fixture.pair.encoder[1].flat(), 1e-6, "encoder");
+    near(await each.map("CROSS-W", 0), fixture.pair.expected.subwords.maps["CROSS-W"][0].flat(), 1e-6, "decoder");
+    assert.deepEqual([...each.same], fixture.pair.expected.subwords.same.flat());
+  }
 });

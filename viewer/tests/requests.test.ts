@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { askOf, bodyOf, problemOf, wordsOf, type Ask } from "../src/requests";
 
 const ask: Ask = {
-  mode: "explain", model: "smollm2", text: "The keys to the cabinet", pair: "", rule: "gradient",
+  mode: "explain", model: "smollm2", text: "The keys to the cabinet", pair: "", targetText: "", rule: "gradient",
   target: " are", contrast: "␣is", position: "-1",
 };
 
@@ -17,6 +17,14 @@ test("a question survives its address", () => {
   const maps: Ask = { ...cosine, mode: "maps", rule: "shapley" };
   assert.deepEqual(wordsOf(maps, "2"), { model2: "smollm2", text2: ask.text, pair2: "Two texts", rule2: "shapley" });
   assert.deepEqual(askOf(wordsOf(maps, "2"), "2"), maps);
+});
+
+test("a target text goes to the server, and into the address", () => {
+  const asked: Ask = { ...ask, mode: "maps", rule: "ig", targetText: "La maison", target: "", contrast: "", position: "" };
+  assert.deepEqual(wordsOf(asked), { model: "smollm2", text: ask.text, target_text: "La maison" });
+  assert.deepEqual(askOf(wordsOf(asked, "2"), "2"), asked);
+  assert.deepEqual(bodyOf(asked), { model: "smollm2", text: ask.text, pair: null, rule: "ig", target_text: "La maison" });
+  assert.equal(bodyOf({ ...asked, targetText: " " }).target_text, undefined);
 });
 
 test("an address that does not fit is as usual", () => {

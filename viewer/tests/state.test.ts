@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { chain, feedForward, resolve, shortName, steps } from "../src/scopes";
-import { fit, read, write } from "../src/state";
+import { counterpart, fit, read, write } from "../src/state";
 import { csv, standalone } from "../src/save";
 
 const BERT = [
@@ -36,8 +36,54 @@ test("a state survives its address", () => {
   };
   const state = read(words, items);
   assert.equal(state.layer, 1);
-  assert.deepEqual(state.a, { item: 0, layer: 1, scope: "ATTN-N" });
+  assert.deepEqual(state.a, { item: 0, stack: "decoder", layer: 1, scope: "ATTN-N" });
   assert.deepEqual(write(state, items), words);
+});
+
+const DECODER = [
+  "ATTN-W", "ATTNRES-W", "CROSS-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNCROSS-N", "ATTNRESLNCROSSRES-N",
+  "ATTNRESLNCROSSRESLN-N", "ATTNRESLNCROSSRESLNFF-N",
+];
+const pairs = [
+  {
+    layers: [0, 1, 2], scopes: DECODER, provenance: {}, sources: {
+      sequences: ["encoder", "encoder", "decoder"],
+      held: { "ATTN-N": ["decoder"], "ATTNRESLNCROSS-N": ["encoder"], "ATTNRESLNCROSSRES-N": ["encoder", "decoder"] },
+    },
+    encoder: { layers: [0, 5], scopes: BERT, provenance: {} },
+  },
+];
+
+test("scopes of a decoder have the short names that Python gives them", () => {
+  assert.equal(resolve("CROSS-N", DECODER), "ATTNRESLNCROSS-N");
+  assert.equal(resolve("cross", DECODER), "ATTNRESLNCROSS-N");
+  assert.equal(shortName("ATTNRESLNCROSS-N", DECODER), "CROSS");
+  assert.equal(shortName("ATTNRESLNCROSSRES-N", DECODER), "RES2");
+  assert.deepEqual(steps(DECODER).map((step) => step.component), ["ATTN", "RES", "LN", "CROSS", "RES", "LN", "FF"]);
+});
+
+test("a stack and its columns survive an address", () => {
+  const first = read({}, pairs);
+  assert.deepEqual([first.stack, first.sources, first.scope], ["decoder", "both", "ATTNRESLNCROSSRES-N"]);
+  assert.equal(write(first, pairs).stack, undefined);
+  const words = { layer: "5", scope: "ATTNRESLNFF-N", stack: "encoder", sources: "encoder", view: "compare", a: "0:5:ATTN-N:encoder", b: "0:1:ATTN-N" };
+  const state = read(words, pairs);
+  assert.deepEqual([state.layer, state.a.stack, state.a.layer, state.b.stack], [1, "encoder", 1, "decoder"]);
+  assert.deepEqual(write(state, pairs), words);
+  // An item without an encoder beside it has one stack.
+  assert.deepEqual([read({ stack: "encoder" }, items).stack, read({ a: "0:1:ATTN-N:encoder" }, items).a.stack], ["decoder", "decoder"]);
+  const size = { rows: 4, columns: 6 };
+  assert.equal(fit(read({ pin: "row:5" }, pairs), pairs, size).pin, null);
+  assert.deepEqual(fit(read({ pin: "column:5" }, pairs), pairs, size).pin, { axis: "column", index: 5 });
+});
+
+test("the other stack opens at the same component", () => {
+  const here = { item: 0, stack: "decoder" as const, layer: 2, scope: "ATTNRESLNCROSSRESLNFF-N" };
+  const there = counterpart(here, "encoder", pairs);
+  assert.deepEqual(there, { item: 0, stack: "encoder", layer: 1, scope: "ATTNRESLNFF-N" });
+  assert.deepEqual(counterpart(there, "decoder", pairs), { ...here, layer: 1 });
+  // The encoder has no CROSS: its last scope.
+  assert.equal(counterpart({ ...here, scope: "ATTNRESLNCROSS-N" }, "encoder", pairs).scope, "ATTNRESLNFFRESLN-N");
 });
 
 test("an address counts layers from 0, as the maps do", () => {
@@ -53,7 +99,7 @@ test("what does not fit is as usual", () => {
   const state = read({ layer: "99", scope: "XX", view: "?", item: "7", a: "9:1:ATTN-N", zoom: "4:1:0:9" }, items);
   assert.deepEqual([state.item, state.layer, state.scope, state.view], [0, 0, "ATTN-N", "map"]);
   assert.deepEqual([state.a.scope, state.b.scope, state.zoom], ["ATTNRESLN-N", "ATTNRESLNFF-N", null]);
-  assert.equal(fit(read({ pin: "row:50" }, items), items, 10).pin, null);
+  assert.equal(fit(read({ pin: "row:50" }, items), items, { rows: 10, columns: 99 }).pin, null);
 });
 
 test("a saved page lets nothing out of its script", () => {

@@ -102,6 +102,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
                 causal=model.causal,
                 max_tokens=model.max_tokens,
                 head=model.head,
+                two_stacks=model.two_stacks,
                 loaded=models.is_loaded(model.name),
             )
             for model in models.descriptions.values()
@@ -209,7 +210,8 @@ def _check(asked: Request_, models: ServedModels, limits: Limits) -> None:
         valid_choice(asked.rule, RULES_OF[type(asked)], "rule")
     except InputError as error:
         raise HTTPException(422, str(error)) from error
-    longest = max(len(asked.text), len(asked.pair or ""))
+    target_text = None if isinstance(asked, CosineRequest) else asked.target_text
+    longest = max(len(text or "") for text in (asked.text, asked.pair, target_text))
     if longest > limits.text_characters:
         raise HTTPException(
             413,

@@ -33,6 +33,7 @@ class Question:
     text: str
     pair: str | None = None
     rule: str = AnalysisOptions.nonlinearity
+    target_text: str | None = None  # of an encoder–decoder; None: the model generates it
 
     #: What the answer is.
     answer = "maps"
@@ -40,7 +41,10 @@ class Question:
 
 @dataclass(frozen=True)
 class WhyQuestion(Question):
-    """Why a model says what it says: asks for an explanation."""
+    """Why a model says what it says: asks for an explanation.
+
+    Of an encoder–decoder, `target` is a token of the target text: a word, or its place from 0.
+    """
 
     target: str | int | None = None
     contrast: str | int | None = None

@@ -13,7 +13,7 @@ _BYTES_AROUND = 4096
 class Limits:
     """Bounds on what one request, the queue and the memory may hold."""
 
-    text_characters: int = 10_000  # of a text, and of its pair
+    text_characters: int = 10_000  # of a text, of its pair, and of a target text
     tokens: int = 512
     connections: int = 256  # open at once; fewer where the system allows fewer
     request_seconds: float = 20.0  # for the whole of a request to arrive
@@ -26,5 +26,5 @@ class Limits:
 
     @property
     def body_bytes(self) -> int:
-        """The largest body; a text and a pair of the greatest length fit, however written."""
-        return 2 * _BYTES_PER_CHARACTER * self.text_characters + _BYTES_AROUND
+        """The largest body; three texts of the greatest length fit, however written."""
+        return 3 * _BYTES_PER_CHARACTER * self.text_characters + _BYTES_AROUND

@@ -12,6 +12,7 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.options import AnalysisOptions, LoadOptions
 from normlens.serve.jobs import CosineQuestion, Question, WhyQuestion
 from normlens.serve.limits import Limits
+from normlens.serve.pairs import check_kind, check_servable, explain_pair, read_pair
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explanation_payload import encode_explanations
 from normlens.viewer.payload import encode
@@ -19,8 +20,10 @@ from normlens.viewer.payload import encode
 # torch takes seconds to import, and a port that is taken should be known before that: what needs it
 # is imported by the functions that use it.
 if TYPE_CHECKING:
+    from normlens.components import Layer
     from normlens.lens import Lens
-    from normlens.text import Text
+    from normlens.pairs import Item
+    from normlens.text import Encoded, Text
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Description:
     causal: bool
     max_tokens: int | None
     head: str | None  # the class with the head that its checkpoint names, if explanations know it
+    two_stacks: bool  # an encoder–decoder
 
 
 class ServedModels:
@@ -63,12 +67,9 @@ class ServedModels:
         for name in self.names:
             config = load_config(name, trust_remote_code=trust)
             lens = skeleton(config, name)
-            if lens.two_stacks:
-                raise UnsupportedModelError(
-                    f"{name} is an encoder–decoder, and the page of a server shows models of one "
-                    "stack; in Python, lens.maps(source, target) analyses pairs of texts"
-                )
-            if len({layer.scopes for layer in lens.layers}) > 1:
+            check_servable(lens, name)
+            stacks = _stacks(lens)
+            if any(len({layer.scopes for layer in stack}) > 1 for stack in stacks):
                 raise UnsupportedModelError(
                     f"the layers of {name} differ, and the page of a server shows layers that are "
                     "alike; `normlens map --out maps.html` writes a page with all of them"
@@ -80,7 +81,8 @@ class ServedModels:
                 scopes=tuple(lens.scopes),
                 causal=lens.causal,
                 max_tokens=lens.max_tokens,
-                head=_head(name, config),
+                head=_head(name, config, lens.two_stacks),
+                two_stacks=lens.two_stacks,
             )
 
     def is_loaded(self, name: str) -> bool:
@@ -90,37 +92,51 @@ class ServedModels:
         """Compute what a question asks for, encoded as the page reads it."""
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
+        check_kind(lens, question)
         if isinstance(question, WhyQuestion):
             return self._explain(lens, question, progress)
         if isinstance(question, CosineQuestion):
             return self._compare(lens, question, progress)
-        text = question.text if question.pair is None else (question.text, question.pair)
-        encoded = self._encode(lens, question.model, text)
         options = replace(self._analysis, nonlinearity=question.rule)
-        (maps,) = lens.analyse([encoded], options, progress=progress)
+        item = self._read(lens, question)
+        (maps,) = lens.analyse([item], options, progress=progress)
         return encode([maps])
+
+    def _read(self, lens: Lens, question: Question) -> Item:
+        """What a question is about, tokenised."""
+        if lens.two_stacks:
+            return read_pair(lens, question, self._limits.tokens)
+        text = question.text if question.pair is None else (question.text, question.pair)
+        return self._encode(lens, question.model, text)
 
     def _explain(
         self, lens: Lens, question: WhyQuestion, progress: Callable[[int, int], None]
     ) -> bytes:
         from normlens.models.heads import NoHead
 
-        text = question.text if question.pair is None else (question.text, question.pair)
-        self._encode(lens, question.model, text)
+        limit = self._analysis.memory_limit
         try:
+            if lens.two_stacks:
+                pair_why = explain_pair(lens, question, self._limits.tokens, limit, progress)
+                return encode_explanations(pair_why)
+            text = question.text if question.pair is None else (question.text, question.pair)
+            self._encode(lens, question.model, text)
             why = lens.explain(
                 text,
                 target=question.target,
                 contrast=question.contrast,
                 position=question.position,
                 nonlinearity=question.rule,
-                memory_limit=self._analysis.memory_limit,
+                memory_limit=limit,
                 progress=progress,
             )
         except NoHead as error:
+            instead = (
+                "Maps and give a target text" if lens.two_stacks else "Cosine to compare two texts"
+            )
             raise InputError(
                 f"{question.model} has no head, so it says nothing that could be explained; choose "
-                "Cosine to compare two texts, or a model with a head"
+                f"{instead}, or a model with a head"
             ) from error
         return encode_explanations(why)
 
@@ -151,7 +167,7 @@ class ServedModels:
         self._lenses.move_to_end(name)
         return self._lenses[name]
 
-    def _encode(self, lens: Lens, model: str, text: Text) -> Any:
+    def _encode(self, lens: Lens, model: str, text: Text) -> Encoded:
         """Read a text that is not too long for the model or for this server."""
         from normlens.text import encode_texts
 
@@ -166,15 +182,26 @@ class ServedModels:
         return encoded
 
 
-def _head(name: str, config: Any) -> str | None:
+def _stacks(lens: Lens) -> list[list[Layer]]:
+    """The layers of each stack of a model."""
+    from normlens.analysing.stacks import layers_by_stack
+    from normlens.models.two_stacks import TwoStacks
+
+    if not isinstance(lens.adapter, TwoStacks):
+        return [lens.layers]
+    return list(layers_by_stack(lens.adapter, lens.layers).values())
+
+
+def _head(name: str, config: Any, two_stacks: bool) -> str | None:
     """The class with the head that a model's checkpoint names, if it is one of a known task."""
     from normlens.checkpoints.embedded_files import is_embedded
-    from normlens.models.heads import has_known_head
+    from normlens.models.heads import has_known_head, is_generating
 
     classes = getattr(config, "architectures", None) or []
     if is_embedded(name):
         classes = [EMBEDDED[name].architecture]
-    return classes[0] if len(classes) == 1 and has_known_head(classes[0]) else None
+    known = is_generating if two_stacks else has_known_head
+    return classes[0] if len(classes) == 1 and known(classes[0]) else None
 
 
 def installed_models() -> list[str]:

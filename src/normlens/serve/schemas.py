@@ -26,6 +26,9 @@ _Place = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST), _WHOLE]
 _SOMETHING = r"[^\s\x1c-\x1f\x85\ufeff]"
 
 
+_TARGET_TEXT = "What an encoder–decoder's decoder reads; without it the model generates it."
+
+
 class ModelInfo(BaseModel):
     """A model that can be analysed."""
 
@@ -38,6 +41,7 @@ class ModelInfo(BaseModel):
     head: str | None = Field(
         description="The class with the head that it has, without which nothing can be explained."
     )
+    two_stacks: bool = Field(description="Whether it is an encoder–decoder.")
     loaded: bool = Field(description="Whether it is in memory; the first analysis loads it.")
 
 
@@ -63,6 +67,7 @@ class AnalysisRequest(BaseModel):
     model: str
     text: str = Field(pattern=_SOMETHING)
     pair: str | None = Field(default=None, pattern=_SOMETHING)
+    target_text: str | None = Field(default=None, pattern=_SOMETHING, description=_TARGET_TEXT)
     rule: str = Field(default=AnalysisOptions.nonlinearity, description=_RULE.help)
 
 
@@ -74,8 +79,11 @@ class ExplanationRequest(BaseModel):
     model: str
     text: str = Field(pattern=_SOMETHING)
     pair: str | None = Field(default=None, pattern=_SOMETHING)
+    target_text: str | None = Field(default=None, pattern=_SOMETHING, description=_TARGET_TEXT)
     target: _Target | None = Field(
-        default=None, description="A word, a label, or the number of one."
+        default=None,
+        description="A word, a label, or the number of one; of an encoder–decoder, a token of "
+        "the target text: a word, or its place from 0.",
     )
     contrast: _Target | None = Field(default=None, description="Why the target and not this.")
     position: _Place | None = Field(
@@ -133,9 +141,11 @@ def complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
         request = schemas[kind.__name__]["properties"]
         request["model"]["enum"] = names
         request["rule"]["enum"] = list(rules)
-        pair = request["pair"]
-        for text in (request["text"], pair["anyOf"][0] if "anyOf" in pair else pair):
-            text["maxLength"] = limits.text_characters
+        for name in ("text", "pair", "target_text"):
+            if (text := request.get(name)) is not None:
+                (text["anyOf"][0] if "anyOf" in text else text)["maxLength"] = (
+                    limits.text_characters
+                )
     # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
     # well-formed here, and an unknown one is 404.
     for path in schema["paths"].values():

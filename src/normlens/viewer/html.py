@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
 from normlens.layers import thinned
 from normlens.results import store
+from normlens.results.both_stacks import by_stack
 from normlens.viewer import page, payload
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
     if largest is None:
         return data
     budget = room_of(largest)
-    layers = max(len(maps.layers) for maps in listed)
+    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
     count = layers
     while len(data) > budget:
         if count == 1:
@@ -72,13 +74,19 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
                 "maps.choose(scopes=…), precision=8, or largest=None"
             )
         count = min(count - 1, max(1, int(layers * budget / len(data)) if count == layers else 1))
-        chosen = [maps.choose(layers=thinned(maps.layers, count)) for maps in listed]
+        chosen = [_of_layers(maps, count) for maps in listed]
         note = (
             f"Only {count} of {layers} layers are in this file, which would otherwise be larger "
             f"than {largest:g} MB; averages over layers are over these."
         )
         data = payload.encode(chosen, precision=precision, left_out=[note])
     return data
+
+
+def _of_layers(maps: Maps, count: int) -> Maps:
+    """The same maps with at most so many layers, evenly spaced, of either stack."""
+    encoder = None if maps.encoder is None else _of_layers(maps.encoder, count)
+    return replace(maps.choose(layers=thinned(maps.layers, count)), encoder=encoder)
 
 
 def title_of(listed: Sequence[Maps]) -> str:
@@ -97,4 +105,6 @@ def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
 
 
 def _float_bytes(listed: Sequence[Maps]) -> int:
-    return sum(4 * int(maps.allowed.sum()) * len(maps.scopes) for maps in listed)
+    return sum(
+        4 * int(maps.allowed.sum()) * len(maps.scopes) for one in listed for maps in by_stack(one)
+    )

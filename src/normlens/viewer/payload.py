@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.plain_json import plain
-from normlens.results.both_stacks import check_one_stack
 from normlens.results.labelled import LabelledMaps
 from normlens.results.rolled import rollout_words
+from normlens.results.sequences import OWN_SEQUENCE
 from normlens.viewer.container import Blobs, check_precision, joined
-from normlens.viewer.shapes import of_like_layers, square
-from normlens.viewer.token_fields import texts_of, token_fields
+from normlens.viewer.shapes import items_of
+from normlens.viewer.token_fields import source_fields, texts_of, token_fields
 
 if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 MEDIA_TYPE = "application/octet-stream"
 FORMAT = "normlens-viewer"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BITS = (32, 16, 8)
 
 
@@ -48,8 +48,8 @@ def encode(
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     """Make a list of one or several maps, each as the viewer can show it; none is an error.
 
-    The viewer knows layers that are alike and one list of tokens: maps whose layers differ become
-    one item per kind of layer, and sources that are other tokens are put before the targets.
+    The viewer knows layers that are alike: maps whose layers differ become one item per kind of
+    layer. An encoder's maps stay beside those of its decoder.
     """
     listed = [maps] if isinstance(maps, LabelledMaps) else list(maps)
     if not listed:
@@ -57,13 +57,16 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     for one in listed:
         if not isinstance(one, LabelledMaps):
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
-        check_one_stack(one, "a page")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")
-    return [square(part) for one in listed for part in of_like_layers(one)]
+    return [item for one in listed for item in items_of(one)]
 
 
 def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict[str, Any]:
+    """The header of one stack's maps, with that of the encoder's maps beside them, if any."""
+    encoder = None
+    if maps.encoder is not None:
+        encoder = _item(maps.encoder, blobs, precision, left_out)
     masks, allowed = _masks(maps.allowed, blobs)
     derived = _derived(maps)
     encoded = {
@@ -85,7 +88,10 @@ def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict
     return {
         "model": str(maps.provenance.get("model", "model")),
         "text": texts_of(maps.text),
+        "stack": maps.stack or (None if maps.encoder is None else OWN_SEQUENCE),
         **token_fields(maps.targets),
+        "sources": None if maps.source_axis is None else source_fields(maps),
+        "same_token": None if maps.same_token is None else _bits(maps.is_same_token, blobs),
         "layers": [int(layer) for layer in maps.layers],
         "scopes": maps.scopes,
         "completeness": completeness if math.isfinite(completeness) else None,
@@ -100,6 +106,7 @@ def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict
         },
         "precision": {"bits": precision, "relative_error": error},
         "left_out": left_out,
+        "encoder": encoder,
     }
 
 
@@ -107,7 +114,7 @@ def _derived(maps: Maps) -> dict[str, str]:
     """Name scopes that need not be stored: ATTNRES-W is half of ATTN-W and half the identity."""
     if "ATTN-W" not in maps.arrays or "ATTNRES-W" not in maps.arrays:
         return {}
-    expected = 0.5 * maps.arrays["ATTN-W"] + 0.5 * np.eye(len(maps.tokens))
+    expected = 0.5 * maps.arrays["ATTN-W"] + 0.5 * maps.is_same_token
     same = np.allclose(maps.arrays["ATTNRES-W"], expected, rtol=1e-5, atol=1e-7)
     return {"ATTNRES-W": "ATTN-W"} if same else {}
 
@@ -117,19 +124,24 @@ def _masks(allowed: NDArray[np.bool_], blobs: Blobs) -> tuple[list[Any], list[in
     masks: list[Any] = []
     number_of: dict[bytes, int] = {}
     numbers = []
-    lower = np.tril(np.ones(allowed.shape[1:], dtype=bool))
+    _, targets, sources = allowed.shape
+    lower = np.tri(targets, dtype=bool) if targets == sources else None
     for mask in allowed:
-        key = np.packbits(mask, bitorder="little").tobytes()
+        key = mask.tobytes()
         if key not in number_of:
             number_of[key] = len(masks)
             if mask.all():
                 masks.append("all")
-            elif np.array_equal(mask, lower):
+            elif lower is not None and np.array_equal(mask, lower):
                 masks.append("lower")
             else:
-                masks.append(blobs.add(np.frombuffer(key, np.uint8), "bits"))
+                masks.append(_bits(mask, blobs))
         numbers.append(number_of[key])
     return masks, numbers
+
+
+def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
+    return blobs.add(np.packbits(mask, bitorder="little"), "bits")
 
 
 def _encode_map(

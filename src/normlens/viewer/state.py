@@ -9,6 +9,8 @@ class ViewerState(TypedDict, total=False):
     """Keywords of `Maps.show`; what is left out is as usual."""
 
     item: int | str  # which of several maps, from 0
+    stack: Literal["decoder", "encoder"]  # of an encoder–decoder
+    sources: Literal["both", "encoder", "decoder"]  # whose columns are shown
     layer: int | str  # from 0; negative from the end
     scope: str
     view: Literal["map", "compare", "overview"]

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from normlens.errors import InputError, check_choice
+from normlens.results.both_stacks import STACKS
 from normlens.results.labelled import LabelledMaps
+from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE
 from normlens.viewer import payload
 from normlens.viewer.html import fitted, title_of
 from normlens.viewer.notebook import Notebook
-from normlens.viewer.shapes import of_like_layers
+from normlens.viewer.shapes import items_of
 
 if TYPE_CHECKING:
     from normlens.results.maps import Maps
+
+
+SOURCES = ("both", *STACKS)
 
 
 def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
@@ -40,28 +46,39 @@ def _notebook(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> Notebook
 
 
 def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
-    """Write the state as the page reads it; a layer that is not in the maps is an error.
+    """Write the state as the page reads it; a layer or stack that is not there is an error.
 
     The page itself shows the first layer instead, which is right for an address that was made for
     other maps, but not for an argument. Maps whose layers differ are several items there; the one
     that has the layer is opened.
     """
     words = {name: str(value) for name, value in state.items()}
+    if "sources" in words:
+        check_choice(words["sources"], SOURCES, "sources")
+    stack = words.get("stack", OWN_SEQUENCE)
+    check_choice(stack, STACKS, "stack")
+    first = maps if isinstance(maps, LabelledMaps) else maps[0]
+    if "item" in words:
+        listed = payload.as_list(maps)
+        items = {str(number): shown for number, shown in enumerate(listed)}
+        first = items.get(words["item"], listed[0])
+    whole = _of_stack(first, stack)
+    if whole is None:
+        raise InputError("there is no encoder beside these maps; leave stack=… out")
     if "layer" not in state:
         return words
     layer = state["layer"]
     if isinstance(layer, str) and layer.isdecimal():
         layer = int(layer)
-    listed = payload.as_list(maps)
-    if "item" in words:
-        items = {str(number): shown for number, shown in enumerate(listed)}
-        (wanted,) = items.get(words["item"], listed[0]).wanted_layers([layer])
-    else:
-        first = maps if isinstance(maps, LabelledMaps) else maps[0]
-        (wanted,) = first.wanted_layers([layer])
-        kinds = of_like_layers(first)
-        if len(kinds) > 1:
-            places = [place for place, kind in enumerate(kinds) if wanted in kind.layers]
-            words["item"] = str(places[0])
+    (wanted,) = whole.wanted_layers([layer])
+    kinds = [_of_stack(kind, stack) for kind in items_of(first)]
+    if "item" not in words and len(kinds) > 1:
+        places = [place for place, kind in enumerate(kinds) if kind and wanted in kind.layers]
+        words["item"] = str(places[0])
     words["layer"] = str(wanted)
     return words
+
+
+def _of_stack(maps: Maps, stack: str) -> Maps | None:
+    """The maps of a stack: these themselves, or the encoder's beside them."""
+    return maps.encoder if stack == OTHER_SEQUENCE else maps

@@ -1,0 +1,102 @@
+"""Payloads of an encoder–decoder's maps, and the ways in: file, widget, notebook."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_payload import decode, header_of
+
+from normlens.errors import InputError
+from normlens.results.maps import Maps
+from normlens.viewer import encode, page
+from normlens.viewer.html import fitted
+
+
+def test_both_stacks_are_one_item(translated: Maps) -> None:
+    header, blobs = header_of(encode(translated, precision=32))
+    assert header["version"] == 2
+    (item,) = header["items"]
+    encoder = item["encoder"]
+    assert (item["stack"], encoder["stack"], encoder["encoder"]) == ("decoder", "encoder", None)
+    assert translated.encoder is not None
+    for part, maps in ((item, translated), (encoder, translated.encoder)):
+        assert part["labels"] == maps.tokens
+        assert part["scopes"] == maps.scopes
+        for scope in part["maps"]:
+            for layer, blob in enumerate(part["maps"][scope]):
+                wanted = maps[scope][layer][maps.allowed[layer]].astype(np.float32)
+                np.testing.assert_array_equal(decode(blob, blobs), wanted)
+        for scope, ratios in maps.mixing.items():
+            found = decode(part["mixing"][scope], blobs)
+            np.testing.assert_array_equal(found, ratios.astype(np.float32).ravel())
+    assert item["sources"]["labels"] == translated.source_tokens
+    assert item["sources"]["sequences"] == translated.source_sequences
+    held = item["sources"]["held"]
+    assert (held["ATTN-N"], held["CROSS-W"]) == (["decoder"], ["encoder"])
+    assert held["ATTNRESLNCROSSRES-N"] == ["encoder", "decoder"]
+    assert (encoder["sources"], encoder["same_token"]) == (None, None)
+    # Half of the weights and half of the token itself, whose column is behind the encoder's.
+    assert item["derived"] == {"ATTNRES-W": "ATTN-W"}
+
+
+def test_layers_of_both_stacks_are_thinned(translated: Maps) -> None:
+    assert translated.encoder is not None
+    encoder = translated.encoder
+    many = replace(
+        encoder,
+        arrays={scope: np.concatenate([array] * 4) for scope, array in encoder.arrays.items()},
+        allowed=np.concatenate([encoder.allowed] * 4),
+        mixing={scope: np.concatenate([array] * 4) for scope, array in encoder.mixing.items()},
+        layers=list(range(8)),
+    )
+    maps = replace(translated, encoder=many)
+    whole = len(fitted([maps], 16, None))
+    largest = (0.7 * whole * 4 / 3 + len(page.script()) + 10_000) / 1e6
+    (item,) = header_of(fitted([maps], 16, largest))[0]["items"]
+    assert 1 <= len(item["encoder"]["layers"]) < 8
+    assert "of 8 layers" in item["left_out"][0]
+
+
+def test_kinds_of_layers_of_two_stacks_are_items(translated: Maps) -> None:
+    """The decoder's second layer lacks a scope, so it is an item of its own."""
+    last = translated.scopes[-1]
+    arrays = dict(translated.arrays)
+    arrays[last] = arrays[last][:1]
+    mixing = {scope: array for scope, array in translated.mixing.items() if scope != last}
+    unlike = replace(translated, arrays=arrays, mixing=mixing, coverage={f"arrays/{last}": [0]})
+    first, second = header_of(encode(unlike))[0]["items"]
+    assert (first["layers"], second["layers"]) == ([0], [1])
+    assert (first["encoder"] is None, second["encoder"] is None) == (False, True)
+    assert unlike.show(layer=1).state == {"item": "1", "layer": "1"}  # type: ignore[attr-defined]
+
+
+def test_a_notebook_opens_at_a_stack(translated: Maps) -> None:
+    pytest.importorskip("anywidget")
+    shown: Any = translated.show(stack="encoder", layer=-1, sources="encoder")
+    assert shown.state == {"stack": "encoder", "layer": "1", "sources": "encoder"}
+    bundle = translated._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert "application/vnd.jupyter.widget-view+json" in data
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"stack": "both"}, "unknown stack 'both'; choose one of: encoder, decoder"),
+        ({"sources": "none"}, "unknown sources 'none'; choose one of: both, encoder, decoder"),
+        ({"stack": "encoder", "layer": 7}, "layer 7 is not among"),
+    ],
+)
+def test_what_is_not_there_is_refused(translated: Maps, state: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        translated.show(**state)
+
+
+def test_a_model_of_one_stack_has_no_encoder_beside_it(translated: Maps, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no encoder beside these maps"):
+        translated.decoder.show(stack="encoder")
+    assert translated.decoder.to_html(tmp_path / "decoder.html").stat().st_size > 10_000

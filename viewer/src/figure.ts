@@ -1,0 +1,77 @@
+// What every figure shares: its font, labels that fit, and the bar of colours.
+
+import type { Colouring, Ink } from "./colours";
+import { svg } from "./dom";
+
+export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif';
+const LONGEST = 20; // characters of a label
+
+let measuring: CanvasRenderingContext2D | null = null;
+
+export function textWidth(text: string, size: number): number {
+  measuring ??= document.createElement("canvas").getContext("2d");
+  if (measuring === null) return text.length * size * 0.6;
+  measuring.font = `${size}px ${FONT}`;
+  return measuring.measureText(text).width;
+}
+
+/** The size at which a text fits into a width; it stays readable, and is at most `size`. */
+export function fittingSize(text: string, size: number, width: number): number {
+  return Math.max(9, Math.min(size, (size * width) / Math.max(1, textWidth(text, size))));
+}
+
+const measured = new WeakMap<string[], Map<string, number>>();
+
+/** The width of the widest of some labels at a size of 10; measuring many takes long. */
+export function widestLabel(labels: string[], from: number, to: number): number {
+  const known = measured.get(labels) ?? new Map<string, number>();
+  measured.set(labels, known);
+  const key = `${from}:${to}`;
+  let width = known.get(key);
+  if (width === undefined) {
+    width = 0;
+    for (let k = from; k < to; k++) width = Math.max(width, textWidth(cut(labels[k]), 10));
+    known.set(key, width);
+  }
+  return width;
+}
+
+export function cut(label: string, most = LONGEST): string {
+  const characters = [...label];
+  return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : label;
+}
+
+/** The legend: a bar of colours with ticks and what they measure. */
+export function drawBar(
+  into: SVGElement,
+  colouring: Colouring,
+  x: number,
+  y: number,
+  width: number,
+  ink: Ink,
+): void {
+  const length = Math.min(width, 320);
+  const pieces = 64;
+  for (let k = 0; k < pieces; k++) {
+    into.append(
+      svg("rect", {
+        x: x + (k * length) / pieces,
+        y,
+        width: length / pieces + 0.5,
+        height: 8,
+        fill: colouring.colour((k + 0.5) / pieces),
+      }),
+    );
+  }
+  for (const { t, label } of colouring.ticks) {
+    const at = x + t * length;
+    into.append(svg("line", { x1: at, x2: at, y1: y + 8, y2: y + 11, stroke: ink.muted }));
+    const anchor = t < 0.04 ? "start" : t > 0.96 ? "end" : "middle";
+    into.append(
+      svg("text", { x: at, y: y + 21, "text-anchor": anchor, "font-size": 10, fill: ink.text }, label),
+    );
+  }
+  into.append(
+    svg("text", { x, y: y + 36, "font-size": 10.5, fill: ink.muted }, colouring.what),
+  );
+}
