@@ -12,7 +12,7 @@ from normlens.errors import InputError
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.options import AnalysisOptions, Request
 from normlens.origins import INPUT
-from normlens.scopes import aliases, resolve
+from normlens.scopes import is_among, resolve
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -101,9 +101,3 @@ def _scopes(
         if not any(is_among(name, layer.scopes) for layer in everywhere):
             resolve(name, scopes_of(everywhere))  # raises, and lists them all
     return replace(options, scopes=meant).scopes_of(available) if meant else []
-
-
-def is_among(name: str, scopes: Sequence[str]) -> bool:
-    """Whether a name, perhaps a short one, means one of these scopes."""
-    wanted = str(name).strip().upper()
-    return wanted in scopes or wanted in aliases(scopes)

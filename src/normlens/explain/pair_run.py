@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from normlens.advancing import Progress
-from normlens.analysing.stacks import is_among
 from normlens.analysing.unlike_layers import scopes_of
 from normlens.components import Layer, cast
 from normlens.decomposition.readout import FrozenReadout
@@ -28,7 +27,7 @@ from normlens.explain.readings import Start
 from normlens.explain.walk import Carried, Wanted, carry, carry_through
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.pairs import Pair
-from normlens.scopes import resolve, resolve_all
+from normlens.scopes import is_among, resolve, resolve_all
 from normlens.tracing.model_inputs import pair_inputs
 from normlens.tracing.trace import LayerTrace, run_traced
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pair_examples import fast_tokenizer, with_head
 from run_examples import assert_each_once, assert_same_tables, tiny_checkpoint
-from scipy.stats import spearmanr
 
 import normlens
 from normlens import targets
@@ -17,7 +15,7 @@ from normlens.corpus.measures import measure
 from normlens.errors import InputError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
-MEASURES = "similarity,mixing,norms"
+MEASURES = "similarity,mixing,norms,amplification,explanations"
 PAIRS = [
     ("the house is small", "la maison est petite"),
     ("don't stop .", "verte"),
@@ -58,33 +56,10 @@ def test_every_format_gives_the_same_tables(lens, lines, tmp_path: Path):
     assert sequences["generated"].isna().all()
     assert sequences["completeness"].max() < 1e-12
     assert_same_tables(recognised, named, tolerance=0)
-    for name in ("mixing", "norms", "similarity"):
+    for name in ("mixing", "norms", "similarity", "explanations", "explanation_tokens"):
         found = columns.table(name).drop(columns="sequence")
         expected = recognised.table(name).drop(columns="sequence")
         assert found.equals(expected), name
-
-
-def test_similarity_compares_the_sources_that_scopes_have(lens, lines, tmp_path: Path):
-    run = normlens.run(lens, lines, tmp_path / "run", measures="similarity")
-    rows = run.sql('SELECT * FROM similarity WHERE "index" = 0 AND layer = 1')
-    found = {(r.scope_a, r.scope_b): r.rho for r in rows.itertuples()}
-    maps = lens.maps(*map(str.split, PAIRS[0]))
-    assert len(found) == len(list(combinations(maps.scopes, 2)))
-    for (a, b), rho in found.items():
-        allowed = maps.pairs_of(a, b)[1]
-        first, second = (maps.at(scope, 1)[allowed] for scope in (a, b))
-        assert rho == pytest.approx(spearmanr(first, second).statistic, abs=1e-12), (a, b)
-    # Before the cross-attention nothing of the source is there, and its columns do not count.
-    assert not maps.pairs_of("ATTN-W", "ATTN-N")[1][:, : len(maps.encoder.targets)].any()
-
-
-def test_mixing_has_a_row_for_each_token_of_the_decoder(lens, lines, tmp_path: Path):
-    run = normlens.run(lens, lines, tmp_path / "run", measures="mixing")
-    maps = lens.maps(*map(str.split, PAIRS[0]))
-    rows = run.sql('SELECT * FROM mixing WHERE "index" = 0 AND layer = 0').set_index("scope")
-    for scope in maps.scopes:
-        assert rows.loc[scope, "ratio"].tolist() == pytest.approx(maps.mixing[scope][0].tolist())
-        assert rows.loc[scope, "token_id"].tolist() == maps.token_ids
 
 
 def test_a_source_alone_is_translated_and_the_translation_recorded(lens, tmp_path: Path):
@@ -109,17 +84,11 @@ def test_lines_that_are_no_pair_fail_alone(lens, tmp_path: Path):
     assert cut.table("sequences")["source_tokens"].tolist() == [3, 6]
 
 
-@pytest.mark.parametrize("chosen", [None, "amplification", "explanations", "mixing,amplification"])
-def test_measures_of_one_text_are_refused_before_the_run(lens, lines, tmp_path: Path, chosen):
-    with pytest.raises(InputError, match="is for one text: take --measures") as error:
-        normlens.run(lens, lines, tmp_path / "run", measures=chosen)
+def test_measures_that_run_the_model_are_refused_unless_they_read_pairs(lens, lines, tmp_path):
+    with pytest.raises(InputError, match="'faithfulness' is for models that read one") as error:
+        normlens.run(lens, lines, tmp_path / "run", measures="faithfulness")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run" / "manifest.json").exists()
-
-
-def test_measures_that_run_the_model_are_refused_unless_they_read_pairs(lens, lines, tmp_path):
-    with pytest.raises(InputError, match="'faithfulness' is for one text"):
-        normlens.run(lens, lines, tmp_path / "run", measures="faithfulness")
 
 
 def test_masks_are_refused(lens, lines, tmp_path: Path):

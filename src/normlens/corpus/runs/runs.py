@@ -71,7 +71,7 @@ def run(
         **given,
     )
     execution = Execution(**how)
-    tables = chosen.tables()
+    chosen.tables()  # raises where two measures write one
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
@@ -87,7 +87,7 @@ def run(
                 options=fixed,
                 model=engine.identity,
                 data=described,
-                tables=tables,
+                tables=chosen.for_model(engine.identity).tables(),
                 measures=chosen.described(),
                 execution=asdict(execution),
                 versions=engine.by["versions"],
@@ -138,7 +138,7 @@ def resume(
     refuse(folder, changed_options(manifest, given))
     check_named(folder, fixed, measures is not None, settings is not None)
     chosen = Choice.of(listed, fixed.settings)
-    refuse(folder, changed_tables(manifest, chosen.tables()))
+    refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
         source = data if isinstance(data, Data) else _open_data(fixed)
         now = {"data": _described(source), "measures": chosen.described()}
@@ -164,7 +164,7 @@ def resume(
 def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
     """The run, with the measures that the user named for it."""
     given: RunKeywords = {"measures": chosen.wanted, "settings": chosen.settings}
-    return Run(folder, manifest, chosen.measures, given)
+    return Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
 
 
 def _described(data: Data) -> dict[str, Any]:
