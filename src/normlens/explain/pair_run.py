@@ -93,7 +93,7 @@ class PairRun:
         decoder = carry(self.read, starts, of_decoder, advance)
         g = decoder.other.gradient
         assert g is not None
-        end, names = self._encoder_end()
+        end, names = self.encoder_end()
         g, unowned = end.score(g)
         encoder = Carried()
         for index in reversed(range(first)):
@@ -104,7 +104,7 @@ class PairRun:
         }
         self.carried = CarriedPair(encoder, decoder, at_end)
 
-    def _encoder_end(self) -> tuple[FrozenReadout, list[str]]:
+    def encoder_end(self) -> tuple[FrozenReadout, list[str]]:
         """The frozen steps between the encoder's last layer and what the decoder reads."""
         assert self.encoder.last is not None
         dtype = self.lens.compute_dtype
