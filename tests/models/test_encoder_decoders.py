@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ import normlens
 import normlens.options
 from normlens.components import Attention, Norm
 from normlens.corpus.measures.similarity_rows import correlate
+from normlens.decomposition import shapley
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
 from normlens.models.families.bart import Bart
 from normlens.models.families.t5 import T5
@@ -123,6 +125,37 @@ def test_other_rules_equal_the_reference(family, rule, tiny, expected):
     lens = normlens.load(tiny(family, torch.float64))
     maps = lens.maps(**given(family, LONG, SHORT), nonlinearity=rule)
     assert_pair_matches(maps, expected(family, "a longer source", rule), 1e-9)
+
+
+@pytest.mark.parametrize("family", ["bart", "mt5"])
+def test_every_order_of_the_players_of_both_sequences_is_exact(family, tiny, monkeypatch):
+    """With all orders instead of random ones, nothing is left to chance; mT5's block is gated."""
+    orders = {count: itertools.cycle(itertools.permutations(range(count))) for count in (3, 5)}
+    monkeypatch.setattr(
+        shapley.torch, "randperm", lambda count, generator: torch.tensor(next(orders[count]))
+    )
+    model, pair = tiny(family, torch.float64), (LONG[:2], SHORT[:2])
+    both = pair_references(model, model_call(family, *pair), "shapley")
+    lens = normlens.load(model)
+    # 5 players in the decoder, 3 in the encoder, whose orders all come twenty times.
+    maps = lens.maps(**given(family, *pair), nonlinearity="shapley", samples=120)
+    assert_pair_matches(maps, both, 1e-9)
+    behind = [scope for scope in maps.scopes if "FF" in scope]
+    assert set(maps.standard_error) == set(behind)
+    seen = maps.allowed[0]
+    for scope in behind:
+        assert (maps.standard_error[scope][:, seen] > 0).all(), scope
+
+
+def test_samples_of_ragged_pairs_are_those_of_each_alone(tiny):
+    lens = normlens.load(tiny("bart", torch.float64))
+    options = {"nonlinearity": "shapley", "samples": 4}
+    together = lens.maps(**batch_of("bart", "left"), batch_size=len(RAGGED), **options)
+    for found, pair in zip(together, RAGGED, strict=True):
+        alone = lens.maps(**given("bart", *pair), **options)
+        assert_same(found, alone, 1e-9)
+        for scope, error in alone.standard_error.items():
+            np.testing.assert_allclose(found.standard_error[scope], error, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-silu"])
@@ -521,7 +554,6 @@ def test_analyses_of_one_stack_refuse_two(tiny):
     lens = normlens.load(tiny("bart", torch.float32))
     for analysis in (
         lambda: lens.encode(input_ids=LONG),
-        lambda: lens.maps(**given("bart", LONG, SHORT), origin="input"),
         lambda: sizes_of(lens),
     ):
         with pytest.raises(InputError, match="encoder–decoder") as raised:
