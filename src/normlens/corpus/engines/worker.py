@@ -226,6 +226,10 @@ def _check_tokenizer(lens: Lens) -> None:
 
 
 def _check_masking(options: RunOptions, lens: Lens) -> None:
+    if options.mask and lens.two_stacks:
+        raise InputError(
+            f"{lens.name} is an encoder–decoder, whose texts are not masked; leave --mask out"
+        )
     if options.mask and lens.causal:
         raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
 

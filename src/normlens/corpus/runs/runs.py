@@ -34,7 +34,7 @@ from normlens.corpus.runs.options import (
 from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import recover
-from normlens.corpus.runs.refusals import check_free, check_named
+from normlens.corpus.runs.refusals import check_free, check_named, check_targets
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
@@ -83,6 +83,7 @@ def run(
         check_free(folder)
         progress.say(f"loading {fixed.model}")
         with _engine(fixed, chosen, execution, model) as engine:
+            check_targets(engine.identity, source)
             manifest = Manifest(
                 options=fixed,
                 model=engine.identity,
