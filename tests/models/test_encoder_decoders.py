@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -210,6 +211,47 @@ def test_the_decoder_reads_what_the_encoder_returns(family, tiny):
     for layer in layers[len(adapter.encoder_blocks()) :]:
         torch.testing.assert_close(layer.sources[ENCODER], memory, rtol=0, atol=0)
     assert bool(adapter.encoder_end()) == (family not in ("bart", "marian"))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("t5", {"num_layers": 1, "num_decoder_layers": 4, "d_kv": 5, "num_heads": 3}),
+        ("umt5", {"num_layers": 3, "num_decoder_layers": 1}),
+        ("bart", {"scale_embedding": True, "encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}),
+        ("mbart", {"dropout": 0.5, "attention_dropout": 0.5, "activation_function": "silu"}),
+        ("m2m_100", {"encoder_layerdrop": 0.9, "activation_function": "gelu_new"}),
+        ("marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 70}),
+        ("pegasus", {"max_position_embeddings": 9, "use_cache": True}),
+        ("whisper", {"encoder_layers": 1, "activation_function": "relu"}),
+    ],
+)
+def test_settings_that_differ_and_a_model_that_is_trained(family, settings):
+    """Depths, heads and embeddings of other sizes; layers and weights that training drops."""
+    model = tiny_model(family, **settings).double()
+    both = pair_references(model, model_call(family, LONG, SHORT))
+    model.train()
+    maps = normlens.load(model, tokenizer=False).maps(**given(family, LONG, SHORT))
+    assert model.training
+    assert_pair_matches(maps, both, 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("family", ["marian", "mbart", "whisper"])
+def test_half_precision(family, dtype):
+    exact = normlens.load(tiny_model(family).double(), tokenizer=False)
+    expected = exact.maps(**given(family, LONG, SHORT))
+    lens = normlens.load(tiny_model(family).to(dtype), tokenizer=False)
+    tolerance = 1e-2 if dtype == torch.float16 else 8e-2
+    for found in (lens, lens.prepare()):
+        maps = found.maps(**given(family, LONG, SHORT))
+        for one, other in ((maps, expected), (maps.encoder, expected.encoder)):
+            for scope in other.scopes:
+                assert largest_error(one[scope], other[scope]) < tolerance, scope
+    whole = lens.maps(**given(family, LONG, SHORT), origin="input")
+    expected = exact.maps(**given(family, LONG, SHORT), origin="input")
+    for scope in expected.scopes:
+        assert largest_error(whole[scope], expected[scope]) < 2 * tolerance, scope
 
 
 # Labels -----------------------------------------------------------------------------------------
@@ -439,6 +481,19 @@ def test_the_model_is_left_as_it_was(family):
     for name, module in model.named_modules():
         assert not module._forward_hooks, name
         assert not module._forward_pre_hooks, name
+
+
+def test_threads_share_a_lens(tiny):
+    lens = normlens.load(tiny("bart", torch.float64))
+    alone = lens.maps(**given("bart", LONG, SHORT))
+
+    def ask(place: int) -> normlens.Maps:
+        origin = "input" if place % 2 else "layer"
+        lens.maps(**given("bart", LONG[: 2 + place], SHORT[: 1 + place % 4]), origin=origin)
+        return lens.maps(**given("bart", LONG, SHORT))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(maps == alone for maps in pool.map(ask, range(6)))
 
 
 def test_progress_counts_the_layers_of_both_stacks(tiny):
