@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -288,7 +290,6 @@ def test_wrong_sound_is_one_line(arguments, message, whisper):
         ({"text": [["the"], ["la"]]}, r"words stand in lists"),
         ({"text": ["the"], "input_ids": [5]}, "one of the two"),
         ({"text": "the", "target": "la", "token_type_ids": [0]}, "no token types"),
-        ({"text": "the", "target": "la", "nonlinearity": "shapley"}, "one attention only"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, lens):
@@ -357,8 +358,59 @@ def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, caps
     assert "encoder–decoder" in Shell(capsys).error(*words, "--model", folder)
 
 
-def test_a_run_refuses_two_stacks_in_one_line(folder, capsys, tmp_path):
-    (tmp_path / "data.txt").write_text("the house\nis small\n")
-    out = tmp_path / "out"
-    data = ("--data", tmp_path / "data.txt", "--out", out, "--device", "cpu", "--quiet")
-    assert "encoder–decoder" in Shell(capsys).error("run", "--model", folder, *data)
+@pytest.fixture(scope="module")
+def folders(folder, tmp_path_factory):
+    """Checkpoints: an encoder–decoder with its head, without it, and a decoder alone."""
+    body, decoder = (tmp_path_factory.mktemp(name) for name in ("body", "decoder"))
+    with quiet_transformers():
+        tiny_model("bart").save_pretrained(body)
+        tiny_model("gpt2").save_pretrained(decoder)
+        for path in (body, decoder):
+            fast_tokenizer().save_pretrained(path)
+    return {"bart": folder, "body": body, "gpt2": decoder}
+
+
+SOURCES = "the house\nis small\n"
+PAIRS = "the house ||| la maison\nis small ||| est petite\n"
+MANY = 12 * "the house ||| la maison\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "data", "reason"),
+    [
+        ("run", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
+        ("align", "body", SOURCES, "has no targets, and .* has no head that could generate them"),
+        ("align", "gpt2", PAIRS, "reads one sequence"),
+        ("align --gold GOLD", "bart", PAIRS, "1 lines and the data 2 sentence pairs"),
+        ("run --measures alignment", "gpt2", PAIRS, "reads one sequence"),
+        ("run --measures faithfulness", "bart", PAIRS, "is for models that read one"),
+        ("run --mask 0.1", "bart", PAIRS, "texts are not masked"),
+        ("evaluate", "bart", PAIRS, "generating encoder–decoder"),
+        ("ablate --loss drift", "bart", MANY, "models that read one sequence"),
+        ("reproduce ff", "bart", SOURCES, "the papers analyse models of one stack"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line_and_leaves_nothing(
+    command, model, data, reason, folders, capsys, tmp_path
+):
+    (tmp_path / "data.txt").write_text(data)
+    (tmp_path / "gold").write_text("1-1\n")
+    words = command.replace("GOLD", str(tmp_path / "gold")).split()
+    what = ("--model", folders[model], "--data", tmp_path / "data.txt", "--out", tmp_path / "out")
+    shell = Shell(capsys)
+    if words[0] == "reproduce":
+        for package in ("matplotlib", "jinja2", "duckdb"):
+            pytest.importorskip(package, reason="reports need it")
+    line = shell.error(*words, *what, "--device", "cpu", *(["--quiet"] * (words[0] != "ablate")))
+    assert re.search(reason, line)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_takes_sources_alone(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(targets, "MOST_GENERATED", 6)
+    (tmp_path / "data.txt").write_text(SOURCES)
+    where = ("--data", tmp_path / "data.txt", "--out", tmp_path / "out", "--device", "cpu")
+    status, _, _ = Shell(capsys).run(
+        "run", "--model", folder, *where, "--quiet", "--measures", "mixing"
+    )
+    assert status == 0

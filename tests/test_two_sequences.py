@@ -16,7 +16,7 @@ from unlike_examples import ReaderAdapter, _own_registry, reader  # noqa: F401
 import normlens
 from normlens.cli.summary import show_maps
 from normlens.corpus.measures import Item, get
-from normlens.errors import InputError, MapsFileError, UnsupportedModelError
+from normlens.errors import InputError, MapsFileError, MemoryLimitError, UnsupportedModelError
 from normlens.exports import map_export as export
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded
@@ -429,9 +429,21 @@ def test_a_prepared_lens_gives_the_same_maps(lens):
         assert largest_error(prepared[scope], plain[scope]) < 1e-12
 
 
-def test_samples_of_two_attentions_are_refused(lens):
-    with pytest.raises(InputError, match="one attention only"):
-        lens.maps(input_ids=IDS, nonlinearity="shapley")
+def test_samples_of_two_attentions(lens):
+    """Every order adds up to the model's own vectors; a limit changes only how it is cut."""
+    options = {"nonlinearity": "shapley", "samples": 3}
+    maps = lens.maps(input_ids=IDS, **options)
+    assert maps.completeness < 1e-12
+    with pytest.raises(MemoryLimitError) as raised:
+        lens.maps(input_ids=IDS, memory_limit="1KB", **options)
+    least = str(raised.value).split("needs ")[1].split(";")[0]
+    cut = lens.maps(input_ids=IDS, memory_limit=least, **options)
+    scope = maps.scopes[-1]
+    assert maps.standard_error[scope].shape == maps[scope].shape
+    seen = maps.at(scope, 1) > 0
+    assert (maps.standard_error[scope][0][seen] > 0).all()
+    for each in maps.scopes:
+        assert largest_error(cut[each], maps[each]) < 1e-12
 
 
 def test_an_adapter_has_to_say_what_the_other_tokens_are(lens, monkeypatch):

@@ -100,6 +100,12 @@ def resolve(name: str, scopes: Sequence[str]) -> str:
     )
 
 
+def is_among(name: str, scopes: Sequence[str]) -> bool:
+    """Whether a name, perhaps a short one, means one of these scopes."""
+    wanted = str(name).strip().upper()
+    return wanted in scopes or wanted in aliases(scopes)
+
+
 def shortest(scopes: Iterable[str]) -> dict[str, str]:
     """The first of each scope's short names."""
     names: dict[str, str] = {}

@@ -9,6 +9,7 @@ import torch
 
 from normlens.checkpoints.hub import quiet_transformers
 from normlens.errors import InputError
+from normlens.models.base import Adapter
 from normlens.models.two_stacks import TwoStacks
 from normlens.pairs import Pair
 from normlens.text import Encoded
@@ -47,11 +48,16 @@ def shifted(adapter: TwoStacks, labels: Encoded, tokenizer: Any) -> Encoded:
     )
 
 
+def can_generate(adapter: Adapter) -> bool:
+    """Whether a model has a head that makes a target of a source."""
+    return bool(getattr(adapter.whole, "can_generate", lambda: False)())
+
+
 def generated(lens: Lens, source: Encoded, features: torch.Tensor | None) -> Pair:
     """A source with the target that the model makes of it, always taking the likeliest token."""
     adapter, whole = lens.adapter, lens.adapter.whole
     assert isinstance(adapter, TwoStacks)
-    if not getattr(whole, "can_generate", lambda: False)():
+    if not can_generate(adapter):
         raise InputError(
             f"{type(whole).__name__} has no head that could generate a target; pass one "
             "(lens.maps(source, target), or decoder_input_ids=…), or load the model with its head"

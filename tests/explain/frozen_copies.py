@@ -36,29 +36,55 @@ def frozen_outputs(
     return tokens, outputs
 
 
+class FrozenPair:
+    """A frozen copy of an encoder–decoder: a function of its tokens, and of nothing else."""
+
+    def __init__(self, model: Any, inputs: dict[str, Tensor], rule: str):
+        self.adapter: Any = adapt(model)
+        self.stacks = list(self.adapter.encoder_blocks()), list(self.adapter.decoder_blocks())
+        self.seen = observe_pair(self.adapter.model, self.stacks, inputs)
+        self.rule = rule
+        self.layers = [
+            [self.adapter.layer(block).to(torch.float64) for block in blocks]
+            for blocks in self.stacks
+        ]
+        self.slopes: dict[int, list[Tensor]] = {}  # of each block, which depend on no token given
+        self.source, self.target = (
+            stack.x[0].double().clone() for stack in (self.seen.encoder, self.seen.decoder)
+        )
+
+    def __call__(
+        self, source: Tensor, target: Tensor
+    ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """What is made of these tokens (n, d) in both stacks, by layer and step."""
+        seen, y = self.seen, source
+        encoder: list[list[Tensor]] = []
+        for layer, x, alpha in zip(self.layers[0], seen.encoder.x, seen.encoder.alpha, strict=True):
+            real = x.double(), alpha.double(), self.rule
+            encoder.append(_through(layer, y, *real, {}, slopes=self.slopes))
+            y = encoder[-1][-1]
+        last = seen.encoder.output[-1].double()
+        memory = _through_norms(self.adapter.encoder_end(), y, last)
+        torch.testing.assert_close(memory[1], seen.memory.double(), rtol=0, atol=1e-10)
+        y, decoder = target, []
+        rows = zip(self.layers[1], seen.decoder.x, seen.decoder.alpha, seen.cross, strict=True)
+        for layer, x, alpha, cross in rows:
+            real = x.double(), alpha.double(), self.rule
+            other = memory, cross.double()
+            decoder.append(_through(layer, y, *real, {}, other, self.slopes))
+            y = decoder[-1][-1]
+        return encoder, decoder
+
+
 def frozen_pair_scores(
     model: Any, inputs: dict[str, Tensor], rule: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The source's and the target's tokens, with gradients, and the scores (i, words) of them."""
-    adapter: Any = adapt(model)
-    stacks = list(adapter.encoder_blocks()), list(adapter.decoder_blocks())
-    seen = observe_pair(adapter.model, stacks, inputs)
-    source, target = (
-        stack.x[0].double().clone().requires_grad_() for stack in (seen.encoder, seen.decoder)
-    )
-    y = source
-    for block, x, alpha in zip(stacks[0], seen.encoder.x, seen.encoder.alpha, strict=True):
-        layer = adapter.layer(block).to(torch.float64)
-        y = _through(layer, y, x.double(), alpha.double(), rule, {})[-1]
-    memory = _through_norms(adapter.encoder_end(), y, seen.encoder.output[-1].double())
-    torch.testing.assert_close(memory[1], seen.memory.double(), rtol=0, atol=1e-10)
-    y = target
-    rows = zip(stacks[1], seen.decoder.x, seen.decoder.alpha, seen.cross, strict=True)
-    for block, x, alpha, cross in rows:
-        layer = adapter.layer(block).to(torch.float64)
-        other = memory, cross.double()
-        y = _through(layer, y, x.double(), alpha.double(), rule, {}, other)[-1]
-    last, _ = _through_norms(adapter.end(), y, seen.decoder.output[-1].double())
+    frozen = FrozenPair(model, inputs, rule)
+    source, target = (tokens.requires_grad_() for tokens in (frozen.source, frozen.target))
+    _, decoder = frozen(source, target)
+    real = frozen.seen.decoder.output[-1].double()
+    last, _ = _through_norms(frozen.adapter.end(), decoder[-1][-1], real)
     return source, target, _words(model, last)
 
 
@@ -85,10 +111,12 @@ def _through(
     rule: str,
     real: dict[int, Tensor],
     other: tuple[Tensor, Tensor] | None = None,
+    slopes: dict[int, list[Tensor]] | None = None,
 ) -> list[Tensor]:
     """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen.
 
-    `other` is another sequence, followed and real (2, k, d), with the weights that read it.
+    `other` is another sequence, followed and real (2, k, d), with the weights that read it. Slopes
+    that `slopes` has of a block are not computed again.
     """
     pair = torch.stack([y, x])  # the first is followed, the second is what the model computed
     bias = torch.zeros_like(x)  # inside the layer, where a token owns what precedes the mixing
@@ -113,7 +141,7 @@ def _through(
                 torch.zeros_like(x) if step.output.bias is None else step.output.bias.expand_as(x)
             )
         elif isinstance(step, FeedForward):
-            pair = _feed_forward(step, pair, bias, rule)
+            pair = _feed_forward(step, pair, bias, rule, slopes)
         else:
             entering = start if step.norm is None else _norm(step.norm, start)
             beta = None if step.norm is None else step.norm.beta
@@ -145,7 +173,13 @@ def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
     return total if step.output.bias is None else total + step.output.bias
 
 
-def _feed_forward(ff: FeedForward, pair: Tensor, bias: Tensor, rule: str) -> Tensor:
+def _feed_forward(
+    ff: FeedForward,
+    pair: Tensor,
+    bias: Tensor,
+    rule: str,
+    known: dict[int, list[Tensor]] | None = None,
+) -> Tensor:
     maps = [ff.up] if ff.gate is None else [ff.gate, ff.up]
     arguments = [linear(pair) for linear in maps]
     real = [argument[1].detach() for argument in arguments]
@@ -153,7 +187,12 @@ def _feed_forward(ff: FeedForward, pair: Tensor, bias: Tensor, rule: str) -> Ten
              for linear, z in zip(maps, real, strict=True)]  # fmt: skip
     way = [(z - b)[None] for z, b in zip(real, begin, strict=True)]
     f = hidden(ff)
-    slopes = differentiate(f, begin, way)[0] if rule == "gradient" else mean_slopes(f, begin, way)
+    slopes = (known or {}).get(id(ff))
+    if slopes is None:
+        rule_of = mean_slopes if rule != "gradient" else lambda *args: differentiate(*args)[0]
+        slopes = rule_of(f, begin, way)
+        if known is not None:
+            known[id(ff)] = slopes
     rest = f(*real)
     for z, slope in zip(real, slopes, strict=True):
         rest = rest - z * slope[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ import normlens
 import normlens.options
 from normlens.components import Attention, Norm
 from normlens.corpus.measures.similarity_rows import correlate
+from normlens.decomposition import shapley
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
 from normlens.models.families.bart import Bart
 from normlens.models.families.t5 import T5
@@ -125,6 +128,37 @@ def test_other_rules_equal_the_reference(family, rule, tiny, expected):
     assert_pair_matches(maps, expected(family, "a longer source", rule), 1e-9)
 
 
+@pytest.mark.parametrize("family", ["bart", "mt5"])
+def test_every_order_of_the_players_of_both_sequences_is_exact(family, tiny, monkeypatch):
+    """With all orders instead of random ones, nothing is left to chance; mT5's block is gated."""
+    orders = {count: itertools.cycle(itertools.permutations(range(count))) for count in (3, 5)}
+    monkeypatch.setattr(
+        shapley.torch, "randperm", lambda count, generator: torch.tensor(next(orders[count]))
+    )
+    model, pair = tiny(family, torch.float64), (LONG[:2], SHORT[:2])
+    both = pair_references(model, model_call(family, *pair), "shapley")
+    lens = normlens.load(model)
+    # 5 players in the decoder, 3 in the encoder, whose orders all come twenty times.
+    maps = lens.maps(**given(family, *pair), nonlinearity="shapley", samples=120)
+    assert_pair_matches(maps, both, 1e-9)
+    behind = [scope for scope in maps.scopes if "FF" in scope]
+    assert set(maps.standard_error) == set(behind)
+    seen = maps.allowed[0]
+    for scope in behind:
+        assert (maps.standard_error[scope][:, seen] > 0).all(), scope
+
+
+def test_samples_of_ragged_pairs_are_those_of_each_alone(tiny):
+    lens = normlens.load(tiny("bart", torch.float64))
+    options = {"nonlinearity": "shapley", "samples": 4}
+    together = lens.maps(**batch_of("bart", "left"), batch_size=len(RAGGED), **options)
+    for found, pair in zip(together, RAGGED, strict=True):
+        alone = lens.maps(**given("bart", *pair), **options)
+        assert_same(found, alone, 1e-9)
+        for scope, error in alone.standard_error.items():
+            np.testing.assert_allclose(found.standard_error[scope], error, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-silu"])
 def test_the_feed_forward_blocks_of_t5(projection, tiny):
     model = tiny("t5", torch.float64, feed_forward_proj=projection)
@@ -177,6 +211,47 @@ def test_the_decoder_reads_what_the_encoder_returns(family, tiny):
     for layer in layers[len(adapter.encoder_blocks()) :]:
         torch.testing.assert_close(layer.sources[ENCODER], memory, rtol=0, atol=0)
     assert bool(adapter.encoder_end()) == (family not in ("bart", "marian"))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("t5", {"num_layers": 1, "num_decoder_layers": 4, "d_kv": 5, "num_heads": 3}),
+        ("umt5", {"num_layers": 3, "num_decoder_layers": 1}),
+        ("bart", {"scale_embedding": True, "encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}),
+        ("mbart", {"dropout": 0.5, "attention_dropout": 0.5, "activation_function": "silu"}),
+        ("m2m_100", {"encoder_layerdrop": 0.9, "activation_function": "gelu_new"}),
+        ("marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 70}),
+        ("pegasus", {"max_position_embeddings": 9, "use_cache": True}),
+        ("whisper", {"encoder_layers": 1, "activation_function": "relu"}),
+    ],
+)
+def test_settings_that_differ_and_a_model_that_is_trained(family, settings):
+    """Depths, heads and embeddings of other sizes; layers and weights that training drops."""
+    model = tiny_model(family, **settings).double()
+    both = pair_references(model, model_call(family, LONG, SHORT))
+    model.train()
+    maps = normlens.load(model, tokenizer=False).maps(**given(family, LONG, SHORT))
+    assert model.training
+    assert_pair_matches(maps, both, 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("family", ["marian", "mbart", "whisper"])
+def test_half_precision(family, dtype):
+    exact = normlens.load(tiny_model(family).double(), tokenizer=False)
+    expected = exact.maps(**given(family, LONG, SHORT))
+    lens = normlens.load(tiny_model(family).to(dtype), tokenizer=False)
+    tolerance = 1e-2 if dtype == torch.float16 else 8e-2
+    for found in (lens, lens.prepare()):
+        maps = found.maps(**given(family, LONG, SHORT))
+        for one, other in ((maps, expected), (maps.encoder, expected.encoder)):
+            for scope in other.scopes:
+                assert largest_error(one[scope], other[scope]) < tolerance, scope
+    whole = lens.maps(**given(family, LONG, SHORT), origin="input")
+    expected = exact.maps(**given(family, LONG, SHORT), origin="input")
+    for scope in expected.scopes:
+        assert largest_error(whole[scope], expected[scope]) < 2 * tolerance, scope
 
 
 # Labels -----------------------------------------------------------------------------------------
@@ -408,6 +483,19 @@ def test_the_model_is_left_as_it_was(family):
         assert not module._forward_pre_hooks, name
 
 
+def test_threads_share_a_lens(tiny):
+    lens = normlens.load(tiny("bart", torch.float64))
+    alone = lens.maps(**given("bart", LONG, SHORT))
+
+    def ask(place: int) -> normlens.Maps:
+        origin = "input" if place % 2 else "layer"
+        lens.maps(**given("bart", LONG[: 2 + place], SHORT[: 1 + place % 4]), origin=origin)
+        return lens.maps(**given("bart", LONG, SHORT))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(maps == alone for maps in pool.map(ask, range(6)))
+
+
 def test_progress_counts_the_layers_of_both_stacks(tiny):
     lens = normlens.load(tiny("bart", torch.float32))
     seen: list = []
@@ -521,7 +609,6 @@ def test_analyses_of_one_stack_refuse_two(tiny):
     lens = normlens.load(tiny("bart", torch.float32))
     for analysis in (
         lambda: lens.encode(input_ids=LONG),
-        lambda: lens.maps(**given("bart", LONG, SHORT), origin="input"),
         lambda: sizes_of(lens),
     ):
         with pytest.raises(InputError, match="encoder–decoder") as raised:

@@ -18,7 +18,7 @@ from normlens.ablation.loss_base import Loss
 from normlens.ablation.loss_names import AUTO
 from normlens.ablation.sentence_losses import ClassLoss, DriftLoss
 from normlens.ablation.token_losses import MaskedLoss, NextTokenLoss
-from normlens.errors import InputError
+from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import CAUSAL, MASKED, SEQUENCES
 from normlens.models.heads import NoHead, read_head
 
@@ -36,6 +36,11 @@ def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:
 
     A loss that the model does not have is refused in one line.
     """
+    if lens.two_stacks:
+        raise UnsupportedModelError(
+            f"{lens.name} is an encoder–decoder; ablations measure losses of models that read one "
+            "sequence"
+        )
     if name != AUTO and name not in LOSSES:
         raise InputError(f"unknown loss {name!r}; choose one of: {', '.join((AUTO, *LOSSES))}")
     kind = LOSSES[_loss_of(lens) if name == AUTO else name]

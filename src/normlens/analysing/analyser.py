@@ -23,6 +23,7 @@ from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
+from normlens.explain.whole_pair_maps import collect_whole_pairs
 from normlens.models.two_stacks import DECODER
 from normlens.options import Request
 from normlens.origins import INPUT
@@ -91,16 +92,21 @@ class Analyser:
         """The batch size that is asked for, or fewer where whole vectors would not fit."""
         if self.request.origin != INPUT:
             return batch_size
-        longest = max(map(len, items), default=1)
+        longest = max((sum(map(len, sequences_of(item))) for item in items), default=1)
         wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
         limit = self.request.settings.memory_limit or DEFAULT_LIMIT
         return vector_batch(self.lens, longest, wanted, limit)
 
     def _launch(self, batch: list[Item]) -> Launched:
         """Run the model and the algebra; on a GPU the results are not there yet."""
-        if self.request.origin == INPUT:
+        is_whole_way = self.request.origin == INPUT
+        if is_whole_way and not self.lens.two_stacks:
             return collect_whole_way(self.lens, self.request, _alone(batch), self.progress)
         inputs = self._inputs(batch)
+        if is_whole_way:
+            whole = self._runs(batch, inputs, self.buffers, self.outbox)
+            collect_whole_pairs(self.lens, whole, _pairs(batch), self.progress)
+            return whole
         batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
         if batch_key is not None:
             run = partial(self._recorded_run, batch)
@@ -143,7 +149,7 @@ class Analyser:
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens
-        pairs = [item for item in batch if isinstance(item, Pair)]
+        pairs = _pairs(batch)
         if pairs:
             return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
         return model_inputs(lens.adapter, _alone(batch), lens.device)
@@ -191,7 +197,7 @@ class Analyser:
         *encoder, last = launched
         if not last.stack.name:
             return last.maps()
-        pairs = [item for item in batch if isinstance(item, Pair)]
+        pairs = _pairs(batch)
         of_encoder: list[Maps] | list[None] = [None] * len(pairs)
         if encoder:
             of_encoder = encoder[0].maps()
@@ -204,6 +210,10 @@ class Analyser:
 
 def _alone(batch: Sequence[Item]) -> list[Encoded]:
     return [item for item in batch if isinstance(item, Encoded)]
+
+
+def _pairs(batch: Sequence[Item]) -> list[Pair]:
+    return [item for item in batch if isinstance(item, Pair)]
 
 
 def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:

@@ -53,6 +53,8 @@ class Columns:
         if not self.width or group == CORRELATIONS or axes_of(group, name)[-1] != "source":
             return tensor
         n, parts = tensor.shape[-2], components_of(name)
+        if tensor.shape[-1] == self.width + n:  # of both sequences
+            return tensor
         crossed = "CROSS" in parts or (group == "statistics" and reads_others(layer))
         # Weights and single heads are of one attention; norms behind CROSS are of both sequences.
         one_attention = group == "heads" or name.endswith("-W")

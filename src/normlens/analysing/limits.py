@@ -24,6 +24,8 @@ def check_memory_limit(lens: Lens, stack: Stack, items: Sequence[Item]) -> None:
     reads_encoder = stack.name == DECODER
     lengths = [len(sequences[-1 if reads_encoder else 0]) for sequences in both]
     if request.origin == INPUT:
+        # A token of a source has vectors in both stacks.
+        lengths = [sum(map(len, sequences)) for sequences in both]
         check_vectors_limit(limit, lens.layers, lengths, itemsize)
         return
     check_limit(

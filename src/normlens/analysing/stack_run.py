@@ -72,9 +72,7 @@ class StackRun:
     def consume(self, traced: LayerTrace) -> None:
         """Take apart a layer that the model has just run; its index counts in this stack."""
         request, dtype = self.stack.request, self.lens.compute_dtype
-        layer = traced.layer.to(dtype)
-        self.columns.check(traced.sources)
-        self.checks.add(traced, layer)
+        layer = self.check(traced)
         result = decompose_layer(
             layer,
             traced.x.to(dtype),
@@ -90,6 +88,13 @@ class StackRun:
             dict.fromkeys(traced.sources, self.columns.others),
         )
         self.collected.add(result, traced.index, layer)
+
+    def check(self, traced: LayerTrace) -> Layer:
+        """Compare a layer with what its adapter says; return it in the algebra's precision."""
+        layer = traced.layer.to(self.lens.compute_dtype)
+        self.columns.check(traced.sources)
+        self.checks.add(traced, layer)
+        return layer
 
     def _settings_of(self, layer: int) -> Settings:
         """One layer's settings: kernels are sampled in the first and the last that use them."""

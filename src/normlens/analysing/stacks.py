@@ -11,8 +11,7 @@ from normlens.components import Layer
 from normlens.errors import InputError
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.options import AnalysisOptions, Request
-from normlens.origins import INPUT
-from normlens.scopes import aliases, resolve
+from normlens.scopes import is_among, resolve
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -46,10 +45,6 @@ def stacks_of(
         layers = options.layers_of(lens.n_layers, lens.name)
         scopes = chosen_scopes(options, lens.layers, layers, lens.name)
         return (Stack(lens.layers, request(scopes, layers)),)
-    if options.origin == INPUT:
-        raise InputError(
-            f"origin={INPUT!r} is for models of one stack; {lens.name} is an encoder–decoder"
-        )
     both = layers_by_stack(lens.adapter, lens.layers)
     asked = []
     for name, layers_of_stack in both.items():
@@ -94,16 +89,10 @@ def _scopes(
     """The chosen scopes that these layers have; short names mean scopes of this stack."""
     available = scopes_of(here)
     if options.scopes is None or options.scopes == "all":
-        return available
+        return options.scopes_of(available)
     names = [options.scopes] if isinstance(options.scopes, str) else list(options.scopes)
     meant = [name for name in names if is_among(name, available)]
     for name in names:
         if not any(is_among(name, layer.scopes) for layer in everywhere):
             resolve(name, scopes_of(everywhere))  # raises, and lists them all
     return replace(options, scopes=meant).scopes_of(available) if meant else []
-
-
-def is_among(name: str, scopes: Sequence[str]) -> bool:
-    """Whether a name, perhaps a short one, means one of these scopes."""
-    wanted = str(name).strip().upper()
-    return wanted in scopes or wanted in aliases(scopes)

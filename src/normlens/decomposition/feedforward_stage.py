@@ -6,6 +6,7 @@ norms and sums come out. This module assembles their inputs for each group of so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,7 +25,6 @@ from normlens.decomposition.residual import FrozenResidual
 from normlens.decomposition.sample import sampled_error
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.shapley import shapley_norms
-from normlens.errors import InputError
 
 
 class Behind(NamedTuple):
@@ -117,17 +117,24 @@ def _sampled(
     settings: Settings,
     ordinary: Tensor | None,
 ) -> StageResult:
-    if len(parts.groups) != 1:
-        raise InputError("Shapley values are sampled for layers with one attention only")
-    (factors,) = parts.groups
-    job = FeedForwardJob(
-        scope, block.ff, factors, (), _tail_of_group(tail, factors), ordinary=ordinary
-    )
+    jobs = [
+        FeedForwardJob(
+            scope, block.ff, factors, (), _tail_of_group(tail, factors), ordinary=ordinary
+        )
+        for factors in parts.groups
+    ]
     sampled = shapley_norms(
-        job, parts, lengths, settings.samples, settings.seed, settings.memory_limit
+        jobs, parts, lengths, settings.samples, settings.seed, settings.memory_limit
     )
-    sums = Parts(sampled.diagonal, Bias.dense(sampled.bias), sampled.pairs.mixed)
-    return StageResult(sums, sampled.pairs.norms, standard_error=sampled.standard_error)
+    sums = Parts(sampled.diagonal, Bias.dense(sampled.bias), sampled.mixed)
+    norms, errors = (
+        {
+            name: side_by_side([group[name] for group in groups], parts.groups, fill)
+            for name in groups[0]
+        }
+        for groups, fill in ((sampled.norms, 0.0), (sampled.standard_error, math.nan))
+    )
+    return StageResult(sums, norms, standard_error=errors)
 
 
 def _tail_of_group(tail: Sequence[Behind], factors: Factors) -> tuple[TailStep, ...]:

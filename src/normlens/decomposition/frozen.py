@@ -94,13 +94,19 @@ class FrozenLayer:
                 g = _linear(step).adjoint(g)
         return (g if at_start is None else g + at_start), others
 
-    def unowned(self, bias: Tensor | None = None, observe: Observer | None = None) -> Tensor:
+    def unowned(
+        self,
+        bias: Tensor | None = None,
+        observe: Observer | None = None,
+        sources: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """What no token owns behind the layer, (b, i, d); before it that was `bias`, or nothing.
 
-        `observe` is shown what no token owns behind every step.
+        `sources` is what no token owns of another sequence that an attention reads. `observe` is
+        shown what no token owns behind every step.
         """
         before = self.x.new_zeros(self.x.shape) if bias is None else bias
-        return self._walk(before, {}, biases=True, observe=observe)
+        return self._walk(before, sources or {}, biases=True, observe=observe)
 
     def _walk(
         self,

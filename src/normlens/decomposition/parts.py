@@ -155,11 +155,11 @@ class Parts:
         return total if self.mixed is None else total + self.mixed
 
 
-def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors]) -> Tensor:
-    """Join the groups' maps along j, the layer's tokens last; zeros if they are no source."""
+def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors], fill: float = 0) -> Tensor:
+    """Join the groups' maps along j, the layer's tokens last; `fill` if they are no source."""
     others = [norm for norm, group in zip(norms, groups, strict=True) if group.source is not None]
     same = [norm for norm, group in zip(norms, groups, strict=True) if group.source is None]
     if not others:
         return same[0]
     b, n, _ = others[0].shape
-    return torch.cat([*others, *(same or [others[0].new_zeros(b, n, n)])], dim=-1)
+    return torch.cat([*others, *(same or [others[0].new_full((b, n, n), fill)])], dim=-1)

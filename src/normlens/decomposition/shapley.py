@@ -4,6 +4,8 @@ The players of neuron z are the parts of its input, the bias's share among them,
 a coalition is ``v(S) = g(Σ_{j∈S} z_j)`` (``g(Σ a_j) · Σ u_j`` in a gated block). A player's share
 is its mean marginal contribution over random orders. In every single order the contributions add
 up to ``g(z) − g(0)``, so completeness is exact however few orders are drawn.
+
+All sources of a layer play together: its own tokens, those of another sequence, and the bias.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from normlens.components import FeedForward
 from normlens.decomposition.activations import activation
-from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
+from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.feedforward_job import FeedForwardJob
 from normlens.decomposition.parts import Parts
 from normlens.decomposition.plan import sampled_targets
 from normlens.decomposition.rules import projections
@@ -28,57 +31,93 @@ from normlens.decomposition.tiles import scope_norms
 class ShapleyResult:
     """Norms behind the block with their standard errors, and the vectors of diagonal and bias."""
 
-    pairs: PairNorms
+    norms: list[dict[str, Tensor]]  # of each group of sources, scope → (b, i, j)
+    mixed: Tensor  # (b, i, d), Σ_{j≠i} of the parts just behind the block
     diagonal: Tensor  # (b, i, d)
     bias: Tensor  # (b, i, d)
-    standard_error: dict[str, Tensor]  # scope → (b, i, j), of each norm
+    standard_error: list[dict[str, Tensor]]  # like `norms`, of each norm; NaN where there is none
 
 
 def shapley_norms(
-    job: FeedForwardJob,
+    jobs: Sequence[FeedForwardJob],
     parts: Parts,
     lengths: Sequence[int],
     samples: int,
     seed: int,
     memory_limit: int | None = None,
 ) -> ShapleyResult:
-    """Norms of sampled Shapley parts; every target of a sequence has the same orders."""
-    b, n = job.factors.scale.shape
+    """Norms of sampled Shapley parts; every target of a sequence has the same orders.
+
+    There is a job for each group of sources.
+    """
+    b, n, _ = parts.own.shape
     empty = parts.own.new_zeros
-    d = job.ff.down.weight.shape[1]
-    norms = {scope: empty(b, n, n) for scope in job.scopes}
+    ff, scopes = jobs[0].ff, jobs[0].scopes
+    d = ff.down.weight.shape[1]
+    widths = [job.factors.weights.shape[1] for job in jobs]
     result = ShapleyResult(
-        PairNorms(norms, empty(b, n, d)),
+        [{scope: empty(b, n, width) for scope in scopes} for width in widths],
         empty(b, n, d),
         empty(b, n, d),
-        {scope: torch.full_like(zeros, torch.nan) for scope, zeros in norms.items()},
+        empty(b, n, d),
+        [{scope: empty(b, n, width).fill_(torch.nan) for scope in scopes} for width in widths],
     )
     for index, length in enumerate(lengths):
+        game = _Game(jobs, parts, index, length)
         generator = torch.Generator().manual_seed(seed)
-        orders = [torch.randperm(length + 1, generator=generator) for _ in range(samples)]
-        step = sampled_targets(job.shape(length), len(job.scopes), memory_limit)
+        orders = [torch.randperm(game.players, generator=generator) for _ in range(samples)]
+        step = sampled_targets(game.shape, len(scopes), memory_limit)
         for i in range(0, length, step):
-            targets = slice(i, min(i + step, length))
-            _run_targets(job, parts, index, targets, length, orders, result)
+            _run_targets(game, slice(i, min(i + step, length)), orders, result)
     return result
 
 
-def _players(job: FeedForwardJob, parts: Parts, index: int, targets: slice, n: int) -> list[Tensor]:
-    """The players' shares of each input projection, (n + 1, i, m); the bias is the last player."""
-    rows = torch.arange(targets.start, targets.stop)
-    local = rows - targets.start
-    weights = job.factors.weights[index, :n, targets] * job.factors.scale[index, targets, None]
-    biases = [job.ff.up.bias] if job.ff.gate is None else [job.ff.gate.bias, job.ff.up.bias]
-    players = []
-    for w, bias in zip(projections(job.ff), biases, strict=True):
-        z = torch.empty(n + 1, len(rows), w.shape[1], dtype=w.dtype, device=w.device)
-        torch.bmm(weights, job.factors.values[index, :n] @ w, out=z[:n])
-        z[rows, local] = parts.own[index, targets] @ w
-        z[n] = parts.bias.vectors[index, targets] @ w
-        if bias is not None:
-            z[n] += bias
-        players.append(z)
-    return players
+class _Game:
+    """The players of one sequence: its n tokens, those of other sequences, and the bias, last."""
+
+    def __init__(self, jobs: Sequence[FeedForwardJob], parts: Parts, index: int, n: int):
+        self.jobs, self.parts, self.index, self.n = jobs, parts, index, n
+        self.ff = jobs[0].ff
+        self.groups: list[slice] = []  # the players of each job
+        end = n
+        for job in jobs:
+            if job.factors.source is None:
+                self.groups.append(slice(0, n))
+            else:
+                count = job.sources(index, n)
+                self.groups.append(slice(end, end + count))
+                end += count
+        self.players = end + 1
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes that the memory of one target depends on."""
+        others = self.players - 1 - self.n
+        job = max(self.jobs, key=lambda job: job.factors.source is not None)
+        return job.shape(self.n, others)
+
+    def shares(self, targets: slice) -> list[Tensor]:
+        """The players' shares of each input projection, (players, i, m)."""
+        ff, parts, index = self.ff, self.parts, self.index
+        rows = torch.arange(targets.start, targets.stop)
+        biases = [ff.up.bias] if ff.gate is None else [ff.gate.bias, ff.up.bias]
+        weights = [
+            job.factors.weights[index, : group.stop - group.start, targets]
+            * job.factors.scale[index, targets, None]
+            for job, group in zip(self.jobs, self.groups, strict=True)
+        ]
+        players = []
+        for w, bias in zip(projections(ff), biases, strict=True):
+            z = w.new_zeros(self.players, len(rows), w.shape[1])
+            for job, group, alpha in zip(self.jobs, self.groups, weights, strict=True):
+                values = job.factors.values[index, : group.stop - group.start]
+                torch.bmm(alpha, values @ w, out=z[group])
+            z[rows, rows - targets.start] = parts.own[index, targets] @ w
+            z[-1] = parts.bias.vectors[index, targets] @ w
+            if bias is not None:
+                z[-1] += bias
+            players.append(z)
+        return players
 
 
 def _coalition_value(ff: FeedForward, sums: list[Tensor]) -> Tensor:
@@ -88,7 +127,7 @@ def _coalition_value(ff: FeedForward, sums: list[Tensor]) -> Tensor:
 
 
 def _contributions(ff: FeedForward, players: list[Tensor], order: Tensor) -> Tensor:
-    """What each player adds to the hidden vector when players join in `order`, (n + 1, i, m)."""
+    """What each player adds to the hidden vector as they join in `order`, (players, i, m)."""
     values = _coalition_value(ff, [z[order].cumsum(0) for z in players])
     values[1:] -= values[:-1].clone()
     values[:1] -= _empty_coalition(ff, players)
@@ -102,36 +141,34 @@ def _empty_coalition(ff: FeedForward, players: list[Tensor]) -> Tensor:
     return _coalition_value(ff, [torch.zeros_like(z[:1]) for z in players])
 
 
-def _run_targets(
-    job: FeedForwardJob,
-    parts: Parts,
-    index: int,
-    targets: slice,
-    n: int,
-    orders: list[Tensor],
-    result: ShapleyResult,
-) -> None:
-    ff = job.ff
-    players = _players(job, parts, index, targets, n)
-    mean = torch.zeros_like(players[0])  # (n + 1, i, m)
+def _run_targets(game: _Game, targets: slice, orders: list[Tensor], result: ShapleyResult) -> None:
+    ff, index = game.ff, game.index
+    players = game.shares(targets)
+    mean = torch.zeros_like(players[0])  # (players, i, m)
     for order in orders:
         mean += _contributions(ff, players, order)
     mean /= len(orders)
-    shares = mean @ ff.down.weight  # (n + 1, i, d)
+    shares = mean @ ff.down.weight  # (players, i, d)
 
     rows = torch.arange(targets.start, targets.stop)
     result.diagonal[index, targets] = shares[rows, rows - targets.start]
-    bias = shares[n] + _empty_coalition(ff, players)[0] @ ff.down.weight
+    bias = shares[-1] + _empty_coalition(ff, players)[0] @ ff.down.weight
     result.bias[index, targets] = bias if ff.down.bias is None else bias + ff.down.bias
-    shares = shares[:n]
-    result.pairs.mixed[index, targets] = shares.sum(0) - result.diagonal[index, targets]
+    result.mixed[index, targets] = shares[:-1].sum(0) - result.diagonal[index, targets]
 
-    sources = slice(0, n)
     if len(orders) > 1:  # a single order has no spread
-        spread = NormSpread(job, index, targets, mean[:n], shares)
+        spreads = [
+            NormSpread(job, index, targets, mean[group], shares[group])
+            for job, group in zip(game.jobs, game.groups, strict=True)
+        ]
         for order in orders:
-            spread.add(_contributions(ff, players, order)[:n])
-        for scope, error in spread.standard_error(len(orders)):
-            result.standard_error[scope][index, targets, sources] = error
-    for scope, norms in scope_norms(job, index, targets, sources, shares):
-        result.pairs.norms[scope][index, targets, sources] = norms.transpose(0, 1)
+            joined = _contributions(ff, players, order)
+            for spread, group in zip(spreads, game.groups, strict=True):
+                spread.add(joined[group])
+        for spread, errors in zip(spreads, result.standard_error, strict=True):
+            for scope, error in spread.standard_error(len(orders)):
+                errors[scope][index, targets, : error.shape[-1]] = error
+    for job, group, norms in zip(game.jobs, game.groups, result.norms, strict=True):
+        sources = slice(0, group.stop - group.start)
+        for scope, sizes in scope_norms(job, index, targets, sources, shares[group]):
+            norms[scope][index, targets, sources] = sizes.transpose(0, 1)

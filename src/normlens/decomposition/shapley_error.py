@@ -63,7 +63,7 @@ def _gradients(
     norms: list[FrozenNorm] = []
     for step in job.tail:
         if isinstance(step, AddBypass):
-            _add_bypass(v, step, index, targets, sources)
+            _add_bypass(v, step, index, targets, sources, job.factors.source is None)
         else:
             v = step.step.stretch(v) * step.step.inverse_deviation[index, targets, None]
             norms.append(step.step)
@@ -74,13 +74,16 @@ def _gradients(
         yield step.scope, gradient
 
 
-def _add_bypass(v: Tensor, step: AddBypass, index: int, targets: slice, sources: slice) -> None:
+def _add_bypass(
+    v: Tensor, step: AddBypass, index: int, targets: slice, sources: slice, are_targets: bool
+) -> None:
     if step.factors is not None:
         weights = step.factors.weights[index, sources, targets]
         weights = weights * step.factors.scale[index, targets, None]
         v.baddbmm_(weights, step.factors.values[index, sources])
-    rows = torch.arange(targets.start, targets.stop)
-    v[rows, rows - targets.start] += step.own[index, targets]
+    if are_targets:  # and not the tokens of another sequence
+        rows = torch.arange(targets.start, targets.stop)
+        v[rows, rows - targets.start] += step.own[index, targets]
 
 
 def _direction(v: Tensor) -> Tensor:

@@ -5,11 +5,15 @@
 
 Some sources k are pushed through a layer at a time, so that memory is sources · n · d. Where no
 token sees a later one, a source has given nothing to earlier targets, and those are left out.
+
+Tokens of another sequence enter a layer that reads it, by the vectors that they gave to it:
+
+    V^ℓ_·k = the linear face of V^{ℓ−1}_·k and of what k gave to the other sequence
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +30,7 @@ class Sources:
     first: int  # the first of the sources
     since: int  # earlier targets have nothing of them
     vectors: Tensor  # V (k, b, i, d)
+    of_other: bool = False  # whether they are tokens of another sequence than the targets
 
     @classmethod
     def at_input(cls, x: Tensor, first: int, count: int, causal: bool) -> Sources:
@@ -38,13 +43,26 @@ class Sources:
         vectors[chosen, :, chosen + first - since] = x[:, first : first + count].transpose(0, 1)
         return cls(first, since, vectors)
 
-    def through(self, frozen: FrozenLayer, observe: Callable[[int, Sources], None]) -> Sources:
-        """The same sources behind a layer; `observe` is shown them behind each of its steps."""
+    @classmethod
+    def from_other(cls, first: int, gave: Tensor, x: Tensor) -> Sources:
+        """Sources of another sequence, to whose vectors they `gave` (k, b, m, d), nothing to x."""
+        return cls(first, 0, x.new_zeros(len(gave), *x.shape), of_other=True)
+
+    def through(
+        self,
+        frozen: FrozenLayer,
+        observe: Callable[[int, Sources], None],
+        gave: Mapping[str, Tensor] | None = None,
+    ) -> Sources:
+        """The same sources behind a layer; `observe` is shown them behind each of its steps.
+
+        `gave` is what they gave to the vectors of other sequences that the layer reads.
+        """
 
         def seen(step: int, vectors: Tensor) -> None:
             observe(step, replace(self, vectors=vectors))
 
-        behind = frozen.from_token(self.since).forward(self.vectors, observe=seen)
+        behind = frozen.from_token(self.since).forward(self.vectors, gave, observe=seen)
         return replace(self, vectors=behind)
 
     @property
@@ -58,22 +76,26 @@ class Sources:
 class WholeNorms:
     """What is kept of the whole vectors at one point, filled with sources as they come."""
 
-    norms: Tensor  # ‖V_ik‖ (b, i, k)
+    norms: Tensor  # ‖V_ik‖ (b, i, k), the other sequence's sources first
     own: Tensor  # V_ii (b, i, d)
     total: Tensor  # Σ_k V_ik (b, i, d)
+    others: int = 0  # sources of another sequence
 
     @classmethod
-    def empty(cls, x: Tensor) -> WholeNorms:
-        """Nothing yet, for vectors like `x` (b, i, d)."""
+    def empty(cls, x: Tensor, others: int = 0) -> WholeNorms:
+        """Nothing yet, for vectors like `x` (b, i, d) and `others` sources of another sequence."""
         b, n, _ = x.shape
-        return cls(x.new_zeros(b, n, n), torch.zeros_like(x), torch.zeros_like(x))
+        norms = x.new_zeros(b, n, others + n)
+        return cls(norms, torch.zeros_like(x), torch.zeros_like(x), others)
 
     def add(self, sources: Sources) -> None:
         """Take the norms of these sources' vectors, and add them to the sums."""
         k = slice(sources.first, sources.first + len(sources.vectors))
+        first = sources.first if sources.of_other else sources.first + self.others
         norms = torch.linalg.vector_norm(sources.vectors, dim=-1)  # (k, b, i)
-        self.norms[:, sources.since :, k] = norms.permute(1, 2, 0)
-        self.own[:, k] = sources.own.transpose(0, 1)
+        self.norms[:, sources.since :, first : first + len(norms)] = norms.permute(1, 2, 0)
+        if not sources.of_other:
+            self.own[:, k] = sources.own.transpose(0, 1)
         self.total[:, sources.since :] += sources.vectors.sum(0)
 
     def mixing(self) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ class FrozenNetwork:
     real: dict[int, Tensor] = field(default_factory=dict)  # of the layer that was frozen last
     errors: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # by layer and scope
     reaches: list[Reach] = field(default_factory=list)  # of every layer
-    watch: Callable[[LayerTrace], None] | None = None  # is shown every layer as the model ran it
+    watch: Callable[[LayerTrace], object] | None = None  # is shown every layer as the model ran it
     sources: dict[str, Tensor] = field(default_factory=dict)  # other sequences (b, k, d), by name
     source_lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)  # their real tokens
     layer_in_words: str = "layer"

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from normlens.advancing import Progress
-from normlens.analysing.stacks import is_among
 from normlens.analysing.unlike_layers import scopes_of
 from normlens.components import Layer, cast
 from normlens.decomposition.readout import FrozenReadout
@@ -28,7 +27,7 @@ from normlens.explain.readings import Start
 from normlens.explain.walk import Carried, Wanted, carry, carry_through
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.pairs import Pair
-from normlens.scopes import resolve, resolve_all
+from normlens.scopes import is_among, resolve, resolve_all
 from normlens.tracing.model_inputs import pair_inputs
 from normlens.tracing.trace import LayerTrace, run_traced
 
@@ -94,7 +93,7 @@ class PairRun:
         decoder = carry(self.read, starts, of_decoder, advance)
         g = decoder.other.gradient
         assert g is not None
-        end, names = self._encoder_end()
+        end, names = self.encoder_end()
         g, unowned = end.score(g)
         encoder = Carried()
         for index in reversed(range(first)):
@@ -105,7 +104,7 @@ class PairRun:
         }
         self.carried = CarriedPair(encoder, decoder, at_end)
 
-    def _encoder_end(self) -> tuple[FrozenReadout, list[str]]:
+    def encoder_end(self) -> tuple[FrozenReadout, list[str]]:
         """The frozen steps between the encoder's last layer and what the decoder reads."""
         assert self.encoder.last is not None
         dtype = self.lens.compute_dtype

@@ -6,8 +6,8 @@ layer is frozen once for a group. What no token owns passes with the last group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ from normlens.explain.network import FrozenNetwork
 
 #: Called with the part of the work that is done, from 0 to 1.
 Advance = Callable[[float], None]
+#: Vectors (…, b, m, d) that belong to other sequences, by the names of these.
+Others: TypeAlias = Mapping[str, Tensor]
 
 
 def check_one_sequence(layers: Sequence[Layer]) -> None:
@@ -55,27 +57,56 @@ def push(
     causal = network.causal
     layers = [network.adapter.layer(visited.block) for visited in network.visited]
     groups = group_sources(VectorSizes.of(layers, len(x), x.shape[1], x.itemsize), limit, causal)
-    done, all_passes = 0, len(groups) * (until + 1)
+    passes = Passes(len(groups) * (until + 1), advance)
     for number, group in enumerate(groups):
         chunks = [Sources.at_input(x, first, count, causal) for first, count in group]
-        bias: Tensor | None = None
-        for index in range(until + 1):
-            frozen = network.layer(index)
-            real = network.real
+        push_group(network, until, chunks, visitor, passes, number == len(groups) - 1)
 
-            def seen(step: int, sources: Sources, index: int = index) -> None:
-                visitor.sources(index, step, sources)
 
-            for place, chunk in enumerate(chunks):
-                chunks[place] = chunk.through(frozen, seen)
-            if number == len(groups) - 1:
+class Passes:
+    """Counts groups that have passed a layer, and tells how far all of them are."""
 
-                def alone(
-                    step: int, bias: Tensor, index: int = index, real: dict[int, Tensor] = real
-                ) -> None:
-                    visitor.bias(index, step, bias, real.get(step))
+    def __init__(self, total: int, advance: Advance | None):
+        self.done, self.total, self.advance = 0, total, advance
 
-                bias = frozen.unowned(bias, alone)
-            done += 1
-            if advance is not None:
-                advance(done / all_passes)
+    def one_more(self) -> None:
+        self.done += 1
+        if self.advance is not None:
+            self.advance(self.done / self.total)
+
+
+def push_group(
+    network: FrozenNetwork,
+    until: int,
+    chunks: list[Sources],
+    visitor: Visitor,
+    passes: Passes,
+    is_last: bool,
+    gave: Sequence[Others] = (),
+    unowned: Others | None = None,
+) -> Tensor | None:
+    """Push a group of sources, in place, through the layers up to `until`.
+
+    What no token owns passes with the last group, and is returned. `gave` is what each chunk gave
+    to another sequence that layers read, and `unowned` what no token owns of that sequence.
+    """
+    bias: Tensor | None = None
+    for index in range(until + 1):
+        frozen = network.layer(index)
+        real = network.real
+
+        def seen(step: int, sources: Sources, index: int = index) -> None:
+            visitor.sources(index, step, sources)
+
+        for place, chunk in enumerate(chunks):
+            chunks[place] = chunk.through(frozen, seen, gave[place] if gave else None)
+        if is_last:
+
+            def alone(
+                step: int, bias: Tensor, index: int = index, real: dict[int, Tensor] = real
+            ) -> None:
+                visitor.bias(index, step, bias, real.get(step))
+
+            bias = frozen.unowned(bias, alone, unowned)
+        passes.one_more()
+    return bias

@@ -78,37 +78,47 @@ def whole_maps(
     advance: Advance | None = None,
 ) -> Iterator[tuple[int, Layer, LayerMaps]]:
     """The maps of the chosen layers and scopes, with each layer as far as its sources reach."""
-    described = {index: network.adapter.layer(network.visited[index].block) for index in layers}
-    taken = _Taken(
-        network,
-        {
-            (index, step): scope
-            for index, layer in described.items()
-            for step, scope in layer.scope_of_step.items()
-            if scope in scopes
-        },
-    )
+    taken = TakenMaps.of(network, layers, scopes)
     push(network, max(layers), limit, taken, advance)
-    for index, layer in described.items():
-        reach = reduce(Reach.then, network.reaches[: index + 1])
-        yield index, Layer(layer.steps, reach), taken.maps.get(index, LayerMaps())
+    yield from taken.by_layer(layers)
 
 
 @dataclass
-class _Taken:
+class TakenMaps:
     """What is kept of the vectors that pass: norms, and their sums until they are compared."""
 
     network: FrozenNetwork
     scopes: Mapping[tuple[int, int], str]  # by layer and step
+    others: int = 0  # sources of another sequence that the layers read
     maps: dict[int, LayerMaps] = field(default_factory=dict)
     passing: dict[tuple[int, int], WholeNorms] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, network: FrozenNetwork, layers: Sequence[int], scopes: Sequence[str], others: int = 0
+    ) -> TakenMaps:
+        """What is to be kept of these layers and scopes."""
+        places = {
+            (index, step): scope
+            for index in layers
+            for step, scope in _described(network, index).scope_of_step.items()
+            if scope in scopes
+        }
+        return cls(network, places, others)
+
+    def by_layer(self, layers: Sequence[int]) -> Iterator[tuple[int, Layer, LayerMaps]]:
+        """The maps of these layers, with each layer as far as its sources reach."""
+        for index in layers:
+            reach = reduce(Reach.then, self.network.reaches[: index + 1])
+            steps = _described(self.network, index).steps
+            yield index, Layer(steps, reach), self.maps.get(index, LayerMaps())
 
     def sources(self, layer: int, step: int, sources: Sources) -> None:
         place = layer, step
         if place not in self.scopes:
             return
         if place not in self.passing:
-            self.passing[place] = WholeNorms.empty(self.network.x(layer))
+            self.passing[place] = WholeNorms.empty(self.network.x(layer), self.others)
         self.passing[place].add(sources)
 
     def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:
@@ -121,3 +131,7 @@ class _Taken:
         maps.own[scope], maps.others[scope] = whole.mixing()
         if real is not None:
             maps.completeness[scope] = whole.error(bias, real, self.network.lengths)
+
+
+def _described(network: FrozenNetwork, index: int) -> Layer:
+    return network.adapter.layer(network.visited[index].block)

@@ -15,7 +15,7 @@ from normlens.ablation.preparing import prepare
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.options import ExecutionKeywords
 from normlens.corpus.runs.progress import Progress
-from normlens.errors import OptionError
+from normlens.errors import OptionError, UnsupportedModelError
 from normlens.faithfulness.evaluate import evaluate
 from normlens.faithfulness.options import EvaluateOptions
 from normlens.faithfulness.plan import Reading, make_plan
@@ -33,6 +33,11 @@ def check_data(settings: Settings) -> None:
 
 def check_model(lens: Lens, settings: Settings, folder: Path) -> None:
     """Refuse parts that the model, or the data with this model, does not allow."""
+    if lens.two_stacks:
+        raise UnsupportedModelError(
+            f"the papers analyse models of one stack, and {lens.name} is an encoder–decoder; "
+            "measure it with normlens run, whose tables say which stack a row is of"
+        )
     for data, short in short_names(settings.data).items():
         if EVALUATE in settings.kinds and not (folder / EVALUATE / short / NAME).is_file():
             options = EvaluateOptions(methods=settings.methods, label_column=settings.label_column)

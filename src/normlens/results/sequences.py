@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from normlens.origins import INPUT
 from normlens.results.axes import Allowed
 from normlens.results.labelled import LabelledMaps
 from normlens.scopes import holds
@@ -54,6 +55,9 @@ class SequencedMaps(LabelledMaps):
         """
         if len(set(self.source_sequences)) < 2:
             return self.allowed
-        own, other = (any(flags) for flags in zip(*map(holds, scopes), strict=True))
-        names = {OWN_SEQUENCE: own, OTHER_SEQUENCE: other}
-        return self.allowed & np.array([names[name] for name in self.source_sequences], dtype=bool)
+        own, crossed = (any(flags) for flags in zip(*map(holds, scopes), strict=True))
+        is_own = np.array([name == OWN_SEQUENCE for name in self.source_sequences])
+        # On the way from the model's input, earlier layers have brought the other sequence.
+        behind = [crossed or (self.origin == INPUT and layer > 0) for layer in self.layers]
+        other = np.array(behind)[:, None, None]
+        return self.allowed & np.where(is_own, own, other)

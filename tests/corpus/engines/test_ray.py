@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from pair_examples import fast_tokenizer, with_head
 
 import normlens
 from normlens.corpus import Run, resume, run
@@ -144,3 +145,27 @@ def test_errors_of_workers_are_one_line(folder: Path, cluster: Any) -> None:
     lens = normlens.load(folder / "model", device="cpu")
     with pytest.raises(InputError, match="loaded lens"):
         run(lens, folder / "corpus.txt", folder / "none", **options)
+
+
+def test_pairs_of_an_encoder_decoder_come_to_the_same_tables(folder: Path, cluster: Any) -> None:
+    both, _ = cluster
+    checkpoint, lines = folder / "bart", folder / "pairs.txt"
+    with_head("bart").save_pretrained(checkpoint)
+    fast_tokenizer().save_pretrained(checkpoint)
+    lines.write_text("the house ||| la maison\nis small ||| est petite\ngreen ||| verte\n")
+    measures = "similarity,mixing,norms,amplification,explanations"
+    options: dict[str, Any] = {"measures": measures, "shard_size": 1}
+    spread = run(
+        checkpoint,
+        lines,
+        folder / "of-ray",
+        engine="ray",
+        address=both.address,
+        workers=1,
+        device="cpu",
+        **options,
+    )
+    examples.assert_each_once(spread)
+    alone = run(checkpoint, lines, folder / "of-one", device="cpu", **options)
+    examples.assert_same_tables(spread, alone)
+    assert set(spread.table("mixing")["stack"]) == {"encoder", "decoder"}

@@ -232,7 +232,7 @@ def test_options_are_checked_and_recorded():
     assert measures.get("amplification", **chosen.options) == chosen
     assert chosen.needs.scopes is None  # LN1 would be called LN among these two
     full = measures.get("amplification", pairs=[("ATTNRESLN-N", "ATTNRESLNFF-N")])
-    assert full.needs == measures.Needs(("ATTNRESLN-N", "ATTNRESLNFF-N"), square=True)
+    assert full.needs == measures.Needs(("ATTNRESLN-N", "ATTNRESLNFF-N"))
     assert measures.get("amplification").needs.scopes is None
 
 

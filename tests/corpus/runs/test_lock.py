@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from normlens.corpus.runs import lock
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import LocalFolder, open_folder
 from normlens.corpus.runs.lock import holder, locked
+from normlens.errors import OutputError
 
 HOLD = """
 import sys, time
@@ -70,3 +72,38 @@ def test_object_stores_have_no_lock() -> None:
     folder = open_folder("memory://normlens-lock")
     with locked(folder), locked(folder):
         assert holder(folder) is None
+
+
+def test_a_new_folder_that_nothing_was_written_to_goes_with_its_lock(tmp_path: Path) -> None:
+    new = LocalFolder(tmp_path / "new")
+    with pytest.raises(ZeroDivisionError), locked(new):
+        raise ZeroDivisionError
+    assert not new.path.exists()
+    with pytest.raises(ZeroDivisionError), locked(new):
+        _write_and_fail(new)
+    assert new.names() == ["lock", "manifest.json"]
+    there = LocalFolder(tmp_path / "there")
+    there.path.mkdir()
+    with pytest.raises(ZeroDivisionError), locked(there):
+        raise ZeroDivisionError
+    assert there.names() == ["lock"]
+
+
+def test_a_lock_whose_folder_was_removed_is_worth_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opened the lock before the folder was removed must not believe to hold it."""
+    take, folder = lock._take, LocalFolder(tmp_path / "run")
+
+    def removed_meanwhile(descriptor: int, path: Path) -> bool:
+        path.unlink()
+        return take(descriptor, path)
+
+    monkeypatch.setattr(lock, "_take", removed_meanwhile)
+    with pytest.raises(OutputError, match="was moved or removed"), locked(folder):
+        pass
+
+
+def _write_and_fail(folder: LocalFolder) -> None:
+    folder.write("manifest.json", b"{}")
+    raise ZeroDivisionError

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.read_options import Located, ReadOptions
+from normlens.corpus.data.records import Record
 from normlens.errors import InputError
 
 SEPARATOR = "|||"
@@ -42,3 +43,12 @@ def split_pair(line: str) -> WordPair | None:
     if len(sides) != 2:
         return None
     return tuple(sides[0].split()), tuple(sides[1].split())
+
+
+def has_target(record: Record) -> bool:
+    """Whether a record has a second text, which is a target to an encoder–decoder."""
+    if record.words is not None:
+        return record.second_words is not None
+    if isinstance(record.text, str):
+        return SEPARATOR in record.text
+    return record.text is not None

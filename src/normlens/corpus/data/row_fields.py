@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ def needed_columns(names: list[str], options: ReadOptions) -> list[str]:
             if structured[0] in names:
                 needed = [name for name in structured if name in names]
                 return list(dict.fromkeys((*needed, *options.extra)))
-    return list(dict.fromkeys((*text_columns(names, options), *options.extra)))
+    texts = [_outer(name, names) for name in text_columns(names, options)]
+    return list(dict.fromkeys((*texts, *options.extra)))
 
 
 def check_extra(names: list[str], options: ReadOptions) -> None:
@@ -37,7 +38,7 @@ def text_columns(names: list[str], options: ReadOptions) -> list[str]:
     listed = ", ".join(map(repr, names)) or "none"
     wanted = [name for name in (options.column, options.pair_column) if name is not None]
     for name in wanted:
-        if name not in names:
+        if _outer(name, names) not in names:
             raise InputError(f"there is no column {name!r}; choose one of: {listed}")
     if options.column is None:
         usual = next((name for name in TEXT_COLUMNS if name in names), None)
@@ -48,6 +49,26 @@ def text_columns(names: list[str], options: ReadOptions) -> list[str]:
             )
         wanted.insert(0, usual)
     return wanted
+
+
+def _outer(name: str, names: Container[str]) -> str:
+    """The column that a name means: itself, or the object before its dot (``translation.en``)."""
+    return name if name in names else name.partition(".")[0]
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    if column in row:
+        return row[column]
+    outer, _, inner = column.partition(".")
+    holder = row[outer]
+    if holder is None:
+        return None
+    if not isinstance(holder, dict):
+        raise InputError(f"{outer!r} holds {kind_of(holder)}, which has no field {inner!r}")
+    if inner not in holder:
+        listed = ", ".join(map(repr, holder)) or "none"
+        raise InputError(f"{outer!r} has no field {inner!r}; choose one of: {listed}")
+    return holder[inner]
 
 
 def located_fields(
@@ -74,7 +95,7 @@ def located_fields(
 
 def _text(row: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
     columns = text_columns(list(row), options)
-    values = [row[column] for column in columns]
+    values = [_value(row, column) for column in columns]
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
         if len(values) != 2:

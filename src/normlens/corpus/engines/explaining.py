@@ -8,26 +8,36 @@ import numpy as np
 
 from normlens.corpus.measures.base import Asked
 from normlens.explain.ask import ask
+from normlens.explain.ask_pairs import ask_pairs
 from normlens.explain_options import ExplainOptions
 from normlens.lens import Lens
+from normlens.pairs import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.text import Encoded
 
 
 def explained(
-    lens: Lens, encoded: Sequence[Encoded], asked: Asked, batch_size: int | str
+    lens: Lens, items: Sequence[Item], asked: Asked, batch_size: int | str
 ) -> list[tuple[Explanation, ...]]:
-    """The explanations of each sequence: one, or one for each of its next tokens."""
+    """The explanations of each sequence: one, or one for each of its next tokens.
+
+    Of an encoder–decoder's pairs, `asked.position` is the place of a token of the target.
+    """
     options = ExplainOptions(
         nonlinearity=asked.nonlinearity,
         flow=False,
         first_piece=asked.first_piece,
         batch_size=batch_size if batch_size == "auto" else int(batch_size),
     )
-    answers = ask(
-        lens, encoded, True, asked.target, asked.contrast, asked.position, None, None, options
-    )
+    if lens.two_stacks:
+        pairs = [item for item in items if isinstance(item, Pair)]
+        answers = ask_pairs(lens, pairs, True, asked.position, asked.contrast, options)
+    else:
+        encoded = [item for item in items if isinstance(item, Encoded)]
+        answers = ask(
+            lens, encoded, True, asked.target, asked.contrast, asked.position, None, None, options
+        )
     return [(each,) if isinstance(each, Explanation) else tuple(each) for each in answers]
 
 

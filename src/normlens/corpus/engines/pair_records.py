@@ -29,18 +29,17 @@ def check_stacks(lens: Lens, measures: Sequence[Measure]) -> None:
     refused = [measure.name for measure in measures if not _reads_pairs(measure)]
     if refused:
         left = [measure.name for measure in measures if measure.name not in refused]
-        instead = left or ["similarity", "mixing", "norms"]
+        instead = left or ["similarity", "mixing", "norms", "amplification", "explanations"]
         raise InputError(
-            f"{lens.name} is an encoder–decoder, whose targets and sources are two texts; the "
-            f"measure {refused[0]!r} is for one text: take --measures {','.join(instead)}"
+            f"{lens.name} is an encoder–decoder, which reads two sequences; the measure "
+            f"{refused[0]!r} is for models that read one: take --measures {','.join(instead)}"
         )
 
 
 def _reads_pairs(measure: Measure) -> bool:
     if isinstance(measure, ModelMeasure):
         return measure.reads_pairs
-    needs = measure.needs
-    return not (needs.square or needs.apart or needs.asked is not None)
+    return not measure.needs.apart
 
 
 def encode_pair_record(

@@ -33,7 +33,6 @@ from normlens.pairs import Item
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
-from normlens.text import Encoded
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
 
@@ -64,7 +63,7 @@ class Worker:
             torch.set_num_threads(task.threads)
         self.task = task
         self.lens = _load(task) if lens is None else lens
-        self.measures = made(task.measures)
+        self.measures = made(task.measures, self.lens.two_stacks)
         check_stacks(self.lens, self.measures)
         self.needs = Needs(scopes=(), arrays=False)
         for measure in self.measures:
@@ -176,7 +175,7 @@ class Worker:
         items = [entry.item for entry in batch]
         try:
             maps = self._maps(items) if self.needs.maps else [*map(no_maps, encoded)]
-            explanations = self._explanations(encoded)
+            explanations = self._explanations(items)
         except NormLensError as error:
             if len(batch) == 1:
                 return [str(error)]
@@ -185,10 +184,10 @@ class Worker:
         # One of them spoils the batch for all; alone, each answers for itself.
         return [result for entry in batch for result in self._analyse([entry])]
 
-    def _explanations(self, encoded: Sequence[Encoded]) -> list[tuple[Explanation, ...]]:
+    def _explanations(self, items: Sequence[Item]) -> list[tuple[Explanation, ...]]:
         if self.needs.asked is None:
-            return [()] * len(encoded)
-        return explained(self.lens, encoded, self.needs.asked, self.task.batch_size)
+            return [()] * len(items)
+        return explained(self.lens, items, self.needs.asked, self.task.batch_size)
 
     def _maps(self, items: Sequence[Item]) -> list[Maps]:
         size = self.task.batch_size
@@ -227,6 +226,10 @@ def _check_tokenizer(lens: Lens) -> None:
 
 
 def _check_masking(options: RunOptions, lens: Lens) -> None:
+    if options.mask and lens.two_stacks:
+        raise InputError(
+            f"{lens.name} is an encoder–decoder, whose texts are not masked; leave --mask out"
+        )
     if options.mask and lens.causal:
         raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
 

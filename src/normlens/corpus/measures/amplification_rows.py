@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,11 +24,19 @@ from normlens.corpus.measures.amplification_tables import (
     merging_sql,
 )
 from normlens.corpus.measures.base import Item, Needs, alike, at_layers, check_square
+from normlens.corpus.measures.both_stacks import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    BothStacks,
+    encoder_item,
+)
 from normlens.corpus.measures.columns import Blocks, build, codes, sums
-from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs
+from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs, of_other_stack
 from normlens.corpus.measures.token_pairs import TokenPairs
-from normlens.corpus.measures.tokens import GROUPS, RELATIONS, Relation
+from normlens.corpus.measures.tokens import RELATIONS, Relation
 from normlens.corpus.measures.user_imports import imported
+from normlens.corpus.measures.user_relations import called, check_names
 from normlens.errors import InputError, valid_choice
 from normlens.results.maps import Maps
 
@@ -45,7 +53,9 @@ class Amplification:
     sequence's sums, so that sequences can be resampled; the sample keeps `keep` pairs per layer of
     each relation in `tokens.RELATIONS` and `keep_other` others per distance. Without `subwords`,
     amplification_pairs, by far the largest of the tables, stays empty. `relations` are a user's
-    own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans.
+    own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans. Of an
+    encoder–decoder there are pairs of each stack's own tokens and, as the stack "cross", of the
+    encoder's and the decoder's, which have no distance.
     """
 
     pairs: tuple[ScopePair, ...] | None = None
@@ -72,7 +82,7 @@ class Amplification:
             object.__setattr__(self, "pairs", listed)
         given = self.relations.split(",") if isinstance(self.relations, str) else self.relations
         object.__setattr__(self, "relations", tuple(given))
-        _check_names(self.relations)
+        check_names(self.relations)
         if self.pairs is not None:
             if not self.pairs or any(len(pair) != 2 for pair in self.pairs):
                 raise InputError(
@@ -85,8 +95,8 @@ class Amplification:
         named = [scope for pair in self.pairs or () for scope in pair]
         # A short name (LN1) means what it means only among all of the model's scopes.
         if not named or any(scope != scope.upper() or "-" not in scope for scope in named):
-            return Needs(square=True)
-        return Needs(tuple(dict.fromkeys(named)), square=True)
+            return Needs()
+        return Needs(tuple(dict.fromkeys(named)))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -98,7 +108,7 @@ class Amplification:
 
     @property
     def _user_relations(self) -> dict[str, Relation]:
-        return {_called(name): imported(name, "relation") for name in self.relations}
+        return {called(name): imported(name, "relation") for name in self.relations}
 
     @property
     def sql(self) -> Mapping[str, str]:
@@ -107,14 +117,42 @@ class Amplification:
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
         check_square(item, self.name)
-        user_relations = self._user_relations
-        maps, pairs = item.maps, TokenPairs(item, user_relations)
-        named = self._scope_pairs(maps)
+        pairs = TokenPairs.of_text(item, self._user_relations)
+        return self._rows(item, pairs, self._scope_pairs(item.maps), slice(None))
+
+    def for_two_stacks(self) -> BothStacks:
+        return BothStacks(self, self._by_stack)
+
+    def _by_stack(self, item: Item) -> Iterator[tuple[str, dict[str, pa.Table]]]:
+        """The rows of each stack's tokens, and those of the encoder's and the decoder's together.
+
+        Only scopes that hold parts of a group of sources have rows of it.
+        """
+        if item.maps.encoder is not None:
+            yield ENCODER, self.rows(encoder_item(item))
+        named = self._scope_pairs(item.maps)
+        first = len(item.source or ())
+        for place, stack, columns in (
+            (0, DECODER, slice(first, None)),
+            (1, CROSS, slice(0, first)),
+        ):
+            here = [pair for pair in named if all(scopes.holds(scope)[place] for scope in pair)]
+            if stack == CROSS:
+                pairs = TokenPairs.across(item)
+            else:
+                pairs = TokenPairs.of_text(item, self._user_relations)
+            yield stack, self._rows(item, pairs, here, columns)
+
+    def _rows(
+        self, item: Item, pairs: TokenPairs, named: Sequence[ScopePair], columns: slice
+    ) -> dict[str, pa.Table]:
+        """The rows of some of a map's columns, whose tokens are the sources of `pairs`."""
+        maps = item.maps
         counted = pairs.counted(self.exclude_same_type, self.exclude_special)
         blocks = {name: Blocks() for name in TABLES}
         for group in alike(maps):
             layers = np.array(maps.layers, np.int64)[group]
-            at = np.flatnonzero(counted & maps.allowed[group[0]].ravel())
+            at = np.flatnonzero(counted & maps.allowed[group[0]][:, columns].ravel())
             # The same pairs under all scopes, so that their scores can be compared.
             chosen, priority = self._candidates(item, pairs, layers, at)
             place, pair = np.divmod(chosen, max(len(at), 1))
@@ -123,9 +161,9 @@ class Amplification:
                 if layers[0] not in maps.layers_of(*scope_pair):
                     continue  # these layers have other components
                 before, after = (
-                    normalise(at_layers(maps, scope, group).astype(np.float64), self.axis).reshape(
-                        len(group), -1
-                    )[:, at]
+                    normalise(at_layers(maps, scope, group).astype(np.float64), self.axis)[
+                        ..., columns
+                    ].reshape(len(group), -1)[:, at]
                     for scope in scope_pair
                 )
                 score = after - before
@@ -133,25 +171,25 @@ class Amplification:
                 if self.subwords:
                     by_type = pairs.by_type(layers, at, before, after)
                     blocks[PAIRS].add(before=code, after=code, **by_type)
-                for name, columns in (
+                for name, made in (
                     (DISTANCE, {**whose, **pairs.by_distance(layers, at, score)}),
                     (SAMPLE, {**whose, **drawn, "score": score.ravel()[chosen]}),
                 ):
-                    blocks[name].add(before=code, after=code, **columns)
-        labels = {
+                    blocks[name].add(before=code, after=code, **made)
+        labels: dict[str, Sequence[str]] = {
             "before": [before for before, _ in named],
             "after": [after for _, after in named],
-            "source_token": pairs.type_tokens,
-            "target_token": pairs.type_tokens,
-            "relation": (*RELATIONS, *user_relations),
+            "source_token": pairs.source_types.tokens,
+            "target_token": pairs.target_types.tokens,
+            "relation": self._relations,
             "sequence": [item.sequence],
         }
         left_out = () if self.subwords else (PAIRS,)
         return {
             name: TABLES[name].empty_table()
             if name in left_out
-            else build(TABLES[name], made.columns(), labels)
-            for name, made in blocks.items()
+            else build(TABLES[name], block.columns(), labels)
+            for name, block in blocks.items()
         }
 
     def combine(self, table: str, parts: pa.Table) -> pa.Table:
@@ -164,10 +202,10 @@ class Amplification:
         relation, names = codes(parts["relation"])
         all_relations = self._relations
         relation = np.array([all_relations.index(name) for name in names], np.int64)[relation]
-        layer, index, target, source, priority, distance = (
-            parts[name].to_numpy()
-            for name in ("layer", "index", "target", "source", "priority", "distance")
+        layer, index, target, source, priority = (
+            parts[name].to_numpy() for name in ("layer", "index", "target", "source", "priority")
         )
+        distance = parts["distance"].fill_null(0).to_numpy()  # null: of another sequence
         limit = reservoir.limits(self.keep, self.keep_other, all_relations)
         stratum = reservoir.strata(relation, distance, all_relations)
         group = np.ravel_multi_index(
@@ -179,7 +217,7 @@ class Amplification:
 
     @property
     def _relations(self) -> tuple[str, ...]:
-        return (*RELATIONS, *map(_called, self.relations))
+        return (*RELATIONS, *map(called, self.relations))
 
     def _scope_pairs(self, maps: Maps) -> list[ScopePair]:
         if self.pairs is None:
@@ -187,6 +225,7 @@ class Amplification:
         named = [
             (scopes.resolve(before, maps.scopes), scopes.resolve(after, maps.scopes))
             for before, after in self.pairs
+            if not of_other_stack((before, after), maps)
         ]
         return list(dict.fromkeys(named))
 
@@ -202,16 +241,3 @@ class Amplification:
         kept = [reservoir.lowest(row, stratum, limit) for row in priority]
         chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
         return chosen, priority.ravel()[chosen]
-
-
-def _called(name: str) -> str:
-    """Name a relation ``my_module:my_relation`` as the tables do."""
-    return name.rpartition(":")[2].rpartition(".")[2]
-
-
-def _check_names(relations: tuple[str, ...]) -> None:
-    called = [*map(_called, relations)]
-    for name, full in zip(called, relations, strict=True):
-        if called.count(name) > 1 or name in RELATIONS or name in GROUPS:
-            raise InputError(f"another relation is called {name!r} already; rename {full!r}")
-        imported(full, "relation")

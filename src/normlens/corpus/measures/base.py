@@ -25,8 +25,8 @@ AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure tak
 class Item:
     """One sequence with its maps, as a measure receives it.
 
-    Of an encoder–decoder these are the decoder's maps and tokens, and `encoded.source` is what the
-    encoder reads. `encoded` may also say which entity each token belongs to (`entities`: index or
+    Of an encoder–decoder these are the decoder's maps and tokens, and `source` is what the encoder
+    reads. `encoded` may also say which entity each token belongs to (`entities`: index or
     None) and which tokens were masked (`masked`: booleans). Where no measure of a run needs maps,
     `maps` have no layers; where one asks for them, `explanations` are the answers to its question.
     """
@@ -40,6 +40,11 @@ class Item:
 
     def __len__(self) -> int:
         return len(self.encoded.ids)
+
+    @property
+    def source(self) -> Encoded | None:
+        """What an encoder reads beside the decoder's tokens; None: the model has one stack."""
+        return getattr(self.encoded, "source", None)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,6 @@ class Needs:
 
     A measure that sets `arrays` to False reads the maps' `correlations` alone, where there are any.
     `asked` is a question to explain. With `apart`, the texts of a pair are encoded each for itself.
-    `square` maps have the targets' own tokens as sources, which an encoder–decoder's have not.
     With `pairs`, only an encoder–decoder will do, and texts are words that spaces separate.
     """
 
@@ -69,7 +73,6 @@ class Needs:
     correlations: bool = False
     asked: Asked | None = None
     apart: bool = False
-    square: bool = False
     pairs: bool = False
 
     @property
@@ -91,7 +94,6 @@ class Needs:
             self.correlations or other.correlations,
             self.asked if other.asked is None else other.asked,
             self.apart or other.apart,
-            self.square or other.square,
             self.pairs or other.pairs,
         )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.corpus.measures.base import Item, RowMeasure
+from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import WHOSE, build
 from normlens.corpus.measures.tokens import CATEGORIES, categories
 
@@ -33,6 +34,9 @@ class Mixing(RowMeasure):
     name = "mixing"
     tables: Mapping[str, pa.Schema] = {"mixing": SCHEMA}
     order: Mapping[str, tuple[str, ...]] = {"mixing": ("index", "layer", "scope", "position")}
+
+    def for_two_stacks(self) -> BothStacks:
+        return BothStacks(self)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         maps, n = item.maps, len(item)

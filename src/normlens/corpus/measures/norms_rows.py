@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from normlens.analysis.ranks import spearman_matrix
 from normlens.corpus.measures.base import Item, Needs, alike, at_layers
+from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import (
     EXACT,
     WHOSE,
@@ -91,6 +92,9 @@ class Norms:
     @property
     def options(self) -> dict[str, Any]:
         return {}
+
+    def for_two_stacks(self) -> BothStacks:
+        return BothStacks(self)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         return {

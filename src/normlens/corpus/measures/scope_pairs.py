@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from normlens.scopes import chains, components_of
+from normlens.results.maps import Maps
+from normlens.scopes import chains, components_of, is_among
 
 ScopePair = tuple[str, str]
 
@@ -28,12 +29,16 @@ def feed_forward_pair(scopes: Iterable[str]) -> ScopePair | None:
 
 
 def whole_block_pair(scopes: Iterable[str]) -> ScopePair | None:
-    """Find the scope behind the first residual and the whole layer (FF, residual, norms)."""
+    """Find the scope behind the residual before FF and the whole layer (FF, residual, norms).
+
+    That residual is the layer's first, or with two attentions that of the second.
+    """
     named = _prefixes(scopes)
     longest = max(named, key=len, default=())
-    if "RES" not in longest:
+    start = longest.index("CROSS") if "CROSS" in longest else 0
+    if "RES" not in longest[start:]:
         return None
-    before, after = named.get(longest[: longest.index("RES") + 1]), named[longest]
+    before, after = named.get(longest[: longest.index("RES", start) + 1]), named[longest]
     return None if before is None or before == after else (before, after)
 
 
@@ -54,3 +59,17 @@ def default_pairs(scopes: Iterable[str]) -> list[ScopePair]:
         pair(chain) for chain in chains(scopes) for pair in (feed_forward_pair, whole_block_pair)
     ]
     return [pair for pair in dict.fromkeys(pairs) if pair is not None]
+
+
+def of_other_stack(pair: ScopePair, maps: Maps) -> bool:
+    """Whether both scopes, perhaps by short names, are of a stack that these maps are not of."""
+    if maps.provenance.get("stack") == "encoder":
+        return not _are_among(pair, maps.scopes)  # the decoder's maps know those of both
+    other = maps.encoder
+    return (
+        other is not None and _are_among(pair, other.scopes) and not _are_among(pair, maps.scopes)
+    )
+
+
+def _are_among(pair: ScopePair, scopes: Sequence[str]) -> bool:
+    return all(is_among(name, scopes) for name in pair)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from normlens.analysis.ranks import spearman_matrix
 from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, at_layers
+from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import WHOSE, build
 from normlens.results.maps import Correlations, Maps
 from normlens.scopes import holds
@@ -36,6 +37,9 @@ class Similarity(RowMeasure):
     order: Mapping[str, tuple[str, ...]] = {"similarity": ("index", "layer", "scope_a", "scope_b")}
 
     needs = Needs(arrays=False, correlations=True)
+
+    def for_two_stacks(self) -> BothStacks:
+        return BothStacks(self)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         maps = item.maps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,24 @@ def relations(
                 f"tokens; it must give booleans of shape ({n}, {n}), targets first"
             )
         places[related] = place
+    return places
+
+
+def relations_across(item: Item) -> NDArray[np.int16]:
+    """Classify how target i of a decoder and source j of its encoder belong together, (n, m).
+
+    same_type: the same subword in both texts; special and other as in `relations`.
+    """
+    source = item.source
+    assert source is not None
+    ordinary = CATEGORIES.index("ordinary")
+    targets, sources = (
+        categories(one) == ordinary for one in (item, replace(item, encoded=source))
+    )
+    tokens, of_source = (np.array(one.tokens, object) for one in (item.encoded, source))
+    places = np.full((len(item), len(source)), RELATIONS.index("other"), dtype=np.int16)
+    places[tokens[:, None] == of_source] = RELATIONS.index("same_type")
+    places[~(targets[:, None] & sources)] = RELATIONS.index("special")
     return places
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normlens.corpus import measures
 from normlens.corpus.engines.shard_rows import schemas
 from normlens.corpus.measures import Measure
+from normlens.corpus.measures.both_stacks import for_two_stacks
 from normlens.corpus.measures.user_files import module_sources, sources_of
+from normlens.corpus.runs.manifest import has_two_stacks
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_measures
 from normlens.errors import InputError
@@ -68,6 +70,10 @@ class Choice:
                 }
         return json.loads(json.dumps(described, default=str))
 
+    def for_model(self, identity: Mapping[str, Any]) -> Choice:
+        """The same measures for the model that a manifest describes."""
+        return replace(self, measures=made(self.portable, has_two_stacks(identity)))
+
     def tables(self) -> dict[str, dict[str, Any]]:
         """Every table as a manifest describes it."""
         owners = {
@@ -92,6 +98,7 @@ def measure_names(wanted: Sequence[str | Measure]) -> list[str]:
     return [m if isinstance(m, str) else m.name for m in wanted]
 
 
-def made(listed: Sequence[str | Measure]) -> tuple[Measure, ...]:
-    """The measures behind names."""
-    return tuple(measures.get(m) if isinstance(m, str) else m for m in listed)
+def made(listed: Sequence[str | Measure], two_stacks: bool = False) -> tuple[Measure, ...]:
+    """The measures behind names; with `two_stacks`, in their form for an encoder–decoder."""
+    named = (measures.get(m) if isinstance(m, str) else m for m in listed)
+    return tuple(map(for_two_stacks, named) if two_stacks else named)

@@ -17,6 +17,8 @@ from normlens.analysing.collect import versions
 from normlens.errors import NormLensError
 from normlens.heads import Dense
 from normlens.lens import Lens
+from normlens.models.two_stacks import DECODER, ENCODER
+from normlens.targets import can_generate
 
 #: Fields of a configuration that the manifest has elsewhere, or that no number depends on.
 _ELSEWHERE = frozenset(
@@ -38,7 +40,9 @@ _PLACES = ("_file", "_path", "_dir", "_hash", "is_local", "local_files_only")
 
 def identify(lens: Lens, head: bool = False) -> dict[str, Any]:
     """Describe a model as a run's manifest does; with `head`, also what stands behind its body."""
-    behind = {"head": head_hash(lens)} if head else {}
+    behind: dict[str, Any] = {"head": head_hash(lens)} if head else {}
+    if lens.two_stacks:
+        behind |= {"stacks": [ENCODER, DECODER], "generates": can_generate(lens.adapter)}
     return {
         "name": lens.name,
         "revision": lens.revision,

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -47,12 +47,14 @@ def locked(folder: Folder) -> Iterator[Lock]:
     """Hold the folder's lock, or say who holds it.
 
     The lock belongs to the open file, so the system lifts it when its holder ends, however it
-    ends. Object stores have no locks; there it is for the user to start one run only.
+    ends. Object stores have no locks; there it is for the user to start one run only. A folder that
+    is new and that nothing was written to before an error is removed again.
     """
     if not isinstance(folder, LocalFolder):
         yield Lock()
         return
     path = folder.path / NAME
+    is_new = not folder.path.exists()
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         # A lock that is a link could have another file emptied.
@@ -65,14 +67,27 @@ def locked(folder: Folder) -> Iterator[Lock]:
                 f"another process{_named(_read(descriptor))} is working in {str(folder)!r}; wait "
                 "until it has ended, or end it"
             )
+        lock = Lock(path, descriptor)
+        lock.check()  # who had it before may have removed the folder
         _write(descriptor, _self())
         try:
-            yield Lock(path, descriptor)
+            yield lock
+        except BaseException:
+            if is_new and os.listdir(folder.path) == [NAME]:
+                _remove(path)
+            raise
         finally:
             # The file stays: removing it would let two others lock two files of one name.
             _write(descriptor, b"")
     finally:
         os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Remove the lock and the folder around it."""
+    with suppress(OSError):
+        path.unlink()
+        path.parent.rmdir()
 
 
 def _take(descriptor: int, path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -145,6 +146,11 @@ def _check(manifest: Manifest) -> None:
         for column in (*described["columns"], *described["order"]):
             if not isinstance(column, str):
                 raise TypeError(f"{column!r} cannot name a column of {name!r}")
+
+
+def has_two_stacks(model: Mapping[str, Any]) -> bool:
+    """Whether the model that a manifest describes is an encoder–decoder."""
+    return "stacks" in model
 
 
 @dataclass(frozen=True)

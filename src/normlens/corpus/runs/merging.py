@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.manifest import Manifest, has_two_stacks
 from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError, NormLensError
 
@@ -41,7 +41,8 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
             return measure.sql.get(table)
     name = str(described["measure"])
     if (manifest.measures.get(name) or {}).get("source") is None:
-        return _built_in(manifest, name).sql.get(table)
+        measure = _built_in(manifest, name)
+        return (_for_two_stacks(measure) if has_two_stacks(manifest.model) else measure).sql[table]
     raise InputError(
         f"the table {table!r} is merged by a measure of your own, which is imported only if you "
         f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
@@ -77,6 +78,12 @@ def _get(name: str, **options: Any) -> Measure:
     from normlens.corpus.measures.registry import get
 
     return get(name, **options)
+
+
+def _for_two_stacks(measure: Measure) -> Measure:
+    from normlens.corpus.measures.both_stacks import for_two_stacks
+
+    return for_two_stacks(measure)
 
 
 def _harmless(options: dict[str, Any]) -> dict[str, Any]:

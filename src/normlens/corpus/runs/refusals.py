@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
+from normlens.corpus.data.parallel import has_target
+from normlens.corpus.data.records import Data
 from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
@@ -34,6 +38,16 @@ def check_free(folder: Folder) -> None:
         raise OutputError(
             f"{str(folder)!r} holds other files ({foreign[0]!r}); give --out a new folder"
         )
+
+
+def check_targets(model: Mapping[str, Any], data: Data) -> None:
+    """Refuse sources without any target for an encoder–decoder that cannot generate them."""
+    if model.get("generates", True) or any(has_target(record) for record in data):
+        return
+    raise InputError(
+        f"{data.name!r} has no targets, and {model['name']} has no head that could generate them; "
+        "give pairs (source ||| target, or --pair-column), or a model with its head"
+    )
 
 
 def check_named(folder: Folder, options: RunOptions, measures: bool, settings: bool) -> None:

@@ -34,7 +34,7 @@ from normlens.corpus.runs.options import (
 from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import recover
-from normlens.corpus.runs.refusals import check_free, check_named
+from normlens.corpus.runs.refusals import check_free, check_named, check_targets
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
@@ -71,7 +71,7 @@ def run(
         **given,
     )
     execution = Execution(**how)
-    tables = chosen.tables()
+    chosen.tables()  # raises where two measures write one
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
@@ -83,11 +83,12 @@ def run(
         check_free(folder)
         progress.say(f"loading {fixed.model}")
         with _engine(fixed, chosen, execution, model) as engine:
+            check_targets(engine.identity, source)
             manifest = Manifest(
                 options=fixed,
                 model=engine.identity,
                 data=described,
-                tables=tables,
+                tables=chosen.for_model(engine.identity).tables(),
                 measures=chosen.described(),
                 execution=asdict(execution),
                 versions=engine.by["versions"],
@@ -138,7 +139,7 @@ def resume(
     refuse(folder, changed_options(manifest, given))
     check_named(folder, fixed, measures is not None, settings is not None)
     chosen = Choice.of(listed, fixed.settings)
-    refuse(folder, changed_tables(manifest, chosen.tables()))
+    refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
         source = data if isinstance(data, Data) else _open_data(fixed)
         now = {"data": _described(source), "measures": chosen.described()}
@@ -164,7 +165,7 @@ def resume(
 def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
     """The run, with the measures that the user named for it."""
     given: RunKeywords = {"measures": chosen.wanted, "settings": chosen.settings}
-    return Run(folder, manifest, chosen.measures, given)
+    return Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
 
 
 def _described(data: Data) -> dict[str, Any]:

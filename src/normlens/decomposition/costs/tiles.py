@@ -57,13 +57,14 @@ def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
 
 
 def player_memory(shape: Shape, scopes: int) -> int:
-    """Bytes for sampling one target: n + 1 players with m neurons each.
+    """Bytes for sampling one target: its n tokens, other sources and the bias, m neurons each.
 
     The players and one order's running sums, for each input projection (2k); the means, and one
     order's values and contributions, each with a temporary copy (5); and a gradient for each scope
     behind the block.
     """
-    return (shape.n + 1) * shape.m * (2 * shape.projections + 5 + scopes) * shape.itemsize
+    players = shape.n + (shape.sources or 0) + 1
+    return players * shape.m * (2 * shape.projections + 5 + scopes) * shape.itemsize
 
 
 def least_memory(shape: Shape, rule: str, scopes: int = 1) -> int:

@@ -69,13 +69,19 @@ def chunk_sources(sizes: VectorSizes, limit: int, causal: bool) -> int:
     return max(1, min(worth, limit // (2 * sizes.passing), sizes.n))
 
 
-def group_sources(sizes: VectorSizes, limit: int, causal: bool) -> list[list[Chunk]]:
-    """All sources in chunks, in groups of which the other half of the limit holds one."""
+def group_sources(
+    sizes: VectorSizes, limit: int, causal: bool, sources: int | None = None
+) -> list[list[Chunk]]:
+    """All sources in chunks, in groups of which the other half of the limit holds one.
+
+    There are as many `sources` as targets, or fewer.
+    """
     count = chunk_sources(sizes, limit, causal)
+    every = sizes.n if sources is None else sources
     groups: list[list[Chunk]] = []
     held = limit
-    for first in range(0, sizes.n, count):
-        size = min(count, sizes.n - first)
+    for first in range(0, every, count):
+        size = min(count, every - first)
         targets = sizes.n - first if causal else sizes.n
         needed = size * sizes.kept * targets // sizes.n
         if held + needed > limit // 2 or not groups:

@@ -1,0 +1,166 @@
+"""Maps of encoder–decoders whose sources are the tokens that both stacks read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from frozen_copies import FrozenPair
+from heads import in_float64
+from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
+from scipy.stats import spearmanr
+
+import normlens
+from normlens.errors import CompletenessError, InputError, MemoryLimitError
+from normlens.models.two_stacks import TwoStacks
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def whole_maps(family, model=None, **asked):
+    lens = normlens.load(generating(family) if model is None else model, tokenizer=False)
+    asked = {"decoder_input_ids": TARGET, "origin": "input", **source_of(family), **asked}
+    return lens.maps(**asked)
+
+
+def only(tokens: torch.Tensor, place: int) -> torch.Tensor:
+    kept = torch.zeros_like(tokens)
+    kept[place] = tokens[place]
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("family", "rule"),
+    [*((family, "ig") for family in FAMILIES), ("bart", "ig-bias"), ("t5", "gradient")],
+)
+def test_maps_are_what_a_frozen_copy_makes_of_each_token_alone(family, rule):
+    """The copy is affine in its tokens: each one's part is what it adds to none of them."""
+    model = generating(family)
+    with in_float64():
+        maps = whole_maps(family, model, nonlinearity=rule)
+        frozen = FrozenPair(model, model_inputs(family), rule)
+        source, target = frozen.source, frozen.target
+        none = torch.zeros_like(source), torch.zeros_like(target)
+        with torch.no_grad():
+            nothing = frozen(*none)
+            each = [frozen(only(source, k), none[1]) for k in range(len(source))]
+            m = len(each)
+            each += [frozen(none[0], only(target, k)) for k in range(len(target))]
+    assert maps.completeness < 1e-10
+    adapter = frozen.adapter
+    for stack, name, blocks in zip((0, 1), ("encoder", "decoder"), frozen.stacks, strict=True):
+        found = maps.encoder if name == "encoder" else maps
+        for layer, block in enumerate(blocks):
+            for step, scope in adapter.layer(block).scope_of_step.items():
+                v = torch.stack(
+                    [one[stack][layer][step] - nothing[stack][layer][step] for one in each]
+                )  # (k, i, d)
+                expected = v.norm(dim=-1).T.numpy()
+                if name == "encoder":
+                    assert not expected[:, m:].any()
+                    expected = expected[:, :m]
+                scale = expected.max()
+                np.testing.assert_allclose(
+                    found.at(scope, layer), expected, rtol=0, atol=1e-9 * scale, err_msg=scope
+                )
+                first = m if name == "decoder" else 0
+                own = torch.stack([v[first + i, i] for i in range(v.shape[1])])
+                others = (v.sum(0) - own).norm(dim=-1)
+                ratio = others / (others + own.norm(dim=-1))
+                np.testing.assert_allclose(found.mixing[scope][layer], ratio, rtol=0, atol=1e-9)
+
+
+@every_family
+def test_the_first_cross_attention_reads_the_encoders_parts(family):
+    """What a source token gave to all vectors of the encoder arrives by CROSS."""
+    maps = whole_maps(family)
+    m = len(maps.encoder.targets)
+    assert maps.source_sequences == ["encoder"] * m + ["decoder"] * len(TARGET)
+    assert [scope for scope in maps.scopes if scope.endswith("-W")] == []
+    crossing = maps["CROSS-N"]
+    assert crossing[..., :m].all()
+    assert not crossing[..., m:].any()
+    before = maps["ATTN-N"]
+    assert not before[0][:, :m].any()
+    assert before[1][:, :m].all()  # by the first layer's CROSS
+    assert not np.triu(before[:, :, m:], 1).any()
+
+
+def test_similarity_leaves_out_columns_that_nothing_has_reached():
+    maps = whole_maps("bart")
+    m = len(maps.encoder.targets)
+    a, b = "ATTN-N", "ATTNRES-N"
+    rho = maps.similarity(a, b)
+    seen = np.tril(np.ones((len(TARGET), len(TARGET)), bool))
+    first = spearmanr(maps[a][0][:, m:][seen], maps[b][0][:, m:][seen]).statistic
+    both = np.concatenate([np.ones((len(TARGET), m), bool), seen], axis=1)
+    second = spearmanr(maps[a][1][both], maps[b][1][both]).statistic
+    assert rho[:2] == pytest.approx([first, second])
+
+
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_batches_groups_and_chosen_layers_change_nothing(family):
+    lens = normlens.load(generating(family), tokenizer=False)
+    sources, targets = [IDS, [9, 4, 40]], [TARGET[:4], TARGET]
+    pad = lens.adapter.config.pad_token_id
+    width = [max(map(len, one)) for one in (sources, targets)]
+
+    def padded(rows, width):
+        return [row + [pad] * (width - len(row)) for row in rows]
+
+    def mask(rows, width):
+        return [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+
+    together = lens.maps(
+        input_ids=padded(sources, width[0]),
+        attention_mask=mask(sources, width[0]),
+        decoder_input_ids=padded(targets, width[1]),
+        decoder_attention_mask=mask(targets, width[1]),
+        origin="input",
+        batch_size=2,
+    )
+    for maps, source, target in zip(together, sources, targets, strict=True):
+        alone = lens.maps(
+            input_ids=source,
+            decoder_input_ids=target,
+            origin="input",
+            layers=[1],
+            memory_limit="100KB",
+        )
+        assert alone.layers == alone.encoder.layers == [1]
+        for scope in alone.scopes:
+            np.testing.assert_allclose(alone[scope][0], maps[scope][1], rtol=0, atol=1e-6)
+        for scope in alone.encoder.scopes:
+            np.testing.assert_allclose(
+                alone.encoder[scope][0], maps.encoder[scope][1], rtol=0, atol=1e-6
+            )
+
+
+def test_progress_and_limits():
+    calls = []
+    maps = whole_maps("bart", progress=lambda done, asked: calls.append((done, asked)))
+    assert calls[-1] == (5, 5)
+    assert maps.origin == maps.encoder.origin == "input"
+    with pytest.raises(MemoryLimitError, match="too low for 11 tokens"):
+        whole_maps("bart", memory_limit="1KB")
+    with pytest.raises(InputError, match="CROSS-W shows one layer's attention weights"):
+        whole_maps("bart", scopes=["CROSS-W"])
+    with pytest.raises(InputError, match="leave `heads` out"):
+        whole_maps("bart", heads=True)
+
+
+def test_the_decoder_alone_can_be_asked_for():
+    everything = whole_maps("bart")
+    some = whole_maps("bart", scopes=["CROSS-N"], layers=-1)
+    assert some.encoder is None
+    np.testing.assert_allclose(some["CROSS-N"][0], everything["CROSS-N"][-1], rtol=0, atol=1e-12)
+
+
+def test_an_end_of_the_encoder_that_the_adapter_leaves_out_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        type(normlens.load(generating("t5"), tokenizer=False).adapter),
+        "encoder_end",
+        TwoStacks.encoder_end,
+    )
+    with pytest.raises(CompletenessError):
+        whole_maps("t5")
