@@ -115,7 +115,7 @@ def _row_operations(
     # Two products with each input projection (the real vector, the token's own part) and three
     # with the output projection; the bias's share has a few rows only.
     rows = 2 * tokens * d * m * (2 * k + 3)
-    if plan.method == MATRICES:
+    if plan.method == MATRICES or layer.widest is not None:
         return rows
     width, products = d, 1 if plan.method == TILES else analysis.kernel_precision.products
     if forms_head_products(layer, sizes, analysis):

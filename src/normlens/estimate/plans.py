@@ -28,8 +28,13 @@ def plan_of(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Plan | 
 
 
 def is_fused(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
-    """Whether the kernels do the stage; they neither sample nor read another sequence."""
+    """Whether the kernels do the stage.
+
+    They neither sample nor read another sequence, and know nothing of experts.
+    """
     if not analysis.has_kernels(sizes) or analysis.rule == SHAPLEY or layer.attentions > 1:
+        return False
+    if layer.widest is not None:
         return False
     return is_supported(analysis.tail(layer))
 
@@ -77,7 +82,7 @@ def forms_head_products(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis
     if isinstance(plan, KernelPlan):
         tokens = analysis.batch * analysis.tokens
         return plan.method == BY_SOURCE and head_products_pay(layer.d_head, layer.d, tokens)
-    if analysis.rule == SHAPLEY or plan.method != TILES:
+    if analysis.rule == SHAPLEY or plan.method != TILES or layer.widest is not None:
         return False
     return head_products_pay(layer.d_head, layer.d, analysis.tokens)
 
