@@ -73,6 +73,15 @@ class Routed:
     shared: Tensor | None = None  # (i,)
 
 
+def routed_of(layer: Layer) -> Routed | None:
+    """The routing of the first sequence that a trace put into its layer."""
+    routing = None if layer.experts is None else layer.experts.routing
+    if routing is None:
+        return None
+    shared = None if routing.shared is None else routing.shared[0]
+    return Routed(routing.experts[0], routing.weights[0], shared)
+
+
 @dataclass(frozen=True)
 class Reference:
     """What one layer should give: parts, maps and mixing ratios by scope."""

@@ -8,10 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import differentiate, hidden, mean_slopes, observe, observe_pair
+from reference import Routed, differentiate, hidden, mean_slopes, observe, observe_pair
 from torch import Tensor
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual, cast
+from normlens.components import (
+    Attention,
+    Branch,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    Residual,
+    cast,
+)
 from normlens.models import adapt
 
 
@@ -28,9 +37,10 @@ def frozen_outputs(
     seen = observe(adapter.model, blocks, ids)
     tokens = seen.x[0].double().clone().requires_grad_()
     y, outputs = tokens, []
-    for block, x, alpha, own in zip(blocks, seen.x, seen.alpha, real, strict=True):
+    ran = zip(blocks, seen.x, seen.alpha, real, seen.routed, strict=True)
+    for block, x, alpha, own, routed in ran:
         layer = adapter.layer(block).to(torch.float64)
-        behind = _through(layer, y, x.double(), alpha.double(), rule, own)
+        behind = _through(layer, y, x.double(), alpha.double(), rule, own, routed=routed)
         outputs.append(behind)
         y = behind[-1]
     return tokens, outputs
@@ -85,6 +95,7 @@ def _through(
     rule: str,
     real: dict[int, Tensor],
     other: tuple[Tensor, Tensor] | None = None,
+    routed: Routed | None = None,
 ) -> list[Tensor]:
     """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen.
 
@@ -114,6 +125,9 @@ def _through(
             )
         elif isinstance(step, FeedForward):
             pair = _feed_forward(step, pair, bias, rule)
+        elif isinstance(step, Experts):
+            assert routed is not None
+            pair = _mixture(step, pair, bias, rule, routed)
         else:
             entering = start if step.norm is None else _norm(step.norm, start)
             beta = None if step.norm is None else step.norm.beta
@@ -136,6 +150,8 @@ def _norm(step: Norm, pair: Tensor) -> Tensor:
 
 
 def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
+    if step.latent is not None:
+        pair = _norm(step.latent.norm, step.latent.down(pair))
     values = step.value(pair).unflatten(-1, (step.groups, -1))
     width, each = values.shape[-1], step.heads // step.groups
     total: Any = 0
@@ -143,6 +159,27 @@ def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
         rows = slice(head * width, (head + 1) * width)
         total = total + alpha[head] @ values[..., head // each, :] @ step.output.weight[rows]
     return total if step.output.bias is None else total + step.output.bias
+
+
+def _mixture(step: Experts, pair: Tensor, bias: Tensor, rule: str, routed: Routed) -> Tensor:
+    """Every target through every expert that it used, one after the other."""
+    rows = []
+    for target in range(pair.shape[1]):
+        alone, unowned = pair[:, target : target + 1], bias[target : target + 1]
+        total: Any = 0
+        chosen = zip(routed.experts[target].tolist(), routed.weights[target].double(), strict=True)
+        for expert, weight in chosen:
+            member = cast(step.members[expert], torch.float64)
+            if step.weighs_input:
+                total = total + _feed_forward(member, weight * alone, weight * unowned, rule)
+            else:
+                total = total + weight * _feed_forward(member, alone, unowned, rule)
+        if step.shared is not None:
+            shared = 1.0 if routed.shared is None else routed.shared[target].double()
+            member = cast(step.shared, torch.float64)
+            total = total + shared * _feed_forward(member, alone, unowned, rule)
+        rows.append(step.scale * total)
+    return torch.cat(rows, dim=1)
 
 
 def _feed_forward(ff: FeedForward, pair: Tensor, bias: Tensor, rule: str) -> Tensor:

@@ -24,7 +24,9 @@ def headed(model_type: str, task: str, dtype: torch.dtype = torch.float64, **set
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
     try:
-        model = kind.from_config(config, attn_implementation="eager").eval()
+        model = kind.from_config(
+            config, attn_implementation="eager", experts_implementation="eager"
+        ).eval()
     except (ValueError, KeyError):
         return None
     scramble(model, 3)

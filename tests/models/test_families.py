@@ -231,6 +231,7 @@ def test_the_model_is_left_as_it_was(family):
     modes = {name: module.training for name, module in model.named_modules()}
     implementation = model.config._attn_implementation
     weights = {name: value.clone() for name, value in model.state_dict().items()}
+    learnt = [parameter.requires_grad for parameter in model.parameters()]
 
     maps = normlens.load(model).maps(input_ids=IDS)
 
@@ -242,7 +243,8 @@ def test_the_model_is_left_as_it_was(family):
         assert not module._forward_pre_hooks, name
     for name, value in model.state_dict().items():
         assert torch.equal(value, weights[name]), name
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == learnt
 
 
 @every_family

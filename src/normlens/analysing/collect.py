@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens._version import __version__
-from normlens.analysing.columns import CORRELATIONS, Columns, reads_others
+from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns, reads_others
 from normlens.analysing.correlations import correlations_of
 from normlens.analysis import mixing_ratio, special_dimensions
 from normlens.components import Layer, Reach
@@ -48,6 +48,7 @@ class Collected:
         self.scopes = list(scopes)
         self.wanted = {"arrays": arrays, CORRELATIONS: correlations}
         self.precision: str | None = None
+        self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
         self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
@@ -80,8 +81,24 @@ class Collected:
             for name, tensor in values.items():
                 padded = self.columns.padded(tensor, group, name, layer)
                 self._keep((group, name), padded, index)
+        self._keep_routing(index, layer)
         if self._held > HELD_ON_DEVICE:
             self._bring()
+
+    def _keep_routing(self, index: int, layer: Layer) -> None:
+        """Keep the experts that the tokens of a layer used, if it was given with them."""
+        experts = layer.experts
+        if experts is None or experts.routing is None:
+            return
+        routing = experts.routing
+        dtype = torch.promote_types(routing.weights.dtype, torch.float32)
+        self.experts = len(experts.members)
+        self._keep((ROUTING, "experts"), routing.experts, index)
+        self._keep((ROUTING, "weights"), routing.weights.to(dtype), index)
+        if experts.shared is not None:
+            shared = torch.ones_like(routing.weights[..., 0])
+            shared = shared if routing.shared is None else routing.shared
+            self._keep((ROUTING, "shared"), shared.to(dtype), index)
 
     def _keep(self, key: Key, tensor: Tensor, index: int) -> None:
         pieces = self._pending.setdefault(key, [])
@@ -99,7 +116,12 @@ class Collected:
     @property
     def layers(self) -> list[int]:
         """The layers that have any of the results."""
-        having = {index for layers in self.covered.values() for index in layers}
+        having = {
+            index
+            for (group, _), layers in self.covered.items()
+            if group != ROUTING
+            for index in layers
+        }
         return [index for index in self._reaches if index in having]
 
     def coverage(self) -> dict[str, list[int]]:
@@ -107,7 +129,7 @@ class Collected:
         return {
             f"{group}/{name}": layers
             for (group, name), layers in self.covered.items()
-            if group != CORRELATIONS and layers != self.layers
+            if group not in (CORRELATIONS, ROUTING) and layers != self.layers
         }
 
     def errors(self) -> list[tuple[int, str, float]]:

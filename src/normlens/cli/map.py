@@ -60,6 +60,13 @@ def map_command(
     colour: Annotated[
         str | None, typer.Option(metavar="SCALE", help="In pictures: sqrt or linear.")
     ] = None,
+    routing: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Of a mixture of experts: write which experts each token used, with weights.",
+        ),
+    ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -74,6 +81,9 @@ def map_command(
     elif drawing:
         raise InputError(f"only pictures follow --{' and --'.join(drawing)}; add --out maps.png")
 
+    if routing is not None:
+        _check_routing(routing, force)
+
     from normlens.loading import load
 
     with status(f"loading {model or DEFAULT}", quiet):
@@ -81,6 +91,8 @@ def map_command(
     with status("computing maps", quiet):
         encoded = lens.encode(given, truncate=truncate)
         (maps,) = lens.analyse(encoded, analysis)
+    if routing is not None:
+        _write_routing(maps, routing, force, quiet)
     maps = maps.words() if words else maps
     maps = maps.without_special_tokens() if no_special_tokens else maps
     if out is None:
@@ -101,6 +113,24 @@ def _drawing(normalise: str | None, colour: str | None) -> dict[str, Any]:
         for name, value in given.items()
         if value is not None
     }
+
+
+def _check_routing(path: Path, force: bool) -> None:
+    """Judge the file of a routing before a model is loaded."""
+    from normlens.exports import map_export as export
+    from normlens.results import store
+
+    export.check_routing(path)
+    store.check_output(path, overwrite=force)
+
+
+def _write_routing(maps: Maps, path: Path, force: bool, quiet: bool) -> None:
+    from normlens.exports import map_export as export
+
+    with file_errors(path):
+        export.write_routing(maps, path, overwrite=force)
+    if not quiet:
+        print(f"wrote {path}: {maps.routing!r}")
 
 
 def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[str, Any]) -> None:

@@ -38,6 +38,8 @@ def show_maps(maps: Maps) -> None:
         console.print(f"outside every scope: {about['outside_scopes']}")
     if maps.heads:
         console.print("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
+    if maps.routing is not None:
+        console.print(f"{maps.routing!r}; --routing experts.csv writes it")
     if len(maps.scopes) == 1:
         _show_scope(console, maps)
     else:

@@ -101,6 +101,25 @@ def to_table(maps: Maps) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
+def write_routing(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the experts that tokens used, and their weights, as a CSV table."""
+    check_routing(path)
+    if maps.routing is None:
+        raise InputError(
+            f"the layers of {maps.provenance.get('model', 'this model')} have no experts, or these "
+            "maps are of words; there is no routing to write"
+        )
+    with store.writing(path, overwrite=overwrite) as temporary:
+        spreadsheet.write_csv(maps.routing.to_pandas(), temporary)
+    return Path(path)
+
+
+def check_routing(path: str | Path) -> None:
+    """Raise unless a routing can be written to this file."""
+    if Path(path).suffix.lower() != ".csv":
+        raise InputError(f"{str(path)!r} does not end in .csv; a routing is a CSV table")
+
+
 def to_document(maps: Maps) -> dict[str, Any]:
     """Everything about the maps as plain values for strict JSON: NaN and infinity become None."""
     check_one_stack(maps, "a document")
@@ -140,6 +159,8 @@ def to_document(maps: Maps) -> dict[str, Any]:
         document["sources"] = asdict(maps.source_axis)
         document["same_token"] = maps.is_same_token
         document["axes"]["same_token"] = ["target", "source"]
+    if maps.routing is not None:  # one row per layer, token and expert, layers and tokens from 0
+        document["routing"] = maps.routing.to_pandas().to_dict("records")
     return {key: plain(value) for key, value in document.items()}
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.json_text import parse_json
-from normlens.results import cosine_file, explanation_file
+from normlens.results import cosine_file, explanation_file, routing_file
 from normlens.results.axes import GROUPS
 from normlens.results.both_stacks import check_one_stack
 from normlens.results.header_fields import AXIS
@@ -75,6 +75,9 @@ def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
         fields["coverage"] = dict(maps.coverage)
     if maps.source_axis is not None:
         fields["sources"] = _written(maps.source_axis, AXIS)
+    if maps.routing is not None:
+        fields["routing"], arrays = routing_file.parts_of(maps.routing)
+        tensors |= arrays
     plain = fields.keys() == FIELDS.keys() and maps.same_token is None
     header = {
         "format": FORMAT,
@@ -160,7 +163,7 @@ def _read_maps(header: dict[str, str], file: Any) -> Maps:
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key not in MASKS:
+        if key not in MASKS and group != routing_file.GROUP:
             groups[group][name] = array
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
@@ -168,6 +171,9 @@ def _read_maps(header: dict[str, str], file: Any) -> Maps:
         meta["text"] = tuple(meta["text"])
     if (sources := meta.pop("sources", None)) is not None:
         meta["source_axis"] = TokenAxis(**_read(sources))
+    if (routing := meta.pop("routing", None)) is not None:
+        axis = TokenAxis(**_read({name: meta[name] for name in AXIS}))
+        meta["routing"] = routing_file.routing_of(routing, tensors, axis.tokens)
     masks: dict[str, Any] = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
     return Maps(**masks, **groups, **_read(meta))
 
