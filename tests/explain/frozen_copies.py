@@ -162,24 +162,25 @@ def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _mixture(step: Experts, pair: Tensor, bias: Tensor, rule: str, routed: Routed) -> Tensor:
-    """Every target through every expert that it used, one after the other."""
-    rows = []
-    for target in range(pair.shape[1]):
-        alone, unowned = pair[:, target : target + 1], bias[target : target + 1]
-        total: Any = 0
-        chosen = zip(routed.experts[target].tolist(), routed.weights[target].double(), strict=True)
-        for expert, weight in chosen:
-            member = cast(step.members[expert], torch.float64)
-            if step.weighs_input:
-                total = total + _feed_forward(member, weight * alone, weight * unowned, rule)
-            else:
-                total = total + weight * _feed_forward(member, alone, unowned, rule)
-        if step.shared is not None:
-            shared = 1.0 if routed.shared is None else routed.shared[target].double()
-            member = cast(step.shared, torch.float64)
-            total = total + shared * _feed_forward(member, alone, unowned, rule)
-        rows.append(step.scale * total)
-    return torch.cat(rows, dim=1)
+    """Each expert, on the targets that used it, times the weight that it had for each of them."""
+    total = torch.zeros_like(pair)
+
+    def through(block: FeedForward, targets: Tensor, weights: Tensor, inside: bool) -> Tensor:
+        before, behind = (weights, 1.0) if inside else (1.0, weights)
+        member = cast(block, torch.float64)
+        passed = _feed_forward(member, before * pair[:, targets], before * bias[targets], rule)
+        return total.index_add(1, targets, step.scale * behind * passed)
+
+    for expert in routed.experts.unique().tolist():
+        targets, places = torch.where(routed.experts == expert)
+        weights = routed.weights[targets, places].double()[:, None]
+        total = through(step.members[expert], targets, weights, step.weighs_input)
+    if step.shared is not None:
+        every = torch.arange(pair.shape[1])
+        ones = torch.ones(len(every), 1, dtype=torch.float64)
+        shared = ones if routed.shared is None else routed.shared.double()[:, None]
+        total = through(step.shared, every, shared, inside=False)
+    return total
 
 
 def _feed_forward(ff: FeedForward, pair: Tensor, bias: Tensor, rule: str) -> Tensor:
