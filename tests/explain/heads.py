@@ -61,7 +61,8 @@ def every_head() -> list[tuple[str, str]]:
         "SequenceClassification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         "TokenClassification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     }
-    return [(family, task) for family in tried_families() for task in TASKS if family in names[task]]
+    tried = tried_families()
+    return [(family, task) for family in tried for task in TASKS if family in names[task]]
 
 
 class _InFloat64(TorchFunctionMode):

@@ -154,7 +154,7 @@ def test_half_precision_converts_one_expert_at_a_time(tiny):
     assert normlens.load(model).maps(input_ids=IDS).completeness < 0.1
 
 
-# What must not pass silently -----------------------------------------------------------------------
+# What must not pass silently ----------------------------------------------------------------------
 
 
 def test_weights_other_than_the_models_are_noticed(tiny, monkeypatch):
@@ -191,7 +191,7 @@ def test_shapley_values_are_refused_in_one_line(tiny):
 
 
 def test_a_gate_of_another_slope_is_refused(tiny):
-    with pytest.raises(UnsupportedModelError, match="α = 1.5"):
+    with pytest.raises(UnsupportedModelError, match=r"α = 1\.5"):
         normlens.load(tiny("gpt_oss", torch.float32, swiglu_alpha=1.5))
 
 
