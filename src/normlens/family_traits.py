@@ -40,7 +40,7 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
         yield "parallel"
     for step in steps:
         if isinstance(step, Experts):
-            yield "experts" if step.shared is None else "experts, one of them shared"
+            yield "experts" if step.shared is None else "experts with a shared one"
     for block in (block for step in steps for block in _blocks(step)):
         yield f"gated {block.activation}" if block.gate is not None else block.activation
         if block.limit is not None:

@@ -24,6 +24,7 @@ _ACTIVATIONS = {1.702: "quick_gelu", 1.0: "silu"}
         sliding_window=3,
         layer_types=["sliding_attention", "full_attention"],
         swiglu_limit=0.5,
+        rope_parameters=dict(rope_type="default", rope_theta=10000.0),
     ),
 )
 class GptOss(Qwen):
