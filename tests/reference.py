@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,13 @@ from normlens.analysis import mixing_ratio
 from normlens.components import (
     Attention,
     Branch,
+    Experts,
     FeedForward,
     Layer,
     Norm,
     ParallelFeedForward,
     Residual,
+    cast,
 )
 from normlens.decomposition import LayerMaps
 
@@ -62,6 +65,24 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Routed:
+    """The experts that each token of a sequence used, as the model's modules were called."""
+
+    experts: Tensor  # (i, k)
+    weights: Tensor  # (i, k)
+    shared: Tensor | None = None  # (i,)
+
+
+def routed_of(layer: Layer) -> Routed | None:
+    """The routing of the first sequence that a trace put into its layer."""
+    routing = None if layer.experts is None else layer.experts.routing
+    if routing is None:
+        return None
+    shared = None if routing.shared is None else routing.shared[0]
+    return Routed(routing.experts[0], routing.weights[0], shared)
+
+
+@dataclass(frozen=True)
 class Reference:
     """What one layer should give: parts, maps and mixing ratios by scope."""
 
@@ -82,6 +103,7 @@ def reference(
     alpha: Tensor,
     rule: str = "ig",
     other: tuple[Tensor, Tensor] | None = None,
+    routed: Routed | None = None,
 ) -> Reference:
     """Walk the layer's steps for input `x` (j, d) and attention weights `alpha` (h, i, j).
 
@@ -123,6 +145,9 @@ def reference(
                 state = Parts(own, torch.zeros_like(x))
         elif isinstance(step, FeedForward):
             state = feed_forward(step, state, rule)
+        elif isinstance(step, Experts):
+            assert routed is not None
+            state = mixture(step, state, rule, routed)
         elif isinstance(step, ParallelFeedForward):
             own = state.owned.clone()
             own[range(n), own_columns] += parallel(step, x)
@@ -144,7 +169,7 @@ def reference(
             **{scope: parts.map for scope, parts in scopes.items()},
         },
         mixing={
-            **{scope: 1 - w.diagonal() for scope, w in weights.items()},
+            **{scope: mixing_of_weights(layer, w) for scope, w in weights.items()},
             **{scope: torch.ones(n).to(x) for scope in cross if scope.endswith("-W")},
             **{scope: parts.mixing for scope, parts in scopes.items()},
         },
@@ -156,6 +181,12 @@ def reference(
     )
 
 
+def mixing_of_weights(layer: Layer, weights: Tensor) -> Tensor:
+    """The share of a target's attention to tokens that other tokens get, (i,)."""
+    own = weights.diagonal()
+    return (weights.sum(1) - own) / weights.sum(1) if layer.attention.sinks else 1 - own
+
+
 # The components ---------------------------------------------------------------------------------
 
 
@@ -164,7 +195,7 @@ def attention(step: Attention, s: Tensor, alpha: Tensor) -> Parts:
     owned = sum(
         a[:, :, None] * f[None, :, :] for a, f in zip(alpha, per_head(step, s), strict=True)
     )
-    bias = torch.zeros(alpha.shape[1], s.shape[1], dtype=s.dtype, device=s.device)
+    bias = torch.zeros(alpha.shape[1], step.output.weight.shape[1]).to(s)
     return Parts(owned, bias if step.output.bias is None else bias + step.output.bias)
 
 
@@ -172,6 +203,9 @@ def per_head(step: Attention, s: Tensor) -> list[Tensor]:
     """``f^h(x_j) = (s_j W_V^h + b_V^h) W_O^h`` for each head, (j, d)."""
     width = step.value.weight.shape[1] // step.groups
     outputs = []
+    if step.latent is not None:  # what happens to a source alone belongs to it
+        s = step.latent.down(s)
+        s = norm(step.latent.norm, Parts(s[:, None], torch.zeros_like(s))).total
     for head in range(step.heads):
         group = head // (step.heads // step.groups)
         columns = slice(group * width, (group + 1) * width)
@@ -244,10 +278,55 @@ def feed_forward(ff: FeedForward, parts: Parts, rule: str) -> Parts:
     )
 
 
+def mixture(step: Experts, parts: Parts, rule: str, routed: Routed) -> Parts:
+    """Each expert, on the targets that used it, times the weight that it had for each of them."""
+    owned, bias = torch.zeros_like(parts.owned), torch.zeros_like(parts.bias)
+
+    def add(block: FeedForward, targets: Tensor, inside: Tensor, outside: Tensor) -> None:
+        some = Parts(
+            inside[:, None, None] * parts.owned[targets], inside[:, None] * parts.bias[targets]
+        )
+        passed = feed_forward(cast(block, torch.float64), some, rule)
+        owned[targets] += outside[:, None, None] * step.scale * passed.owned
+        bias[targets] += outside[:, None] * step.scale * passed.bias
+
+    for expert in routed.experts.unique().tolist():
+        targets, places = torch.where(routed.experts == expert)
+        weights = routed.weights[targets, places].double()
+        ones = torch.ones_like(weights)
+        inside, outside = (weights, ones) if step.weighs_input else (ones, weights)
+        add(step.members[expert], targets, inside, outside)
+    if step.shared is not None:
+        every = torch.arange(len(bias), device=bias.device)
+        ones = torch.ones(len(bias), dtype=torch.float64, device=bias.device)
+        shared = ones if routed.shared is None else routed.shared.double()
+        add(step.shared, every, ones, shared)
+    return Parts(owned, bias)
+
+
 def hidden(ff: FeedForward) -> Function:
     """``g(z)``, or ``g(a) u`` of a gated block, with the activation that the model itself uses."""
     g = model_activation(ff.activation)
+    if ff.limit is not None:
+        return Limited(g, ff.limit)
     return g if ff.gate is None else lambda a, u: g(a) * u
+
+
+@dataclass(frozen=True)
+class Limited:
+    """gpt-oss's gate, as its experts compute it."""
+
+    g: Function
+    limit: float
+
+    @property
+    def kinks(self) -> list[tuple[int, float]]:
+        """The arguments and levels at which it has a kink."""
+        return [(0, self.limit), (1, self.limit), (1, -self.limit)]
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        gate = gate.clamp(min=None, max=self.limit)
+        return (up.clamp(min=-self.limit, max=self.limit) + 1) * self.g(gate)
 
 
 def model_activation(name: str) -> Function:
@@ -290,14 +369,17 @@ def along_path(f: Function, start: list[Tensor], players: list[Tensor]) -> Tenso
 def mean_slopes(f: Function, start: list[Tensor], players: list[Tensor]) -> list[Tensor]:
     """``∫₀¹ ∂f/∂p_k dα`` for every player of every argument k.
 
-    The path is cut where f's first argument changes its sign, so that a kink at 0 never lies inside
-    a panel of the quadrature.
+    The path is cut where f's first argument changes its sign, or where it meets another kink of f,
+    so that none ever lies inside a panel of the quadrature.
     """
-    begin, end = start[0], start[0] + players[0].sum(0)
-    cut = torch.where(begin * end < 0, begin / (begin - end), torch.ones_like(begin))  # (i, m)
+    cuts = [torch.zeros_like(start[0]), torch.ones_like(start[0])]  # (i, m)
+    for argument, level in getattr(f, "kinks", [(0, 0.0)]):
+        begin = start[argument] - level
+        end = begin + players[argument].sum(0)
+        cuts.append(torch.where(begin * end < 0, begin / (begin - end), torch.ones_like(begin)))
     nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     integrals = [torch.zeros_like(p) for p in players]
-    for low, high in ((torch.zeros_like(cut), cut), (cut, torch.ones_like(cut))):
+    for low, high in itertools.pairwise(torch.stack(cuts).sort(0).values):
         width = (high - low) / PANELS
         if not width.any():
             continue
@@ -363,21 +445,27 @@ class Observed:
     x: list[Tensor]  # each (j, d), a block's input
     output: list[Tensor]  # each (i, d), a block's output
     alpha: list[Tensor]  # each (h, i, j)
+    routed: list[Routed | None] = field(default_factory=list)  # of each block that ran
 
 
 def observe(model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int]) -> Observed:
     """Run `model` on `ids` and keep what enters and leaves each of `blocks`."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
+    routed: list[Routed | None] = []
+    seen: dict[str, Tensor] = {}
 
     def before(_: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         inputs.append((args[0] if args else kwargs["hidden_states"])[0])
+        seen.clear()
 
     def after(_: object, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
         outputs.append((output[0] if isinstance(output, tuple) else output)[0])
+        routed.append(Routed(**seen) if seen else None)
 
     handles = []
     for block in dict.fromkeys(blocks):
+        handles += observe_routing(block, seen)
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(block.register_forward_hook(after))
     device = next(model.parameters()).device
@@ -387,7 +475,34 @@ def observe(model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int
     finally:
         for handle in handles:
             handle.remove()
-    return Observed(inputs, outputs, [alpha[0] for alpha in result.attentions])
+    return Observed(inputs, outputs, [alpha[0] for alpha in result.attentions], routed)
+
+
+def observe_routing(block: torch.nn.Module, seen: dict[str, Tensor]) -> list[Any]:
+    """Hooks that note what a block's experts are called with, and the weight of a shared one."""
+
+    def chosen(_: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        given = [*args, *kwargs.values()]
+        if len(given) == 3:
+            seen["experts"], seen["weights"] = given[1:]
+
+    def scores(_: object, __: object, output: tuple[Tensor, ...]) -> None:
+        # Llama 4 hands its experts vectors that are weighed already.
+        count = int((output[0] > 0).sum(-1).max())
+        seen["weights"], seen["experts"] = output[0].topk(count)
+
+    def shared(_: object, __: object, output: Tensor) -> None:
+        seen["shared"] = output.sigmoid().flatten()
+
+    handles: list[Any] = []
+    for name, module in block.named_modules():
+        if name.endswith("experts") and not name.endswith("shared_experts"):
+            handles.append(module.register_forward_pre_hook(chosen, with_kwargs=True))
+        elif name.endswith("shared_expert_gate"):
+            handles.append(module.register_forward_hook(shared))
+        elif type(module).__name__ == "Llama4Router":
+            handles.append(module.register_forward_hook(scores))
+    return handles
 
 
 @dataclass(frozen=True)
@@ -452,9 +567,10 @@ def references(model: torch.nn.Module, ids: list[int], rule: str = "ig") -> list
     blocks = list(adapter.blocks())
     seen = observe(adapter.model, blocks, ids)
     found = []
-    for block, x, alpha, y in zip(blocks, seen.x, seen.alpha, seen.output, strict=True):
+    ran = zip(blocks, seen.x, seen.alpha, seen.output, seen.routed, strict=True)
+    for block, x, alpha, y, routed in ran:
         layer = adapter.layer(block)
-        expected = reference(layer, x, alpha, rule)
+        expected = reference(layer, x, alpha, rule, routed=routed)
         total = list(expected.parts.values())[-1].total
         # Many models compute norms and softmax in float32 even when they run in float64.
         assert torch.allclose(total, y.double(), rtol=1e-4, atol=1e-5 * float(y.abs().max()))

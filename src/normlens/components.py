@@ -10,92 +10,34 @@ Vectors are rows, as in the papers: ``y = x W + b`` with ``W`` of shape (in, out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from normlens.matmul import splits, times
+from normlens.feed_forward import Experts, FeedForward, Routing
+from normlens.linear_map import Linear, cast
 from normlens.reach import Reach
 from normlens.scopes import WEIGHT_SCOPES
 
 __all__ = [
     "Attention",
     "Branch",
+    "Experts",
     "FeedForward",
+    "Latent",
     "Layer",
     "Linear",
     "Norm",
     "ParallelFeedForward",
     "Reach",
     "Residual",
+    "Routing",
     "Step",
     "cast",
 ]
-
-C = TypeVar("C")
-
-
-def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
-    """The same component with its tensors converted to `dtype`.
-
-    With `split`, matrices stay as they are where products with them are split (`normlens.matmul`).
-    """
-    if isinstance(component, Linear) and component.is_scaled:
-        return component.folded(dtype)  # type: ignore[return-value]
-    changes: dict[str, Any] = {}
-    for field in fields(component):  # type: ignore[arg-type]
-        value = getattr(component, field.name)
-        if isinstance(value, Tensor):
-            stays = split and value.dim() == 2 and splits(value)
-            changes[field.name] = value.detach() if stays else value.detach().to(dtype)
-        elif isinstance(value, (Linear, Norm, FeedForward)):
-            changes[field.name] = cast(value, dtype, split)
-    return replace(component, **changes)  # type: ignore[type-var]
-
-
-def _whole(output: Tensor) -> Tensor:
-    return output
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """``x ↦ x W + b``."""
-
-    weight: Tensor  # (in, out)
-    bias: Tensor | None = None  # (out,)
-    module: nn.Module | None = None  # where the model computes it
-    part: Callable[[Tensor], Tensor] = _whole  # selects this map's share of the module's output
-    bias_outside: bool = False  # the model adds the bias to what the module returns
-    scale: float | Tensor = 1.0  # what the model multiplies x W + b by; a number or (out,)
-
-    @property
-    def is_scaled(self) -> bool:
-        return isinstance(self.scale, Tensor) or self.scale != 1.0
-
-    def folded(self, dtype: torch.dtype) -> Linear:
-        """The same map in `dtype` with its scale inside the weight and the bias.
-
-        Only here is a copy made, and of one layer at a time; in half precision the products of the
-        model's own weights would be rounded.
-        """
-        scale = self.scale.detach().to(dtype) if isinstance(self.scale, Tensor) else self.scale
-        weight = self.weight.detach().to(dtype) * scale
-        bias = None if self.bias is None else self.bias.detach().to(dtype) * scale
-        whole = replace(self, scale=1.0)
-        return replace(whole, weight=weight, bias=bias, part=lambda y: whole.part(y) * scale)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.is_scaled:
-            return replace(self, scale=1.0)(x) * self.scale
-        if self.bias is None:
-            return times(x, self.weight)
-        if self.weight.dtype != x.dtype:
-            return times(x, self.weight) + self.bias
-        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,10 +68,18 @@ class Norm:
 
 
 @dataclass(frozen=True, eq=False)
+class Latent:
+    """The compressed vector ``norm(x W + b)`` that latent attention projects its values from."""
+
+    down: Linear  # (d, rank)
+    norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
 class Attention:
     """Multi-head attention; head h reads the value group ``h // (heads // groups)``."""
 
-    value: Linear  # (d, groups · d_head)
+    value: Linear  # (d, groups · d_head), or (rank, groups · d_head) behind `latent`
     output: Linear  # (heads · d_head, d)
     heads: int
     groups: int
@@ -137,23 +87,12 @@ class Attention:
     module: nn.Module | None = None  # returns the attention's output vector
     source: str | None = None  # another sequence that it reads; None: the layer's tokens
     weights_at: int = 1  # the place of α among several outputs of `weights`
+    latent: Latent | None = None  # what the value projection reads, if it is not the input itself
+    sinks: bool = False  # rows of α may sum to less than 1; the rest belongs to no token
 
     @property
     def symbol(self) -> str:
         return "ATTN" if self.source is None else "CROSS"
-
-
-@dataclass(frozen=True, eq=False)
-class FeedForward:
-    """``g(y W_up) W_down``, or gated ``(g(y W_gate) ⊙ y W_up) W_down``."""
-
-    up: Linear  # (d, m)
-    down: Linear  # (m, d)
-    activation: str
-    gate: Linear | None = None  # (d, m)
-    module: nn.Module | None = None  # returns the block's output vector
-
-    symbol = "FF"
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +109,7 @@ class ParallelFeedForward:
         return self.feed_forward.module
 
 
-Step = Branch | Residual | Norm | Attention | FeedForward | ParallelFeedForward
+Step = Branch | Residual | Norm | Attention | FeedForward | Experts | ParallelFeedForward
 
 
 class Layer:
@@ -180,10 +119,11 @@ class Layer:
         self.steps = tuple(steps)
         self.reach = reach
         kinds = [type(step) for step in self.steps]
-        if Attention not in kinds or kinds.count(FeedForward) > 1:
+        blocks = [index for index, kind in enumerate(kinds) if kind in (FeedForward, Experts)]
+        if Attention not in kinds or len(blocks) > 1:
             raise ValueError("a layer has an Attention and at most one FeedForward step")
         last_attention = len(kinds) - 1 - kinds[::-1].index(Attention)
-        if FeedForward in kinds and kinds.index(FeedForward) < last_attention:
+        if blocks and blocks[0] < last_attention:
             raise ValueError("a feed-forward block before an attention is not supported")
         self_attentions = [step for step in self.attentions if step.source is None]
         if len(self_attentions) > 1:
@@ -209,8 +149,23 @@ class Layer:
         return self.attentions[0]
 
     @property
-    def feed_forward(self) -> FeedForward | None:
-        return next((step for step in self.steps if isinstance(step, FeedForward)), None)
+    def feed_forward(self) -> FeedForward | Experts | None:
+        """The feed-forward block behind the attention, if there is one."""
+        return next((step for step in self.steps if isinstance(step, (FeedForward, Experts))), None)
+
+    @property
+    def experts(self) -> Experts | None:
+        """The feed-forward block, if it is a mixture of experts."""
+        block = self.feed_forward
+        return block if isinstance(block, Experts) else None
+
+    def routed(self, routing: Routing) -> Layer:
+        """The same layer with the routing of one run."""
+        steps = [
+            replace(step, routing=routing) if isinstance(step, Experts) else step
+            for step in self.steps
+        ]
+        return Layer(steps, self.reach)
 
     @property
     def norm_behind_feed_forward(self) -> Norm | None:
@@ -225,9 +180,17 @@ class Layer:
         maps: list[Linear | None] = []
         for step in self.steps:
             if isinstance(step, Attention):
-                maps += [step.value, step.output]
-            elif isinstance(step, (FeedForward, ParallelFeedForward)):
-                block = step if isinstance(step, FeedForward) else step.feed_forward
+                latent = [] if step.latent is None else [step.latent.down]
+                maps += [*latent, step.value, step.output]
+                continue
+            blocks: tuple[FeedForward, ...] = ()
+            if isinstance(step, FeedForward):
+                blocks = (step,)
+            elif isinstance(step, ParallelFeedForward):
+                blocks = (step.feed_forward,)
+            elif isinstance(step, Experts):
+                blocks = step.examples
+            for block in blocks:
                 maps += [block.gate, block.up, block.down]
         return [linear for linear in maps if linear is not None]
 

@@ -12,6 +12,7 @@ from normlens.wording import listed
 EXAMPLES = (
     *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "eurobert", "nomic_bert", "esm"),
     *("gpt2", "llama", "qwen3", "gemma3_text", "olmo3", "smollm3", "granite", "cohere2", "falcon"),
+    *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
     *("t5", "bart", "marian", "m2m_100", "whisper"),
 )
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from normlens.components import Attention, FeedForward, Layer, Norm, ParallelFeedForward
+from normlens.components import (
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    Step,
+)
 
 
 def traits_of(layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -21,15 +29,32 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
     for step in steps:
         if isinstance(step, Attention) and step.groups < step.heads:
             yield "multi-query" if step.groups == 1 else "grouped queries"
+    for step in steps:
+        if isinstance(step, Attention) and step.latent is not None:
+            yield "latent attention"
+        if isinstance(step, Attention) and step.sinks:
+            yield "attention sinks"
     if any(layer.reach.back is not None for layer in layers):
         yield "windows"
     if any(isinstance(step, ParallelFeedForward) for step in steps):
         yield "parallel"
-    blocks = [s.feed_forward if isinstance(s, ParallelFeedForward) else s for s in steps]
-    for block in blocks:
-        if isinstance(block, FeedForward):
-            yield f"gated {block.activation}" if block.gate is not None else block.activation
+    for step in steps:
+        if isinstance(step, Experts):
+            yield "experts" if step.shared is None else "experts with a shared one"
+    for block in (block for step in steps for block in _blocks(step)):
+        yield f"gated {block.activation}" if block.gate is not None else block.activation
+        if block.limit is not None:
+            yield "limits"
     maps = [linear for layer in layers for linear in layer.linear_maps]
     yield "biases" if any(linear.bias is not None for linear in maps) else "no biases"
     if any(linear.is_scaled for linear in maps):
         yield "factors"
+
+
+def _blocks(step: Step) -> tuple[FeedForward, ...]:
+    """The feed-forward blocks of a step, of experts one of each kind."""
+    if isinstance(step, Experts):
+        return step.examples
+    if isinstance(step, ParallelFeedForward):
+        return (step.feed_forward,)
+    return (step,) if isinstance(step, FeedForward) else ()

@@ -12,3 +12,8 @@ NOT_LINEAR = (
     "Shapley values are not linear in the parts and cannot be composed; use the rule 'ig', "
     "'ig-bias' or 'gradient'"
 )
+#: Why a layer of experts has no maps under that rule.
+NOT_FOR_EXPERTS = (
+    "Shapley values are not sampled for mixtures of experts; use the rule 'ig', 'ig-bias' or "
+    "'gradient', or scopes before the feed-forward block"
+)

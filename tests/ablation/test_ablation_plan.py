@@ -153,3 +153,11 @@ def test_a_sum_with_a_factor_is_not_taken_apart() -> None:
     assert {"ATTN", "FF", "LAYER"} <= set(plan.components())
     with pytest.raises(InputError, match="by a factor"):
         plan.check(Ablation("RES1", "zero", (0,)))
+
+
+def test_what_no_module_returns_stays() -> None:
+    """Granite adds its shared expert to the others inside the layer."""
+    plan = Plan(lens_on("granitemoeshared", "CausalLM").layers, "tiny")
+    assert "FF" not in plan.components()
+    with pytest.raises(InputError, match="FF in layer 0 of tiny stays: the adapter does not say"):
+        plan.place(0, "FF")

@@ -17,7 +17,7 @@ from normlens.ablation.losses import choose_loss
 from normlens.ablation.places import NormPlace
 from normlens.ablation.plan import Plan
 from normlens.ablation.running import Runner
-from normlens.components import Attention, FeedForward, Norm, ParallelFeedForward
+from normlens.components import Attention, Experts, FeedForward, Norm, ParallelFeedForward
 from normlens.lens import Lens
 
 
@@ -45,7 +45,16 @@ def blocks_of(lens: Lens, kinds: Any) -> list[Any]:
     return [step for layer in lens.layers for step in layer.steps if isinstance(step, kinds)]
 
 
+def without_experts(experts: Experts) -> None:
+    for block in [*experts.members, *experts.examples[1:]]:
+        block.down.weight.zero_()
+        if block.down.bias is not None:
+            block.down.bias.zero_()
+
+
 def without_feed_forward(lens: Lens) -> None:
+    for experts in blocks_of(lens, Experts):
+        without_experts(experts)
     for step in blocks_of(lens, (FeedForward, ParallelFeedForward)):
         zeroed((step.feed_forward if isinstance(step, ParallelFeedForward) else step).down)
 
@@ -123,8 +132,12 @@ def test_one_layer_without_its_block_equals_edited_weights(family: str, task: st
         place = [linear.module for linear in maps].index(module)
         return lambda other: zeroed(other.layers[1].linear_maps[place])
 
-    assert maps[-1].module is not None
-    np.testing.assert_allclose(ff, edited(lens, without(maps[-1].module)), rtol=2e-5)
+    if lens.layers[1].experts is None:
+        assert maps[-1].module is not None
+        edit = without(maps[-1].module)
+    else:
+        edit = lambda other: without_experts(other.layers[1].experts)  # noqa: E731
+    np.testing.assert_allclose(ff, edited(lens, edit), rtol=2e-5)
     output = lens.layers[1].attention.output.module
     assert output is not None
     np.testing.assert_allclose(attention, edited(lens, without(output)), rtol=2e-5)

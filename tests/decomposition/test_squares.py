@@ -54,7 +54,7 @@ def test_a_job_in_blocks_has_the_result_of_the_whole(n, lengths):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     block = Block(Linear(draw(D, M)), Linear(draw(M, D)), "gelu")
-    job = FeedForwardJob("FF-N", block, given, (draw(B, n, M),), ())
+    job = FeedForwardJob("FF-N", given, (), ff=block, slopes=(draw(B, n, M),))
     targets = [n, n]
     squares = Squares.of(given, targets)
     cut = squares.job(job)

@@ -8,10 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import differentiate, hidden, mean_slopes, observe, observe_pair
+from reference import Routed, differentiate, hidden, mean_slopes, observe, observe_pair
 from torch import Tensor
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual, cast
+from normlens.components import (
+    Attention,
+    Branch,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    Residual,
+    cast,
+)
 from normlens.models import adapt
 
 
@@ -28,9 +37,10 @@ def frozen_outputs(
     seen = observe(adapter.model, blocks, ids)
     tokens = seen.x[0].double().clone().requires_grad_()
     y, outputs = tokens, []
-    for block, x, alpha, own in zip(blocks, seen.x, seen.alpha, real, strict=True):
+    ran = zip(blocks, seen.x, seen.alpha, real, seen.routed, strict=True)
+    for block, x, alpha, own, routed in ran:
         layer = adapter.layer(block).to(torch.float64)
-        behind = _through(layer, y, x.double(), alpha.double(), rule, own)
+        behind = _through(layer, y, x.double(), alpha.double(), rule, own, routed=routed)
         outputs.append(behind)
         y = behind[-1]
     return tokens, outputs
@@ -112,6 +122,7 @@ def _through(
     real: dict[int, Tensor],
     other: tuple[Tensor, Tensor] | None = None,
     slopes: dict[int, list[Tensor]] | None = None,
+    routed: Routed | None = None,
 ) -> list[Tensor]:
     """Both y and the real vectors x (i, d) behind every step; only x decides what is frozen.
 
@@ -142,6 +153,9 @@ def _through(
             )
         elif isinstance(step, FeedForward):
             pair = _feed_forward(step, pair, bias, rule, slopes)
+        elif isinstance(step, Experts):
+            assert routed is not None
+            pair = _mixture(step, pair, bias, rule, routed)
         else:
             entering = start if step.norm is None else _norm(step.norm, start)
             beta = None if step.norm is None else step.norm.beta
@@ -164,6 +178,8 @@ def _norm(step: Norm, pair: Tensor) -> Tensor:
 
 
 def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
+    if step.latent is not None:
+        pair = _norm(step.latent.norm, step.latent.down(pair))
     values = step.value(pair).unflatten(-1, (step.groups, -1))
     width, each = values.shape[-1], step.heads // step.groups
     total: Any = 0
@@ -171,6 +187,28 @@ def _attention(step: Attention, pair: Tensor, alpha: Tensor) -> Tensor:
         rows = slice(head * width, (head + 1) * width)
         total = total + alpha[head] @ values[..., head // each, :] @ step.output.weight[rows]
     return total if step.output.bias is None else total + step.output.bias
+
+
+def _mixture(step: Experts, pair: Tensor, bias: Tensor, rule: str, routed: Routed) -> Tensor:
+    """Each expert, on the targets that used it, times the weight that it had for each of them."""
+    total = torch.zeros_like(pair)
+
+    def through(block: FeedForward, targets: Tensor, weights: Tensor, inside: bool) -> Tensor:
+        before, behind = (weights, 1.0) if inside else (1.0, weights)
+        member = cast(block, torch.float64)
+        passed = _feed_forward(member, before * pair[:, targets], before * bias[targets], rule)
+        return total.index_add(1, targets, step.scale * behind * passed)
+
+    for expert in routed.experts.unique().tolist():
+        targets, places = torch.where(routed.experts == expert)
+        weights = routed.weights[targets, places].double()[:, None]
+        total = through(step.members[expert], targets, weights, step.weighs_input)
+    if step.shared is not None:
+        every = torch.arange(pair.shape[1])
+        ones = torch.ones(len(every), 1, dtype=torch.float64)
+        shared = ones if routed.shared is None else routed.shared.double()[:, None]
+        total = through(step.shared, every, shared, inside=False)
+    return total
 
 
 def _feed_forward(

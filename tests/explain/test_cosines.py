@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from heads import tried_families
 from whole_examples import frozen_network
 
 import normlens
@@ -21,12 +22,11 @@ from normlens.explain.readings import Reading, start
 from normlens.explain.sentences import sentence_parts
 from normlens.explain.walk import Wanted, carry
 from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise
-from normlens.models.tiny import tiny_families
 
 A, B = [3, 9, 27, 14, 5, 33, 8], [40, 41, 3, 6, 17]
 TEXTS = ("A man is playing a flute.", "Someone plays an instrument.")
 
-every_family = pytest.mark.parametrize("family", tiny_families())
+every_family = pytest.mark.parametrize("family", tried_families())
 
 
 def dense_pooling(reads: str, width: int) -> Pooling:

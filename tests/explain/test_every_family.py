@@ -118,9 +118,15 @@ def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
         elif kind == "Norm":
             v = _norm(step, v, made.inverse_deviation)
         elif kind == "Attention":
+            if step.latent is not None:
+                v = _norm(
+                    step.latent.norm, v @ step.latent.down.weight, made.latent.inverse_deviation
+                )
             v = _attend(step, v, trace.alphas[0])
         elif kind == "FeedForward":
             v = _block(step, v, made.neurons.slopes)
+        elif kind == "Experts":
+            v = _mixture(made, v)
         else:
             inner = start
             if step.norm is not None:
@@ -145,6 +151,16 @@ def _attend(attention, v, alpha):
         rows = slice(head * width, (head + 1) * width)
         values = v @ attention.value.weight[:, columns]
         total = total + alpha[:, head] @ values @ attention.output.weight[rows]
+    return total
+
+
+def _mixture(made, v):
+    total = torch.zeros_like(v)
+    for used in made.used:
+        picked = torch.zeros(len(used.rows), v.shape[1], dtype=v.dtype)
+        picked[range(len(used.rows)), used.rows] = 1
+        inner = picked @ v * used.inside
+        total = total + picked.T @ (_block(used.ff, inner, used.neurons.slopes) * used.outside)
     return total
 
 

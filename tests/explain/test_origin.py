@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from heads import tried_families
 from reference import largest_error
 from whole_examples import everything, frozen_network
 
@@ -15,14 +16,13 @@ from normlens import cli
 from normlens.components import Norm
 from normlens.decomposition import freeze
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.models.tiny import tiny_families
 from normlens.viewer.html import title_of
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]
 SENTENCE = "She teaches soap opera history."
 
-every_family = pytest.mark.parametrize("family", tiny_families())
+every_family = pytest.mark.parametrize("family", tried_families())
 
 
 @every_family
@@ -73,6 +73,9 @@ def _own_biases(step):
     """Biases that belong to a token inside a layer: they act before tokens are mixed."""
     if isinstance(step, Norm) and step.beta is not None:
         yield step.beta
+    latent = getattr(step, "latent", None)
+    if latent is not None and latent.down.bias is not None:
+        yield latent.down.module.bias
     value = getattr(step, "value", None)
     if value is not None and value.bias is not None:
         # Of keys and queries too, where one module makes all three: α is as good as any other.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from frozen_copies import frozen_outputs
+from heads import tried_families
 from whole_examples import everything, frozen_network
 
 from normlens.components import Reach
 from normlens.explain.readings import Start
 from normlens.explain.walk import Wanted, carry
-from normlens.models.tiny import tiny_families
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 # Not shorter: padding that sees no token through its window makes some models compute NaN there,
 # and such sequences are run alone (`padding_spoils`).
 BATCH = [IDS, [40, 41, 3, 6, 17, 20], [7, 12, 60, 22, 51]]
 
-every_family = pytest.mark.parametrize("family", tiny_families())
+every_family = pytest.mark.parametrize("family", tried_families())
 every_rule = pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
 
 

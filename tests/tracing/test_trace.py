@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import transformers
-from reference import observe, reference
+from reference import observe, reference, routed_of
 
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_families, tiny_model
@@ -41,11 +41,28 @@ def test_input_and_weights_of_every_layer(family, tiny):
         assert not layer.alphas[0].requires_grad
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3", "llama4_text"])
+def test_the_routing_is_that_of_the_run(family, tiny):
+    adapter = adapt(tiny(family))
+    expected = observe(adapter.model, list(adapter.blocks()), IDS).routed
+    layers = [traced_layer.layer for traced_layer in traced(adapter)]
+    assert any(routed is not None for routed in expected)
+    for layer, routed in zip(layers, expected, strict=True):
+        assert (layer.experts is None) == (routed is None)
+        if routed is not None:
+            found = routed_of(layer)
+            assert torch.equal(found.experts, routed.experts)
+            assert torch.equal(found.weights, routed.weights)
+            assert (found.shared is None) == (routed.shared is None)
+            assert found.shared is None or torch.equal(found.shared, routed.shared)
+
+
 @pytest.mark.parametrize("family", tiny_families())
 def test_real_vectors_stand_behind_the_right_steps(family, tiny):
     """Each is what parts and bias of its scope add up to, and only few steps have none."""
     for layer in traced(adapt(tiny(family))):
-        expected = reference(layer.layer, layer.x[0], layer.alphas[0][0]).parts
+        routed = routed_of(layer.layer)
+        expected = reference(layer.layer, layer.x[0], layer.alphas[0][0], routed=routed).parts
         names = layer.layer.scope_of_step
         for step, vector in layer.real.items():
             total = expected[names[step]].total
@@ -53,8 +70,9 @@ def test_real_vectors_stand_behind_the_right_steps(family, tiny):
             assert torch.allclose(vector[0].double(), total, rtol=0, atol=1e-5 * size), names[step]
         unseen = {names[step] for step in names} - {names[step] for step in layer.real}
         # A parallel block's sum exists nowhere before the residual, nor does OLMo 2's before its
-        # feed-forward block as the input of a norm.
-        assert unseen <= {"ATTNFF-N", "ATTNLNRES-N"}
+        # feed-forward block as the input of a norm. Granite adds its shared expert in the layer.
+        nowhere = {"ATTNRESLNFF-N"} if family == "granitemoeshared" else set()
+        assert unseen <= {"ATTNFF-N", "ATTNLNRES-N"} | nowhere
         assert names[max(names)] in {names[step] for step in layer.real}
 
 

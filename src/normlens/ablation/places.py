@@ -15,9 +15,9 @@ from normlens.ablation.kinds import LAYER, PARALLEL_NORM
 from normlens.components import (
     Attention,
     Branch,
+    Experts,
     FeedForward,
     Layer,
-    Linear,
     Norm,
     ParallelFeedForward,
     Residual,
@@ -109,7 +109,7 @@ def _place(layer: Layer, index: int, name: str) -> ComponentPlace:
         return NormPlace(step, _module(step.module, name), behind)
     if isinstance(step, Residual):
         return _residual(layer, index)
-    if isinstance(step, (Attention, FeedForward, ParallelFeedForward)):
+    if isinstance(step, (Attention, FeedForward, Experts, ParallelFeedForward)):
         return VectorPlace(_output(layer, index))
     raise NoPlace(f"{name} is a step of an unknown kind, {type(step).__name__}")
 
@@ -117,7 +117,7 @@ def _place(layer: Layer, index: int, name: str) -> ComponentPlace:
 def _output(layer: Layer, index: int) -> Place:
     """What a block adds to the residual stream."""
     step = layer.steps[index]
-    assert isinstance(step, (Attention, FeedForward, ParallelFeedForward))
+    assert isinstance(step, (Attention, FeedForward, Experts, ParallelFeedForward))
     module, name = step.module, layer.step_names[index]
     for place in range(index + 1, len(layer.steps)):
         following = layer.steps[place]
@@ -157,20 +157,22 @@ def _branch_of(layer: Layer, residual: int) -> int:
 def _terms(layer: Layer, residual: int) -> tuple[Place, ...]:
     """The outputs of the blocks between a branch and its residual connection."""
     between = range(_branch_of(layer, residual), residual)
-    blocks = (Attention, FeedForward, ParallelFeedForward)
+    blocks = (Attention, FeedForward, Experts, ParallelFeedForward)
     chosen = [i for i in between if isinstance(layer.steps[i], blocks)]
-    if any(_last_map(layer.steps[i]).is_scaled for i in chosen):
+    if any(_is_scaled(layer.steps[i]) for i in chosen):
         raise NoPlace("the model multiplies what its blocks add by a factor")
     return tuple(_output(layer, i) for i in chosen)
 
 
-def _last_map(step: Step) -> Linear:
-    """The linear map whose output is the block's."""
+def _is_scaled(step: Step) -> bool:
+    """Whether the model multiplies what a block's module returns by a factor."""
+    if isinstance(step, Experts):
+        return step.scale != 1
     if isinstance(step, Attention):
-        return step.output
+        return step.output.is_scaled
     block = step.feed_forward if isinstance(step, ParallelFeedForward) else step
     assert isinstance(block, FeedForward)
-    return block.down
+    return block.down.is_scaled
 
 
 def _value_at(layer: Layer, branch: int) -> Place:
@@ -192,6 +194,8 @@ def _readers(layer: Layer, index: int) -> tuple[Place, ...]:
         maps = [linear for linear in (step.gate, step.up) if linear is not None]
         modules = dict.fromkeys(_module(linear.module, "FF") for linear in maps)
         return tuple(Place(module, INPUT) for module in modules)
+    if isinstance(step, Experts):
+        return (Place(_module(step.module, "FF"), INPUT),)
     raise NoPlace(f"the input of a {_kind(step)} cannot be replaced")
 
 

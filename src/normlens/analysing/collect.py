@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens._version import __version__
-from normlens.analysing.columns import CORRELATIONS, Columns
+from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns
 from normlens.analysing.layer_results import Key, LayerResults, Wanted
 from normlens.analysing.outbox import Outbox
 from normlens.components import Layer, Reach
@@ -68,6 +68,7 @@ class Collected:
         self.lengths = columns.lengths
         self.scopes = list(scopes)
         self.precision: str | None = None
+        self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
         self._wanted = Wanted(columns, self.scopes, arrays, correlations)
@@ -90,6 +91,7 @@ class Collected:
         found = self._wanted.of(result, index, layer)
         self._reaches[index] = found.reach, found.reads_others
         self.precision = found.precision or self.precision
+        self.experts = found.experts or self.experts
         self._errors += [(index, scope, error) for scope, error in found.errors]
         self._kernel_errors += [(index, kind, error) for kind, error in found.kernel_errors]
         large: list[Key] = []
@@ -136,7 +138,10 @@ class Collected:
 
     def _first(self, key: Key, reach: Reach) -> int | None:
         """The column of target 0 in a causal result; None where targets may look ahead."""
-        causal = key[0] != CORRELATIONS and axes_of(*key)[-2:] == ("target", "source")
+        causal = key[0] not in (CORRELATIONS, ROUTING) and axes_of(*key)[-2:] == (
+            "target",
+            "source",
+        )
         return self.columns.width if causal and reach.ahead == 0 else None
 
     def _place(self, key: Key, found: LayerResults) -> Tensor:
@@ -173,7 +178,8 @@ class Collected:
     def replayed(self, recorded: Collected) -> None:
         """Take over what a recorded batch of the same lengths has left on the device."""
         self.checks = copy(recorded.checks)
-        self.precision, self.covered = recorded.precision, recorded.covered
+        self.precision, self.experts = recorded.precision, recorded.experts
+        self.covered = recorded.covered
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
         self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
         self._settled, self._numbers = list(recorded._settled), recorded._numbers
@@ -185,7 +191,12 @@ class Collected:
     @property
     def layers(self) -> list[int]:
         """The layers that have any of the results."""
-        having = {index for layers in self.covered.values() for index in layers}
+        having = {
+            index
+            for (group, _), layers in self.covered.items()
+            if group != ROUTING
+            for index in layers
+        }
         return [index for index in self._reaches if index in having]
 
     def coverage(self) -> dict[str, list[int]]:
@@ -193,7 +204,7 @@ class Collected:
         return {
             f"{group}/{name}": layers
             for (group, name), layers in self.covered.items()
-            if group != CORRELATIONS and layers != self.layers
+            if group not in (CORRELATIONS, ROUTING) and layers != self.layers
         }
 
     def wait(self) -> None:

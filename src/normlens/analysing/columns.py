@@ -24,6 +24,8 @@ from normlens.scopes import components_of
 
 #: The group of results that has no axis of tokens: Spearman's ρ between scopes.
 CORRELATIONS = "correlations"
+#: The group of what was read of experts: [layer, token] or [layer, token, place].
+ROUTING = "routing"
 
 
 class Columns:
@@ -69,6 +71,8 @@ class Columns:
         """One sequence's result, first axis layers, without padding."""
         if group == CORRELATIONS:
             return array
+        if group == ROUTING:
+            return array[:, : self.lengths[index]]
         axes, n = axes_of(group, name), self.lengths[index]
         if self.width and axes[-1] == "source":
             columns = [*range(self.others[index]), *range(self.width, self.width + n)]

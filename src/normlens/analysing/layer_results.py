@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlens.analysing.columns import CORRELATIONS, Columns, reads_others
+from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns, reads_others
 from normlens.analysing.correlations import correlations_of
 from normlens.analysis import mixing_ratio, special_dimensions
 from normlens.components import Layer, Reach
@@ -29,6 +29,7 @@ class LayerResults:
     tensors: dict[Key, Tensor]
     errors: list[tuple[str, Tensor]] = field(default_factory=list)  # of completeness, by scope
     kernel_errors: list[tuple[str, Tensor]] = field(default_factory=list)
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Wanted:
             "statistics": self._statistics(result.statistics, layer),
             CORRELATIONS: self._correlations(result, layer),
         }
+        routing = {(ROUTING, name): tensor for name, tensor in _routing(layer).items()}
         kernels = (("sum", result.kernel_error), ("sample", result.sampled_error))
         return LayerResults(
             index,
@@ -60,9 +62,11 @@ class Wanted:
                 (group, name): self.columns.padded(tensor, group, name, layer)
                 for group, values in groups.items()
                 for name, tensor in values.items()
-            },
+            }
+            | routing,
             list(result.completeness.items()),
             [(kind, error) for kind, error in kernels if error is not None],
+            0 if layer.experts is None else len(layer.experts.members),
         )
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
@@ -125,3 +129,17 @@ def _mixing_ratios(result: LayerMaps) -> dict[str, Tensor]:
     others = torch.stack(list(result.others.values()))
     own = torch.stack([result.own[scope] for scope in result.others])
     return dict(zip(result.others, mixing_ratio(others, own).unbind(), strict=True))
+
+
+def _routing(layer: Layer) -> dict[str, Tensor]:
+    """The experts that the tokens of a layer used, if it was given with them."""
+    experts = layer.experts
+    if experts is None or experts.routing is None:
+        return {}
+    routing = experts.routing
+    dtype = torch.promote_types(routing.weights.dtype, torch.float32)
+    read = {"experts": routing.experts, "weights": routing.weights.to(dtype)}
+    if experts.shared is not None:
+        ones = torch.ones_like(routing.weights[..., 0])
+        read["shared"] = (ones if routing.shared is None else routing.shared).to(dtype)
+    return read

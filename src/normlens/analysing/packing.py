@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.analysing.collect import Collected
-from normlens.analysing.columns import CORRELATIONS
+from normlens.analysing.columns import CORRELATIONS, ROUTING
 from normlens.results.maps import Maps
+from normlens.results.routing import Routing
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded, Text
 
@@ -46,8 +47,24 @@ def packed(
         word_labels=sequence.word_labels,
         text=sequence.text if text is None else text,
         coverage=collected.coverage(),
+        routing=_routing(sequence, results.get(ROUTING, {}), collected),
         **_columns(sequence, collected.columns.other_tokens(index)),
     )
+
+
+def _routing(
+    sequence: Encoded, arrays: Mapping[str, NDArray[Any]], collected: Collected
+) -> Routing | None:
+    """The experts that a sequence's tokens used, in the layers of its maps."""
+    if not arrays:
+        return None
+    layers = collected.covered[ROUTING, "experts"]
+    tokens = token_axis(sequence).tokens
+    shared = arrays.get("shared")
+    routing = Routing(
+        layers, arrays["experts"], arrays["weights"], collected.experts, tokens, shared
+    )
+    return routing.of_layers(collected.layers)
 
 
 def token_axis(sequence: Encoded) -> TokenAxis:

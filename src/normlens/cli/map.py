@@ -79,6 +79,13 @@ def map_command(
             metavar="STACK", help="Encoder–decoders: the maps of the encoder or decoder alone."
         ),
     ] = None,
+    routing: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Of a mixture of experts: write which experts each token used, with weights.",
+        ),
+    ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -97,6 +104,9 @@ def map_command(
     elif drawing:
         raise InputError(f"only pictures follow --{' and --'.join(drawing)}; add --out maps.png")
 
+    if routing is not None:
+        _check_routing(routing, force)
+
     from normlens.loading import load
 
     with status(f"loading {model or DEFAULT}", quiet):
@@ -111,6 +121,8 @@ def map_command(
             encoded = lens.encode(given, truncate=truncate)
         (maps,) = lens.analyse(encoded, analysis)
     maps = maps if stack is None else by_stack(maps, stack)[0]
+    if routing is not None:
+        _write_routing(maps, routing, force, quiet)
     maps = maps.words() if words else maps
     maps = maps.without_special_tokens() if no_special_tokens else maps
     if out is None:
@@ -143,6 +155,24 @@ def _drawing(normalise: str | None, colour: str | None, sources: str | None) -> 
         for name, value in given.items()
         if value is not None
     }
+
+
+def _check_routing(path: Path, force: bool) -> None:
+    """Judge the file of a routing before a model is loaded."""
+    from normlens.exports import map_export as export
+    from normlens.results import store
+
+    export.check_routing(path)
+    store.check_output(path, overwrite=force)
+
+
+def _write_routing(maps: Maps, path: Path, force: bool, quiet: bool) -> None:
+    from normlens.exports import map_export as export
+
+    with file_errors(path):
+        export.write_routing(maps, path, overwrite=force)
+    if not quiet:
+        print(f"wrote {path}: {maps.routing!r}")
 
 
 def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[str, Any]) -> None:

@@ -51,6 +51,8 @@ def show_maps(maps: Maps) -> None:
         console.print(f"outside every scope: {about['outside_scopes']}")
     if any(one.heads for one in by_stack(maps)):
         console.print("head-level maps: keep them with --out maps.safetensors (or .csv, .json)")
+    if maps.routing is not None:
+        console.print(f"{maps.routing!r}; --routing experts.csv writes it")
     for one in by_stack(maps):
         if len(one.scopes) == 1:
             _show_scope(console, one)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normlens.components import Attention, Reach
+from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Factors, Parts
 from normlens.decomposition.scored import Scored, inner
 from normlens.matmul import times, weighted
@@ -35,6 +36,7 @@ class FrozenAttention:
     parts: bool = True  # whether parts will be taken, so that their sums serve for the output, too
     #: real tokens of another sequence that it reads; None: it reads the layer's tokens
     lengths: tuple[int, ...] | None = None
+    latent: FrozenNorm | None = None  # the norm of the vectors that values are projected from
 
     @classmethod
     def at(
@@ -53,7 +55,13 @@ class FrozenAttention:
         real: tuple[int, ...] | None = None
         if attention.source is not None:
             real = (s.shape[1],) * s.shape[0] if lengths is None else tuple(lengths)
-        return cls(attention, alpha, _by_head(attention, attention.value(s)), reach, parts, real)
+        latent: FrozenNorm | None = None
+        if attention.latent is not None:
+            s = attention.latent.down(s)
+            latent = FrozenNorm.at(attention.latent.norm, s)
+            s = latent.apply(s)
+        values = _by_head(attention, attention.value(s))
+        return cls(attention, alpha, values, reach, parts, real, latent)
 
     def linear(self, v: Tensor) -> Tensor:
         """``Σ_j Σ_h α^h_ij v_j W_V^h W_O^h`` of vectors (…, b, j, d).
@@ -62,7 +70,7 @@ class FrozenAttention:
         (b, g, j, … · d_head), where the heads of a group g read the same values.
         """
         lead, groups = v.shape[:-3], self.attention.groups
-        values = times(v, self.attention.value.weight).unflatten(-1, (groups, -1))
+        values = self._projected(v).unflatten(-1, (groups, -1))
         values = values.reshape(-1, *values.shape[-4:]).permute(1, 3, 2, 0, 4)  # (b, g, j, …, e)
         b, _, n, many, width = values.shape
         mixed = weighted(self._grouped_alpha, values.reshape(b, groups, n, many * width))
@@ -74,7 +82,8 @@ class FrozenAttention:
         """The linear face for the tokens from `first` on; another sequence stays whole."""
         sources = slice(first if self.attention.source is None else 0, None)
         alpha, values = self.alpha[:, :, first:, sources], self.values[:, sources]
-        return replace(self, alpha=alpha, values=values)
+        latent = None if self.latent is None else self.latent.from_token(sources.start)
+        return replace(self, alpha=alpha, values=values, latent=latent)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``Σ_i Σ_h α^h_ij W_V^h W_O^h g_i``, (…, b, j, d)."""
@@ -83,11 +92,10 @@ class FrozenAttention:
     @property
     def unowned(self) -> Tensor | None:
         """``Σ_j Σ_h α^h_ij b_V^h W_O^h + b_O``, (b, i, d) or (d,)."""
-        bias = self.attention.value.bias
-        if bias is None:
+        read = self._unowned_read
+        if read is None:
             return self.attention.output.bias
-        heads = _by_head(self.attention, bias)  # (h, d_head)
-        mixed = self._output(self._row_sums[..., None] * heads[:, None])
+        mixed = self._output(read)
         return mixed if self.attention.output.bias is None else mixed + self.attention.output.bias
 
     @cached_property
@@ -111,9 +119,8 @@ class FrozenAttention:
         at_heads = self._heads_adjoint(g)
         heads = (at_heads * self.head_sums).sum(-1)  # (…, b, h, i)
         unowned = inner(g, self.attention.output.bias)
-        if self.attention.value.bias is not None:
-            bias = _by_head(self.attention, self.attention.value.bias)[:, None]  # (h, 1, d_head)
-            of_values = (at_heads * bias).sum(-1) * self._row_sums
+        if self._unowned_read is not None:
+            of_values = (at_heads * self._unowned_read).sum(-1)
             heads = heads - of_values
             unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
         return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads, at_heads)
@@ -142,11 +149,39 @@ class FrozenAttention:
 
     def _owned_values(self, unowned: Tensor | None) -> Tensor:
         """What the heads' values owe to tokens, (b, h, d_head, j)."""
-        bias = self.attention.value.bias
-        if unowned is not None:
-            bias = self.attention.value(unowned[None])[0]
-        values = self.values if bias is None else self.values - _by_head(self.attention, bias)
+        bias = self._unowned_values(unowned)
+        values = self.values if bias is None else self.values - bias
         return values.permute(0, 2, 3, 1)
+
+    def _unowned_values(self, unowned: Tensor | None = None) -> Tensor | None:
+        """The share of the values that no token owns, `unowned` (d,) of the input included.
+
+        Shape (h, d_head); behind a norm of its own each source has its own, (b, j, h, d_head).
+        """
+        attention, latent = self.attention, self.latent
+        if attention.latent is None or latent is None:
+            bias = attention.value.bias
+            if unowned is not None:
+                bias = attention.value(unowned[None])[0]
+            return None if bias is None else _by_head(attention, bias)
+        down, bias = attention.latent.down, attention.latent.down.bias
+        if unowned is not None:
+            bias = down(unowned[None])[0]
+        if bias is None and latent.unowned is None and attention.value.bias is None:
+            return None
+        compressed = self.values.new_zeros(*self.values.shape[:2], down.weight.shape[1])
+        compressed = latent.apply(compressed if bias is None else compressed + bias)
+        return _by_head(attention, attention.value(compressed))
+
+    @cached_property
+    def _unowned_read(self) -> Tensor | None:
+        """What each head reads that no token owns, (b, h, i, d_head)."""
+        values = self._unowned_values()
+        if values is None:
+            return None
+        if values.dim() == 2:
+            return self._row_sums[..., None] * values[:, None]
+        return weighted(self.alpha, values.transpose(1, 2))
 
     def on_parts(self, parts: Parts) -> Parts:
         """The sources' parts, factored; what the targets held before passes by the residual."""
@@ -208,7 +243,16 @@ class FrozenAttention:
         """Hand what arrives at the heads (…, b, h, i, d_head) on to the sources (…, b, j, d)."""
         sources = weighted(self.alpha.transpose(-1, -2), at_heads)  # (…, b, h, j, d_head)
         grouped = sources.unflatten(-3, (self.attention.groups, -1)).sum(-3)
-        return times(grouped.transpose(-2, -3).flatten(-2), self.attention.value.weight.T)
+        values = times(grouped.transpose(-2, -3).flatten(-2), self.attention.value.weight.T)
+        if self.attention.latent is None or self.latent is None:
+            return values
+        return times(self.latent.adjoint(values), self.attention.latent.down.weight.T)
+
+    def _projected(self, v: Tensor) -> Tensor:
+        """Vectors (…, b, j, d) as values (…, b, j, groups · d_head), without any bias."""
+        if self.attention.latent is not None and self.latent is not None:
+            v = self.latent.linear(times(v, self.attention.latent.down.weight))
+        return times(v, self.attention.value.weight)
 
     def _output(self, heads: Tensor) -> Tensor:
         """Vectors (…, i, d) of all heads (…, h, i, d_head) together, without b_O."""

@@ -1,7 +1,8 @@
 """The choice between PyTorch and the fused kernels for the norms of pairs, made only here.
 
 The kernels run on CUDA, where Triton is installed and they support the layer. In every other case
-`parts` and `tiles` compute the norms by PyTorch, in the precision of the weights.
+`parts` and `tiles` compute the norms by PyTorch, in the precision of the weights. Experts have no
+kernels: each target has its own weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from normlens.decomposition.devices import kernels_run_on
-from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
+from normlens.decomposition.feedforward_job import ExpertsJob, FeedForwardJob, PairNorms
 from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIONS
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tail import tail_of
@@ -27,12 +28,15 @@ DEFAULT_PRECISION = "float32"
 
 
 def run_feed_forward(
-    job: FeedForwardJob, lengths: Sequence[int], precision: str, memory_limit: int | None
+    job: FeedForwardJob | ExpertsJob,
+    lengths: Sequence[int],
+    precision: str,
+    memory_limit: int | None,
 ) -> tuple[PairNorms, str]:
     """The norms behind the block, and the precision of their products."""
-    if not is_fused(job):
+    if isinstance(job, ExpertsJob) or not is_fused(job):
         norms = feed_forward_norms(job, lengths, memory_limit)
-        return norms, str(job.ff.down.weight.dtype).removeprefix("torch.")
+        return norms, str(job.factors.scale.dtype).removeprefix("torch.")
     from normlens.decomposition.fused.choice import fused_norms
 
     chosen = kernel_precision(precision).name

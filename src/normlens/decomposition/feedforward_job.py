@@ -13,6 +13,7 @@ from torch import Tensor
 from normlens.components import FeedForward, Reach
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.head_products import KeptProducts
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Factors
@@ -44,22 +45,15 @@ TailStep = AddBypass | Normalise
 
 
 @dataclass(frozen=True)
-class FeedForwardJob:
+class StageJob:
     """One group of sources at the feed-forward block of one layer, and the steps behind it."""
 
     scope: str
-    ff: FeedForward
     factors: Factors  # the group's parts at the block's input
-    slopes: tuple[Tensor, ...]  # r^k (b, i, m); empty where the rule has none
     tail: tuple[TailStep, ...]
-    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
     buffers: Buffers = field(default_factory=Buffers)
     #: dimensions of the block's output in one more map, `ORDINARY`
     ordinary: Tensor | None = None
-    #: the block's real output (b, i, d), and where it follows from that, the output without
-    #: diagonal and bias: Σ_{j≠i} of the parts behind the block
-    output: Tensor | None = None
-    mixed: Tensor | None = None
 
     @property
     def reach(self) -> Reach:
@@ -73,6 +67,19 @@ class FeedForwardJob:
     def sources(self, index: int, targets: int) -> int:
         """The number of sources of the sequence at `index`, which has so many targets."""
         return targets if self.factors.lengths is None else self.factors.lengths[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardJob(StageJob):
+    """The job of a block that is the same for all targets."""
+
+    ff: FeedForward
+    slopes: tuple[Tensor, ...]  # r^k (b, i, m); empty where the rule has none
+    kept: KeptProducts | None = None  # products of this layer's weights, if there are any
+    #: the block's real output (b, i, d), and where it follows from that, the output without
+    #: diagonal and bias: Σ_{j≠i} of the parts behind the block
+    output: Tensor | None = None
+    mixed: Tensor | None = None
 
     def sum_behind_block(self) -> Tensor:
         """``Σ_j`` of the group's parts just behind the block, (b, i, d), without its parts."""
@@ -91,6 +98,24 @@ class FeedForwardJob:
             self.reach,
             targets,
             self.ff.up.weight.element_size(),
+            None if self.factors.source is None else sources,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsJob(StageJob):
+    """The job of a mixture of experts, of which each target has its own."""
+
+    block: FrozenExperts
+
+    def shape(self, targets: int, sources: int | None = None) -> Shape:
+        """The sizes of a sequence with so many targets, and perhaps other `sources`."""
+        return Shape.of_block(
+            self.block.experts,
+            self.factors.weights.shape[-1],
+            self.reach,
+            targets,
+            self.factors.scale.element_size(),
             None if self.factors.source is None else sources,
         )
 

@@ -16,8 +16,15 @@ from torch import Tensor
 
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.engine import run_feed_forward
+from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.feedforward import FrozenFeedForward, SampledFeedForward
-from normlens.decomposition.feedforward_job import AddBypass, FeedForwardJob, Normalise, TailStep
+from normlens.decomposition.feedforward_job import (
+    AddBypass,
+    ExpertsJob,
+    FeedForwardJob,
+    Normalise,
+    TailStep,
+)
 from normlens.decomposition.head_products import KeptProducts
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias, Factors, Parts, side_by_side
@@ -50,7 +57,7 @@ class StageResult:
 
 
 def feed_forward_stage(
-    block: FrozenFeedForward | SampledFeedForward,
+    block: FrozenFeedForward | FrozenExperts | SampledFeedForward,
     parts: Parts,
     scope: str,
     tail: Sequence[Behind],
@@ -73,22 +80,27 @@ def feed_forward_stage(
     alone = len(parts.groups) == 1
     results, sampled = [], []
     for factors in parts.groups:
-        job = FeedForwardJob(
-            scope,
-            block.ff,
-            factors,
-            block.neurons.slopes,
-            _tail_of_group(tail, factors),
-            # They are of the first attention, and of the norms that all its parts pass.
-            kept if alone else None,
-            buffers or Buffers(),
-            ordinary,
-            output,
-            output - own - bias.vectors if alone else None,
-        )
+        steps, memory = _tail_of_group(tail, factors), buffers or Buffers()
+        job: FeedForwardJob | ExpertsJob
+        if isinstance(block, FrozenExperts):
+            job = ExpertsJob(scope, factors, steps, memory, ordinary, block=block)
+        else:
+            job = FeedForwardJob(
+                scope,
+                factors,
+                steps,
+                memory,
+                ordinary,
+                ff=block.ff,
+                slopes=block.neurons.slopes,
+                # They are of the first attention, and of the norms that all its parts pass.
+                kept=kept if alone else None,
+                output=output,
+                mixed=output - own - bias.vectors if alone else None,
+            )
         group, precision = run_feed_forward(job, lengths, settings.precision, settings.memory_limit)
         results.append(group)
-        if group.error is not None and settings.sample_kernels:
+        if isinstance(job, FeedForwardJob) and group.error is not None and settings.sample_kernels:
             sampled.append(sampled_error(job, lengths, group.norms))
     mixed = results[0].mixed
     if len(results) > 1:
@@ -119,7 +131,12 @@ def _sampled(
 ) -> StageResult:
     jobs = [
         FeedForwardJob(
-            scope, block.ff, factors, (), _tail_of_group(tail, factors), ordinary=ordinary
+            scope,
+            factors,
+            _tail_of_group(tail, factors),
+            ordinary=ordinary,
+            ff=block.ff,
+            slopes=(),
         )
         for factors in parts.groups
     ]

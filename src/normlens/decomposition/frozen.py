@@ -16,6 +16,7 @@ from torch import Tensor
 from normlens.components import (
     Attention,
     Branch,
+    Experts,
     FeedForward,
     Layer,
     Norm,
@@ -24,6 +25,7 @@ from normlens.components import (
     Residual,
 )
 from normlens.decomposition.attention import FrozenAttention
+from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.feedforward import (
     FrozenFeedForward,
     FrozenParallelFeedForward,
@@ -33,7 +35,7 @@ from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.errors import InputError
-from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
+from normlens.nonlinearities import NOT_FOR_EXPERTS, NOT_LINEAR, SHAPLEY
 
 FrozenStep = (
     FrozenBranch
@@ -41,6 +43,7 @@ FrozenStep = (
     | FrozenNorm
     | FrozenAttention
     | FrozenFeedForward
+    | FrozenExperts
     | FrozenParallelFeedForward
     | SampledFeedForward
 )
@@ -151,16 +154,18 @@ class FrozenLayer:
         return FrozenLayer(self.layer, self.x[:, first:], steps, lengths)
 
 
-def _linear(step: FrozenStep) -> FrozenNorm | FrozenAttention | FrozenFeedForward:
+#: The components that are linear operators on the vectors that reach them.
+Operator = FrozenNorm | FrozenAttention | FrozenFeedForward | FrozenExperts
+
+
+def _linear(step: FrozenStep) -> Operator:
     if isinstance(step, SampledFeedForward):
         raise InputError(NOT_LINEAR)
-    assert isinstance(step, (FrozenNorm, FrozenAttention, FrozenFeedForward))
+    assert isinstance(step, (FrozenNorm, FrozenAttention, FrozenFeedForward, FrozenExperts))
     return step
 
 
-def _linear_or_beside(
-    step: FrozenStep,
-) -> FrozenNorm | FrozenAttention | FrozenFeedForward | FrozenParallelFeedForward:
+def _linear_or_beside(step: FrozenStep) -> Operator | FrozenParallelFeedForward:
     return step if isinstance(step, FrozenParallelFeedForward) else _linear(step)
 
 
@@ -219,11 +224,19 @@ def freeze(
                 frozen = FrozenFeedForward.at(step, y, bias, rule)
                 if parts:  # nothing behind the block's norm reads the bias otherwise
                     bias = frozen.outgoing
+        elif isinstance(step, Experts):
+            if rule == SHAPLEY:
+                raise InputError(NOT_FOR_EXPERTS)
+            frozen = FrozenExperts.at(step, y, bias, rule)
+            if parts:
+                bias = frozen.outgoing
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)
             y = y + frozen.output
         steps.append(frozen)
-        if isinstance(frozen, (FrozenAttention, FrozenFeedForward, SampledFeedForward)):
+        if isinstance(
+            frozen, (FrozenAttention, FrozenFeedForward, FrozenExperts, SampledFeedForward)
+        ):
             if index in taken:
                 y = taken[index].to(x.dtype)
                 continue

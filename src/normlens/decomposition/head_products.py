@@ -131,7 +131,7 @@ class ProductStore:
 
 
 def _layer_products(layer: Layer) -> ProductTensors:
-    assert layer.feed_forward is not None
+    assert isinstance(layer.feed_forward, FeedForward)
     return form_products(_basis(layer), projections(layer.feed_forward))
 
 
@@ -153,7 +153,7 @@ def _between(layer: Layer) -> list[Norm]:
 def _weights_of(layer: Layer) -> list[Tensor]:
     """Every weight that this layer's products and operands are formed from."""
     ff = layer.feed_forward
-    assert ff is not None
+    assert isinstance(ff, FeedForward)
     gammas = [norm.gamma for norm in _between(layer) if norm.gamma is not None]
     return [layer.attention.output.weight, *gammas, *projections(ff), ff.down.weight]
 
@@ -165,11 +165,11 @@ def _described_by(layer: Layer, fingerprint: Fingerprint) -> bool:
 
 
 def _bytes(layer: Layer, dtype: torch.dtype) -> int:
-    """Size of a layer's products; 0 if no feed-forward block stands behind its attention."""
-    if layer.feed_forward is None:
+    """Size of a layer's products; 0 if no block for all tokens stands behind its attention."""
+    ff = layer.feed_forward
+    if not isinstance(ff, FeedForward):
         return 0
     heads = layer.attention.heads
     d_head = layer.attention.output.weight.shape[0] // heads
-    ff = layer.feed_forward
     elements = head_product_elements(heads, d_head, ff.up.weight.shape[1], len(projections(ff)))
     return elements * dtype.itemsize

@@ -21,6 +21,7 @@ from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.completeness import relative_errors
 from normlens.decomposition.engine import factored_norms
+from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.feedforward import (
     FrozenFeedForward,
     FrozenParallelFeedForward,
@@ -139,7 +140,7 @@ class _Walk:
                 continue
             if isinstance(step, FrozenBranch):
                 saved.append(parts)
-            elif isinstance(step, (FrozenFeedForward, SampledFeedForward)):
+            elif isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
                 self._behind_feed_forward(index, step, parts, saved)
                 break
             else:
@@ -154,7 +155,7 @@ class _Walk:
     def _behind_feed_forward(
         self,
         index: int,
-        block: FrozenFeedForward | SampledFeedForward,
+        block: FrozenFeedForward | FrozenExperts | SampledFeedForward,
         parts: Parts,
         saved: list[Parts],
     ) -> None:

@@ -52,6 +52,20 @@ class Bias:
         rest = None if self.rest is None else self.rest[:, first:]
         return Bias(self.coefficients[:, first:], self.rows, rest)
 
+    def in_one_row(self) -> Bias:
+        """The targets of all sequences one after the other, as if they were one sequence's."""
+        rest = None if self.rest is None else self.rest.flatten(0, 1)[None]
+        return Bias(self.coefficients.flatten(0, 1)[None], self.rows, rest)
+
+    def at_tokens(self, places: Tensor) -> Bias:
+        """The same for some targets (t,) of every sequence."""
+        rest = None if self.rest is None else self.rest[:, places]
+        return Bias(self.coefficients[:, places], self.rows, rest)
+
+    def weighted(self, factor: Tensor) -> Bias:
+        """Multiplied by a number for each target, (i,) or (b, i)."""
+        return self.scaled(lambda rows: rows, factor)
+
     @cached_property
     def vectors(self) -> Tensor:
         """b (b, i, d)."""

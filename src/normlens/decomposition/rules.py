@@ -24,17 +24,20 @@ from normlens.decomposition.activations import (
     CELLS,
     Activation,
     activation,
-    gauss_legendre,
     mean_slope_table,
+)
+from normlens.decomposition.clamped_gates import (
+    clamped_gradient,
+    clamped_slopes,
+    clamped_slopes_between,
+    clamped_value,
 )
 from normlens.decomposition.devices import kernels_run_on
 from normlens.decomposition.parts import Bias
+from normlens.decomposition.paths import along_short, gated_slopes_between, path_length
 
 #: The bias's share of the neurons' arguments, computed where a rule needs it.
 Share = Callable[[], Tensor]
-
-SHORT_PATH = 1.0
-SHORT_PATH_NODES = 16
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,12 @@ def projections(ff: FeedForward) -> tuple[Tensor, ...]:
 
 def hidden(ff: FeedForward, y: Tensor) -> Tensor:
     """The real hidden vector of the block for input `y`, (b, i, m)."""
-    g = activation(ff.activation).value
-    return g(ff.up(y)) if ff.gate is None else g(ff.gate(y)) * ff.up(y)
+    g = activation(ff.activation)
+    if ff.gate is None:
+        return g.value(ff.up(y))
+    if ff.limit is not None:
+        return clamped_value(g, ff.limit, ff.gate(y), ff.up(y))
+    return g.value(ff.gate(y)) * ff.up(y)
 
 
 def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearised:
@@ -69,6 +76,8 @@ def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearis
     if ff.gate is None:
         return PLAIN_RULES[rule](g, ff.up(total), partial(bias.through, ff.up))
     shares = partial(bias.through, ff.gate), partial(bias.through, ff.up)
+    if ff.limit is not None:
+        return CLAMPED_RULES[rule](g, ff.limit, ff.gate(total), ff.up(total), *shares)
     return GATED_RULES[rule](g, ff.gate(total), ff.up(total), *shares)
 
 
@@ -84,9 +93,9 @@ def _ig(g: Activation, z: Tensor, z_b: Share) -> Linearised:
 def _ig_bias(g: Activation, z: Tensor, z_b: Share) -> Linearised:
     """Path z_b → z: ``r = (g(z) − g(z_b)) / (z − z_b)``, and FF(0) stays with the bias."""
     start = z_b()
-    delta, short = _path(g, start, z)
+    delta, short = path_length(g, start, z)
     quotient = (g.value(z) - g.value(start)) / torch.where(short, torch.ones_like(z), delta)
-    r = torch.where(short, _along(lambda t, _: g.derivative(t), start, delta), quotient)
+    r = torch.where(short, along_short(lambda t, _: g.derivative(t), start, delta), quotient)
     return Linearised((r,), lambda: g.value(start), g.value(z))
 
 
@@ -125,19 +134,8 @@ def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Li
 def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
     """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
     a_0, u_0 = a_b(), u_b()
-    d_a, short = _path(g, a_0, a)
-    d_u = u - u_0
-    safe = torch.where(short, torch.ones_like(a), d_a)
-
-    def antiderivative(t: Tensor) -> Tensor:
-        return g.at_zero * t + t * t * g.mean_slope(t)
-
-    long_u = (antiderivative(a) - antiderivative(a_0)) / safe
-    long_a = (g.value(a) * u - g.value(a_0) * u_0 - d_u * long_u) / safe
-    short_u = _along(lambda t, _: g.value(t), a_0, d_a)
-    short_a = _along(lambda t, alpha: g.derivative(t) * (u_0 + alpha * d_u), a_0, d_a)
-    r_a, r_u = torch.where(short, short_a, long_a), torch.where(short, short_u, long_u)
-    return Linearised((r_a, r_u), lambda: g.value(a_0) * u_0, g.value(a) * u)
+    slopes = gated_slopes_between(g, a_0, u_0, a, u)
+    return Linearised(slopes, lambda: g.value(a_0) * u_0, g.value(a) * u)
 
 
 def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
@@ -146,25 +144,35 @@ def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share)
     return Linearised((r_a, r_u), lambda: h - (a - a_b()) * r_a - (u - u_b()) * r_u, h)
 
 
-def _path(g: Activation, start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Length of each path, and whether it is so short that a difference quotient would cancel.
-
-    A path across a kink at 0 never counts as short: there the quotient is exact, and quadrature
-    is not.
-    """
-    delta = stop - start
-    short = delta.abs() < SHORT_PATH
-    return delta, short & ((start > 0) == (stop > 0)) if g.kinked else short
+# Gates with limits: h = g(min(a, L)) ⊙ (clip(u, −L, L) + 1) ---------------------------------------
 
 
-def _along(f: Callable[[Tensor, float], Tensor], start: Tensor, delta: Tensor) -> Tensor:
-    """``∫₀¹ f(start + α δ, α) dα`` for short paths; the length is capped where it is not used."""
-    capped = delta.clamp(-SHORT_PATH, SHORT_PATH)
-    nodes, weights = gauss_legendre(SHORT_PATH_NODES)
-    integral = torch.zeros_like(start)
-    for node, weight in zip(nodes, weights, strict=True):
-        integral += weight * f(start + node * capped, node)
-    return integral
+def _clamped_ig(
+    g: Activation, limit: float, a: Tensor, u: Tensor, a_b: Share, u_b: Share
+) -> Linearised:
+    """Path (0, 0) → (a, u)."""
+    r_a, r_u = clamped_slopes(g, limit, a, u)
+    h = clamped_value(g, limit, a, u)
+    return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h, True)
+
+
+def _clamped_ig_bias(
+    g: Activation, limit: float, a: Tensor, u: Tensor, a_b: Share, u_b: Share
+) -> Linearised:
+    """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
+    a_0, u_0 = a_b(), u_b()
+    slopes = clamped_slopes_between(g, limit, a_0, u_0, a, u)
+    h = clamped_value(g, limit, a, u)
+    return Linearised(slopes, lambda: clamped_value(g, limit, a_0, u_0), h)
+
+
+def _clamped_gradient(
+    g: Activation, limit: float, a: Tensor, u: Tensor, a_b: Share, u_b: Share
+) -> Linearised:
+    """The gradient; the remainder goes to the bias."""
+    r_a, r_u = clamped_gradient(g, limit, a, u)
+    h = clamped_value(g, limit, a, u)
+    return Linearised((r_a, r_u), lambda: h - (a - a_b()) * r_a - (u - u_b()) * r_u, h)
 
 
 PLAIN_RULES: dict[str, Callable[..., Linearised]] = {
@@ -176,4 +184,9 @@ GATED_RULES: dict[str, Callable[..., Linearised]] = {
     "ig": _gated_ig,
     "ig-bias": _gated_ig_bias,
     "gradient": _gated_gradient,
+}
+CLAMPED_RULES: dict[str, Callable[..., Linearised]] = {
+    "ig": _clamped_ig,
+    "ig-bias": _clamped_ig_bias,
+    "gradient": _clamped_gradient,
 }

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normlens.components import Layer
+from normlens.components import Experts, Layer
 from normlens.decomposition.attention import FrozenAttention
+from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.feedforward import (
     FrozenFeedForward,
     FrozenParallelFeedForward,
@@ -66,9 +67,9 @@ def unowned_bias(frozen: FrozenLayer) -> Tensor:
             bias = torch.zeros_like(bias) if output is None else output.expand_as(bias)
         elif isinstance(step, FrozenNorm) and mixed:
             bias = step.apply(bias)
-        elif isinstance(step, (FrozenFeedForward, SampledFeedForward)):
+        elif isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
             block = _slopes(step)
-            assert isinstance(block, FrozenFeedForward)
+            assert not isinstance(block, FrozenNorm)
             bias = block.outgoing.vectors
     return bias
 
@@ -80,7 +81,10 @@ def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
     """
     output = layer.attention.output.weight
     numbers = 6 * max(output.shape)
-    if (ff := layer.feed_forward) is not None:
+    ff = layer.feed_forward
+    if isinstance(ff, Experts):  # vectors and neurons of one expert, and the sum of all
+        numbers += 4 * output.shape[1] + 4 * ff.widest
+    elif ff is not None:
         numbers += (3 if ff.gate is None else 4) * ff.down.weight.shape[0]
     return b * n * numbers * itemsize
 
@@ -101,9 +105,9 @@ def _plus_own(parts: Tensor, own: Tensor, first: int, last: int) -> Tensor:
 
 
 def _slopes(
-    step: FrozenNorm | FrozenFeedForward | SampledFeedForward | FrozenResidual,
-) -> FrozenNorm | FrozenFeedForward:
+    step: FrozenNorm | FrozenFeedForward | FrozenExperts | SampledFeedForward | FrozenResidual,
+) -> FrozenNorm | FrozenFeedForward | FrozenExperts:
     if isinstance(step, SampledFeedForward):
         raise InputError(NOT_LINEAR)
-    assert isinstance(step, (FrozenNorm, FrozenFeedForward))
+    assert isinstance(step, (FrozenNorm, FrozenFeedForward, FrozenExperts))
     return step

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from normlens.decomposition.costs.tiles import TILES
+from normlens.decomposition.expert_tiles import expert_tile
 from normlens.decomposition.feedforward_job import (
     ORDINARY,
     AddBypass,
+    ExpertsJob,
     FeedForwardJob,
     PairNorms,
+    StageJob,
 )
 from normlens.decomposition.head_products import HeadProducts, ProductTensors
 from normlens.decomposition.memory import is_out_of_memory
@@ -28,21 +31,23 @@ from normlens.errors import MemoryLimitError
 
 
 def feed_forward_norms(
-    job: FeedForwardJob, lengths: Sequence[int], memory_limit: int | None = None
+    job: FeedForwardJob | ExpertsJob, lengths: Sequence[int], memory_limit: int | None = None
 ) -> PairNorms:
     """Norms behind the block for every pair, one sequence of the batch after another."""
     b, n_sources, n, _ = job.factors.weights.shape
     scale = job.factors.scale
     result = PairNorms(
         {scope: scale.new_zeros(b, n, n_sources) for scope in job.scopes},
-        scale.new_zeros(b, n, job.ff.down.weight.shape[1]),
+        scale.new_zeros(b, n, job.factors.basis.shape[-1]),
     )
     sources = [job.sources(index, length) for index, length in enumerate(lengths)]
-    products = HeadProducts(job.kept, job.factors.basis, projections(job.ff))
+    products = _head_products(job)
     for index, (length, count) in enumerate(zip(lengths, sources, strict=True)):
         first = choose_plan(job.shape(length, count), memory_limit)
         # Decided for each sequence alone, so that it does not depend on the rest of the batch.
-        chosen = products.for_tokens(count) if first.method == TILES else None
+        chosen = None
+        if products is not None and first.method == TILES:
+            chosen = products.for_tokens(count)
         plan: Plan | None = first
         while plan is not None:
             try:
@@ -59,6 +64,13 @@ def feed_forward_norms(
                 "time; use a shorter text or another device"
             )
     return result
+
+
+def _head_products(job: FeedForwardJob | ExpertsJob) -> HeadProducts | None:
+    """Products of the weights in front of the neurons; experts have too many of them."""
+    if isinstance(job, ExpertsJob):
+        return None
+    return HeadProducts(job.kept, job.factors.basis, projections(job.ff))
 
 
 def _source_rows(
@@ -82,7 +94,7 @@ def _source_rows(
 
 
 def _run_sequence(
-    job: FeedForwardJob,
+    job: FeedForwardJob | ExpertsJob,
     index: int,
     n: int,
     plan: Plan,
@@ -95,7 +107,7 @@ def _run_sequence(
     rows: list[Tensor] | None = None
     for j in range(0, n_sources, plan.sources):
         block = slice(j, min(j + plan.sources, n_sources))
-        if plan.method == TILES:
+        if plan.method == TILES and isinstance(job, FeedForwardJob):
             rows = _source_rows(job, head_products, index, block)
         for i in range(0, n, plan.targets):
             targets = slice(i, min(i + plan.targets, n))
@@ -103,7 +115,9 @@ def _run_sequence(
             sources = slice(max(low, block.start), min(high, block.stop))
             if sources.start >= sources.stop:
                 continue
-            if rows is None:
+            if isinstance(job, ExpertsJob):
+                tile = expert_tile(job, index, targets, sources, plan.method)
+            elif rows is None:
                 tile = tile_by_matrices(job, index, targets, sources)
             else:
                 local = slice(sources.start - j, sources.stop - j)
@@ -155,7 +169,7 @@ def tile_by_matrices(job: FeedForwardJob, index: int, targets: slice, sources: s
 
 
 def _emit(
-    job: FeedForwardJob,
+    job: StageJob,
     index: int,
     targets: slice,
     sources: slice,
@@ -168,7 +182,7 @@ def _emit(
 
 
 def scope_norms(
-    job: FeedForwardJob,
+    job: StageJob,
     index: int,
     targets: slice,
     sources: slice,

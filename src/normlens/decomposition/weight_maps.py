@@ -24,15 +24,23 @@ def add_weight_maps(result: LayerMaps, attention: FrozenAttention, scopes: Colle
         return
     eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     for scope, weights in ((f"{symbol}-W", mean), (f"{symbol}RES-W", 0.5 * mean + 0.5 * eye)):
-        _add(result, scope, weights, weights.diagonal(dim1=1, dim2=2), scopes)
+        own = weights.diagonal(dim1=1, dim2=2)
+        # What a sink takes is no mixing with other tokens.
+        others = weights.sum(-1) - own if attention.attention.sinks else None
+        _add(result, scope, weights, own, scopes, others)
 
 
 def _add(
-    result: LayerMaps, scope: str, weights: Tensor, own: Tensor, scopes: Collection[str]
+    result: LayerMaps,
+    scope: str,
+    weights: Tensor,
+    own: Tensor,
+    scopes: Collection[str],
+    others: Tensor | None = None,
 ) -> None:
     if scope in scopes:
         result.norms[scope] = weights
-        result.own[scope], result.others[scope] = own, 1 - own
+        result.own[scope], result.others[scope] = own, 1 - own if others is None else others
 
 
 def add_head_maps(result: LayerMaps, attention: FrozenAttention) -> None:

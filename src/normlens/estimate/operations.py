@@ -110,7 +110,7 @@ def _row_operations(
     group: SourceGroup,
 ) -> int:
     """Operations of the rows of a group's sources that are mixed."""
-    if plan.method == MATRICES:
+    if plan.method == MATRICES or layer.widest is not None:
         return 0
     d, m, heads, k = layer.d, layer.m, group.heads, layer.projections
     sources = group.sources if plan.method == TILES else group.blocks * group.targets

@@ -34,8 +34,10 @@ def plan_of(
 
 
 def is_fused(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
-    """Whether the kernels do the stage; they do not sample."""
+    """Whether the kernels do the stage; they do not sample, and know nothing of experts."""
     if not analysis.has_kernels(sizes) or analysis.rule == SHAPLEY:
+        return False
+    if layer.widest is not None:
         return False
     return is_supported(analysis.tail(layer))
 
@@ -47,8 +49,17 @@ def sequence_shape(
     group = group or analysis.groups(layer)[0]
     n, k = group.targets, group.sources
     pairs, sources = (group.reach.pairs(n), None) if group.is_own else (n * k, k)
-    item = sizes.compute_itemsize
-    return Shape(n, pairs, layer.d, layer.m, group.heads, layer.projections, item, sources)
+    return Shape(
+        n,
+        pairs,
+        layer.d,
+        layer.m,
+        group.heads,
+        layer.projections,
+        sizes.compute_itemsize,
+        sources,
+        layer.widest,
+    )
 
 
 def square_shape(
@@ -104,7 +115,7 @@ def forms_head_products(
     if isinstance(plan, KernelPlan):
         tokens = analysis.batch * group.blocks * group.targets
         return plan.method == BY_SOURCE and head_products_pay(group.d_head, layer.d, tokens)
-    if analysis.rule == SHAPLEY or plan.method != TILES:
+    if analysis.rule == SHAPLEY or plan.method != TILES or layer.widest is not None:
         return False
     return head_products_pay(group.d_head, layer.d, group.sources)
 

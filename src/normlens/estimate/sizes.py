@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from normlens.components import Attention, FeedForward, Layer, ParallelFeedForward, Reach
+from normlens.components import (
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    ParallelFeedForward,
+    Reach,
+)
 from normlens.decomposition.activations import activation
 from normlens.lens import Lens
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
@@ -48,7 +55,7 @@ class LayerSizes:
     symbols: tuple[str, ...]  # components from the attention on, in order
     reach: Reach
     path: tuple[str, ...] = ()  # all steps in order; "": a branching point
-    m: int = 0  # 0: no feed-forward block behind the attention
+    m: int = 0  # neurons that a token uses; 0: no feed-forward block behind the attention
     projections: int = 0
     parallel: int = 0  # elements of a feed-forward block beside the attention
     silent: bool = False  # whether the activation has neurons that contribute nothing
@@ -56,6 +63,7 @@ class LayerSizes:
     cross: CrossSizes | None = None  # None: it reads its own tokens alone
     stack: str = ""  # of an encoder–decoder: "encoder" or "decoder"
     scaled: int = 0  # elements of the matrices that are copied with a factor inside them
+    widest: int | None = None  # neurons of the largest expert; None: one block for all tokens
 
     @property
     def feed_forward_at(self) -> int | None:
@@ -92,7 +100,9 @@ def sizes_of(lens: Lens, dtype: torch.dtype | None = None) -> ModelSizes:
 
 
 def _layer_sizes(layer: Layer, block: Any, stack: str) -> LayerSizes:
-    attention, ff = layer.attention, layer.feed_forward
+    attention, block_behind = layer.attention, layer.feed_forward
+    experts = layer.experts
+    ff = block_behind.members[0] if isinstance(block_behind, Experts) else block_behind
     beside = [step.feed_forward for step in layer.steps if isinstance(step, ParallelFeedForward)]
     behind = layer.norm_behind_feed_forward
     return LayerSizes(
@@ -100,19 +110,20 @@ def _layer_sizes(layer: Layer, block: Any, stack: str) -> LayerSizes:
         heads=attention.heads,
         groups=attention.groups,
         d_head=attention.value.weight.shape[1] // attention.groups,
-        matrices=sum(p.numel() for p in block.parameters() if p.dim() == 2),
+        matrices=_matrices(layer, block),
         linear=sum(linear.weight.numel() for linear in layer.linear_maps),
         symbols=tuple(layer.steps[index].symbol for index in layer.scope_of_step),
         reach=layer.reach,
         path=tuple(step.symbol for step in layer.steps),
-        m=0 if ff is None else ff.up.weight.shape[1],
+        m=0 if ff is None else ff.up.weight.shape[1] if experts is None else experts.active,
         projections=0 if ff is None else (1 if ff.gate is None else 2),
         parallel=sum(_elements(block) for block in beside),
-        silent=ff is not None and activation(ff.activation).silent,
+        silent=ff is not None and experts is None and activation(ff.activation).silent,
         centred=behind is not None and behind.centred,
         cross=next((_cross_sizes(a) for a in layer.attentions if a.source is not None), None),
         stack=stack,
         scaled=sum(linear.weight.numel() for linear in layer.linear_maps if linear.is_scaled),
+        widest=None if experts is None else experts.widest,
     )
 
 
@@ -120,6 +131,14 @@ def _cross_sizes(attention: Attention) -> CrossSizes:
     value = attention.value.weight
     d_head = value.shape[1] // attention.groups
     return CrossSizes(attention.heads, attention.groups, d_head, value.numel())
+
+
+def _matrices(layer: Layer, block: Any) -> int:
+    """Elements of the matrices that a token meets in a layer: of experts, those of its own."""
+    matrices = sum(p.numel() for p in block.parameters() if p.dim() == 2)
+    if layer.experts is not None:
+        matrices += layer.experts.used * _elements(layer.experts.members[0])
+    return matrices
 
 
 def _elements(ff: FeedForward) -> int:

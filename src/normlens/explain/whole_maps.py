@@ -16,7 +16,7 @@ from torch import Tensor
 from normlens.advancing import Progress, by_layers
 from normlens.analysing.collect import Collected
 from normlens.analysing.columns import Columns
-from normlens.components import Layer, Reach
+from normlens.components import Layer, Reach, Routing
 from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.decomposition.results import LayerMaps
 from normlens.decomposition.vectors import Sources, WholeNorms
@@ -26,7 +26,7 @@ from normlens.options import Request
 from normlens.text import Encoded
 from normlens.tracing.checks import Checks
 from normlens.tracing.model_inputs import model_inputs, without_autocast
-from normlens.tracing.trace import reading
+from normlens.tracing.trace import LayerTrace, reading
 from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:
@@ -45,13 +45,20 @@ def collect_whole_way(
     collected = Collected(
         Columns(lengths), request.scopes, checks, request.arrays, request.correlations
     )
+    routed: dict[int, Routing] = {}
+
+    def watch(traced: LayerTrace) -> None:
+        checks.add(traced, traced.layer.to(dtype))
+        if traced.layer.experts is not None and traced.layer.experts.routing is not None:
+            routed[traced.index] = traced.layer.experts.routing
+
     network = FrozenNetwork(
         lens.adapter,
         lengths,
         request.settings.rule,
         dtype,
         limit // KEPT_SHARE,
-        watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
+        watch=watch,
     )
 
     def run() -> None:
@@ -64,6 +71,7 @@ def collect_whole_way(
                 limit,
                 by_layers(progress, len(request.layers)),
             ):
+                layer = layer.routed(routed[index]) if index in routed else layer
                 collected.add(maps, index, layer)
 
     alone_with_model(lens.model, run)

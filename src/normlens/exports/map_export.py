@@ -111,6 +111,25 @@ def _with_head(maps: Maps, head: int | None) -> pd.DataFrame:
     return frame
 
 
+def write_routing(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the experts that tokens used, and their weights, as a CSV table."""
+    check_routing(path)
+    if maps.routing is None:
+        raise InputError(
+            f"the layers of {maps.provenance.get('model', 'this model')} have no experts, or these "
+            "maps are of words; there is no routing to write"
+        )
+    with store.writing(path, overwrite=overwrite) as temporary:
+        spreadsheet.write_csv(maps.routing.to_pandas(), temporary)
+    return Path(path)
+
+
+def check_routing(path: str | Path) -> None:
+    """Raise unless a routing can be written to this file."""
+    if Path(path).suffix.lower() != ".csv":
+        raise InputError(f"{str(path)!r} does not end in .csv; a routing is a CSV table")
+
+
 def to_document(maps: Maps) -> dict[str, Any]:
     """Everything about the maps as plain values for strict JSON: NaN and infinity become None.
 
@@ -152,6 +171,8 @@ def to_document(maps: Maps) -> dict[str, Any]:
         document["sources"] = asdict(maps.source_axis)
         document["same_token"] = maps.is_same_token
         document["axes"]["same_token"] = ["target", "source"]
+    if maps.routing is not None:  # one row per layer, token and expert, layers and tokens from 0
+        document["routing"] = maps.routing.to_pandas().to_dict("records")
     if maps.stack:
         document["stack"] = maps.stack
         document["source_sequences"] = maps.table_sequences

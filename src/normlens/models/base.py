@@ -21,6 +21,7 @@ from normlens.models.heads import class_names, described_by_task
 from normlens.models.installed import is_available, load_installed
 from normlens.models.modules import (
     columns,
+    head_columns,
     interleaved_values,
     layer_norm,
     linear,
@@ -38,6 +39,7 @@ __all__ = [
     "adapter_class",
     "bring_installed_families",
     "columns",
+    "head_columns",
     "interleaved_values",
     "layer_norm",
     "linear",
@@ -191,7 +193,8 @@ class Decoder(Adapter):
 
     def sliding_window(self, attention: Any) -> int | None:
         """The sliding window of a layer, if any; masks read its width in the configuration."""
-        return None if attention.sliding_window is None else self.config.sliding_window
+        width = getattr(attention, "sliding_window", None)  # some have it in those layers alone
+        return None if width is None else self.config.sliding_window
 
 
 def register(

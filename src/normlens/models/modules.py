@@ -31,6 +31,11 @@ def interleaved_values(module: Any, heads: int, parts: int = 3, place: int = -1)
     return _share(module, lambda t: t.unflatten(-1, (heads, parts, -1))[..., place, :].flatten(-2))
 
 
+def head_columns(module: Any, heads: int, start: int, stop: int | None = None) -> Linear:
+    """Some columns of every head of a fused projection laid out head by head."""
+    return _share(module, lambda t: t.unflatten(-1, (heads, -1))[..., start:stop].flatten(-2))
+
+
 def scaled(linear: Linear, factor: float | Tensor) -> Linear:
     """A map whose output, bias included, the model multiplies by `factor`: a number or (d,)."""
     return replace(linear, scale=linear.scale * factor)

@@ -41,6 +41,16 @@ DECODER = dict(
 )
 GROUPED = dict(DECODER, num_key_value_heads=2, head_dim=4)
 
+#: A token uses two of five experts; the names of their number and size differ.
+EXPERTS = dict(
+    GROUPED,
+    num_experts_per_tok=2,
+    num_experts=5,
+    num_local_experts=5,
+    n_routed_experts=5,
+    moe_intermediate_size=12,
+)
+
 
 def tiny_families() -> list[str]:
     """Every model type of one stack that was registered with a tiny configuration, by name."""
@@ -79,7 +89,9 @@ def tiny_model(model_type: str, seed: int = 0, **overrides: Any) -> Any:
     from transformers import AutoModel
 
     model = AutoModel.from_config(
-        tiny_config(model_type, **overrides), attn_implementation="eager"
+        tiny_config(model_type, **overrides),
+        attn_implementation="eager",
+        experts_implementation="eager",  # the fast one has no float64
     ).eval()
     scramble(model, seed)
     return model

@@ -81,9 +81,11 @@ class ChoosableMaps(SequencedMaps):
         def any_merged(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
             return merged(mask.astype(float)) > 0
 
-        # Norms of sums, spreads and statistics of tokens say nothing of words.
+        # Norms of sums, spreads, statistics and experts of tokens say nothing of words.
         encoder = None if self.encoder is None else self.encoder.words()
-        alone = replace(self, mixing={}, standard_error={}, statistics={}, encoder=encoder)
+        alone = replace(
+            self, mixing={}, standard_error={}, statistics={}, encoder=encoder, routing=None
+        )
         return alone._changed(
             lambda array, _: merged(array),
             allowed=any_merged(self.allowed),
@@ -113,6 +115,7 @@ class ChoosableMaps(SequencedMaps):
             layers=left,
             allowed=np.take(self.allowed, places, axis=0),
             coverage={name: here for name, here in kept.items() if here != left},
+            routing=None if self.routing is None else self.routing.of_layers(left),
             **groups,
         )
 
@@ -125,6 +128,7 @@ class ChoosableMaps(SequencedMaps):
             allowed=take(self.allowed, ("layer", "target", "source"), indices),
             same_token=None if same is None else take(same, ("target", "source"), indices),
             **_labels(self.targets.take(targets)),
+            routing=None if self.routing is None else self.routing.of_tokens(targets),
             source_axis=None if axis is None else axis.take(sources),
         )
 

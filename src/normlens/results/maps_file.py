@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.json_text import parse_json
+from normlens.results import routing_file
 from normlens.results.axes import GROUPS
 from normlens.results.header_fields import AXIS
 from normlens.results.maps_header import (
@@ -81,6 +82,8 @@ def _fields_of(maps: LabelledMaps) -> dict[str, Any]:
         fields["coverage"] = dict(maps.coverage)
     if maps.source_axis is not None:
         fields["sources"] = _written(maps.source_axis, AXIS)
+    if maps.routing is not None:
+        fields["routing"], _ = routing_file.parts_of(maps.routing)
     return fields
 
 
@@ -93,6 +96,8 @@ def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
     tensors[ALLOWED] = maps.allowed.astype(np.uint8)
     if maps.same_token is not None:
         tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
+    if maps.routing is not None:
+        tensors |= routing_file.parts_of(maps.routing)[1]
     return tensors
 
 
@@ -112,7 +117,7 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key not in MASKS:
+        if key not in MASKS and group != routing_file.GROUP:
             groups[group][name] = array
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
@@ -120,5 +125,8 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         meta["text"] = tuple(meta["text"])
     if (sources := meta.pop("sources", None)) is not None:
         meta["source_axis"] = axis_of(sources)
+    if (routing := meta.pop("routing", None)) is not None:
+        tokens = axis_of({name: meta[name] for name in AXIS}).tokens
+        meta["routing"] = routing_file.routing_of(routing, tensors, tokens)
     masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
     return {**masks, **groups, **_as_maps_call_them(meta)}

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from normlens.results import routing_file
 from normlens.results.axes import GROUPS, STATISTICS, Axes, axes_of, fits
 from normlens.results.header_fields import (
     AXIS,
@@ -61,6 +62,7 @@ FIELDS: Fields = {
 OPTIONAL: Fields = {
     "coverage": (_is_coverage, "an object with the layers of arrays"),
     "sources": (_is_axis, "an object with the tokens of the columns"),
+    "routing": (routing_file.is_header, "an object with the layers and the number of experts"),
 }
 
 #: What single heads are shown by, whichever scopes were asked for.
@@ -102,7 +104,10 @@ def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -
     targets = len(meta["tokens"])
     sources = len(meta["sources"]["tokens"]) if "sources" in meta else targets
     scopes = set(meta["scopes"])
+    routing_file.check(meta.get("routing"), tensors, meta["layers"], targets)
     for key, array in tensors.items():
+        if key.startswith(f"{routing_file.GROUP}/"):
+            continue
         axes, types = _expected(key, scopes)
         if str(array.dtype) not in types:
             raise ValueError(f"{key!r} holds {array.dtype} values")

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Norm, Residual, Step
+from normlens.components import (
+    Attention,
+    Branch,
+    Experts,
+    FeedForward,
+    Layer,
+    Norm,
+    ParallelFeedForward,
+    Residual,
+    Step,
+)
 from normlens.errors import UnsupportedModelError
 
 
@@ -44,13 +54,15 @@ def checkpoints(layer: Layer) -> dict[int, tuple[nn.Module | None, str]]:
         elif isinstance(step, Residual):
             if isinstance(following, Norm) and following.module is not None:
                 places[index] = (following.module, "input")
-        elif isinstance(step, (Norm, Attention, FeedForward)) and step.module is not None:
+        elif not isinstance(step, (Branch, ParallelFeedForward)) and step.module is not None:
             places[index] = (step.module, "output")
     return places
 
 
 def factor_behind(step: Step) -> float | Tensor:
     """What the model multiplies the vector by that a component's module returns."""
+    if isinstance(step, Experts):
+        return step.scale
     if isinstance(step, Attention):
         last = step.output
     elif isinstance(step, FeedForward):

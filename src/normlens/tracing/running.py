@@ -82,6 +82,24 @@ def _set_attention(model: Any, before: str, implementation: str) -> None:
 
 
 @contextmanager
+def plain_experts(model: Any) -> Iterator[None]:
+    """Let experts run one by one where the product of all of them together has no such precision.
+
+    transformers takes PyTorch's grouped product by itself, which has none for float64.
+    """
+    previous = getattr(model.config, "_experts_implementation", None)
+    double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    if not double or previous in ("eager", None):
+        yield
+        return
+    try:
+        model.set_experts_implementation("eager")
+        yield
+    finally:
+        undo(lambda: model.set_experts_implementation(previous))
+
+
+@contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run compiled modules as they were written: compiled code may pass by the hooks."""
     compiled = any(

@@ -30,8 +30,16 @@ from normlens.tracing.probes import (
     weights_event,
     weights_module,
 )
+from normlens.tracing.routing import RoutingReader
 from normlens.tracing.rows import RowKeeper, Rows
-from normlens.tracing.running import Hooks, eager_attention, evaluation, plain_options, uncompiled
+from normlens.tracing.running import (
+    Hooks,
+    eager_attention,
+    evaluation,
+    plain_experts,
+    plain_options,
+    uncompiled,
+)
 from normlens.tracing.turns import alone_with_model
 
 #: The arguments of a block's call.
@@ -81,7 +89,13 @@ def reading(model: nn.Module) -> Iterator[None]:
 
     The thread must be alone with the model (`normlens.tracing.turns`).
     """
-    with torch.no_grad(), evaluation(model), eager_attention(model), uncompiled(model):
+    with (
+        torch.no_grad(),
+        evaluation(model),
+        eager_attention(model),
+        plain_experts(model),
+        uncompiled(model),
+    ):
         yield
 
 
@@ -149,6 +163,7 @@ class _Recorder:
         self.call: Call = ((), {})
         self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
         self.rows = RowKeeper()
+        self.routing = RoutingReader()
 
     def watch(self, block: nn.Module, hooks: Hooks) -> Layer:
         """Read this block whenever it runs; returns what the adapter says it is."""
@@ -173,13 +188,15 @@ class _Recorder:
             hooks.handles.append(self._probe(module, event))
         for module in _unique(linear_modules(layer)):
             hooks.handles.append(module.register_forward_hook(self._keep_rows, with_kwargs=True))
+        if layer.experts is not None:
+            hooks.handles += self.routing.watch(layer.experts, self._is_wanted)
         hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
         hooks.handles.append(block.register_forward_hook(end))
         return layer
 
     def _probe(self, module: nn.Module, event: str) -> Any:
         def keep(value: Any) -> None:
-            if self._is_traced() and self.calls in self.wanted and isinstance(value, Tensor):
+            if self._is_wanted() and isinstance(value, Tensor):
                 self.seen.setdefault((event, module), []).append(value.detach())
 
         if event == "input":
@@ -195,12 +212,16 @@ class _Recorder:
     def _keep_rows(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if self._is_traced() and self.calls in self.wanted:
+        if self._is_wanted():
             self.rows.keep(module, args, kwargs, _first(output))
 
     def _forget(self) -> None:
         self.seen.clear()
         self.rows.clear()
+        self.routing.clear()
+
+    def _is_wanted(self) -> bool:
+        return self._is_traced() and self.calls in self.wanted
 
     def _is_traced(self) -> bool:
         return threading.get_ident() == self.thread
@@ -210,6 +231,7 @@ class _Recorder:
     ) -> LayerTrace:
         assert self.x is not None
         x = self.x.detach()
+        layer = self.routing.routed(index, layer, x)
         alphas, sources = self._alphas(index, layer), self._sources(index, layer)
         real: dict[int, Tensor] = {}
         for step, (module, event) in checkpoints(layer).items():

@@ -5,7 +5,11 @@ Operations for one sequence and layer, with `pairs` allowed (target, source) pai
     tiles      pairs · 2m(d + kH)            mix H rows, scale, multiply by W_down
     matrices   n · 2d²m + pairs · 2d(d + H)  M_i = Σ_k W_k diag(r^k_i) W_down once per target
 
-where k counts the input projections (2 in a gated block). Matrices win for long inputs.
+where k counts the input projections (2 in a gated block). Matrices win for long inputs. With
+experts, m counts the neurons that a target uses, and tiles form the parts themselves, because
+targets share no rows:
+
+    experts    pairs · 2d(H + (k + 1)m)
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ FEWEST_ROWS = 16
 
 def tile_operations(shape: Shape) -> int:
     """Operations of all tiles: kH rows of m numbers are mixed, and one is multiplied by W_down."""
+    if shape.widest is not None:
+        products = shape.pairs * 2 * shape.d * shape.m * (shape.projections + 1)
+        return products + mix_operations(shape)
     return shape.pairs * 2 * shape.m * (shape.d + shape.projections * shape.heads)
 
 
@@ -46,8 +53,14 @@ def tile_memory(shape: Shape, method: str, sources: int, targets: int) -> int:
     pair k hidden rows of m numbers, and the part, its copy in a norm and the bypassed part.
     Matrices: d×d per target, the scaled projection and a temporary of its size; per pair four
     vectors, among them the part before and behind the block.
+    Experts: one expert's weights in the algebra's precision; per pair k of its hidden rows, the
+    part before and behind the experts, and a copy of either for one of them.
     """
     rows, k = sources * targets, shape.projections
+    if shape.widest is not None:
+        expert = (k + 2) * shape.d * shape.widest
+        matrices = targets * shape.d * shape.d if method == MATRICES else rows * k * shape.widest
+        return (expert + matrices + 8 * rows * shape.d) * shape.itemsize
     if method == MATRICES:
         elements = targets * shape.d * shape.d + 2 * shape.d * shape.m + 4 * rows * shape.d
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normlens.components import FeedForward, Layer, ParallelFeedForward
+from normlens.components import Experts, FeedForward, Layer, ParallelFeedForward
 from normlens.decomposition.rules import projections
 
 #: Vectors that a product should have to make reading the weights worth it; more are not faster.
@@ -36,12 +36,14 @@ class VectorSizes:
     @classmethod
     def of(cls, layers: Sequence[Layer], batch: int, n: int, itemsize: int) -> VectorSizes:
         """The sizes of a batch's vectors in these layers, the widest of which decides."""
-        blocks = [
-            step.feed_forward if isinstance(step, ParallelFeedForward) else step
-            for layer in layers
-            for step in layer.steps
-            if isinstance(step, (FeedForward, ParallelFeedForward))
-        ]
+        blocks: list[FeedForward] = []
+        for step in (step for layer in layers for step in layer.steps):
+            if isinstance(step, FeedForward):
+                blocks.append(step)
+            elif isinstance(step, ParallelFeedForward):
+                blocks.append(step.feed_forward)
+            elif isinstance(step, Experts):  # which pass one after the other
+                blocks += step.examples
         neurons = max((sum(w.shape[1] for w in projections(block)) for block in blocks), default=0)
         return cls(n, batch, layers[0].attention.output.weight.shape[1], neurons, itemsize)
 

@@ -23,7 +23,7 @@ class Cohere(Llama):
             Branch(),
             norm,
             self.attention(block),
-            ParallelFeedForward(self.feed_forward(block), norm),
+            ParallelFeedForward(self.gated(block.mlp), norm),
             Residual(),
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from normlens.components import Attention, FeedForward
+from normlens.components import Attention, Experts, FeedForward
 from normlens.heads import Head
 from normlens.models.base import register, scaled
 from normlens.models.families.llama import Llama
@@ -33,8 +33,8 @@ class Granite(Llama):
         output = scaled(attention.output, block.residual_multiplier)
         return replace(attention, output=output)
 
-    def feed_forward(self, block: Any) -> FeedForward:
-        feed_forward = super().feed_forward(block)
+    def feed_forward(self, block: Any) -> FeedForward | Experts:
+        feed_forward = self.gated(block.mlp)
         down = scaled(feed_forward.down, block.residual_multiplier)
         return replace(feed_forward, down=down)
 

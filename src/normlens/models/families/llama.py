@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Norm, Residual, Step
+from normlens.components import Attention, Branch, Experts, FeedForward, Norm, Residual, Step
 from normlens.heads import HeadStep
 from normlens.models.base import Decoder, linear, register, rms_norm
+from normlens.models.experts import SHARED, StackedExperts, routed
 from normlens.models.tiny import GROUPED
 
 
@@ -36,8 +37,23 @@ class Llama(Decoder):
     def activation(self) -> str:
         return self.config.hidden_act
 
-    def feed_forward(self, block: Any) -> FeedForward:
+    def feed_forward(self, block: Any) -> FeedForward | Experts:
         mlp = block.mlp
+        return self.experts(mlp) if hasattr(mlp, "experts") else self.gated(mlp)
+
+    def experts(self, mlp: Any) -> Experts:
+        """Experts in place of the block, as most families keep them; one may be shared."""
+        shared = next((getattr(mlp, name) for name in SHARED if hasattr(mlp, name)), None)
+        return routed(
+            mlp,
+            StackedExperts(mlp.experts, self.activation),
+            self.config.num_experts_per_tok,
+            shared=None if shared is None else self.gated(shared),
+            shared_gate=getattr(mlp, "shared_expert_gate", None),
+        )
+
+    def gated(self, mlp: Any) -> FeedForward:
+        """The block of a layer, or an expert that all tokens share."""
         return FeedForward(
             gate=linear(mlp.gate_proj),
             up=linear(mlp.up_proj),

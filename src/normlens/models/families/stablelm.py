@@ -32,5 +32,5 @@ class StableLm(Llama):
         if not block.use_parallel_residual:
             return super().steps(block)
         norm = self.norm(block.input_layernorm)
-        beside = ParallelFeedForward(self.feed_forward(block), norm)
+        beside = ParallelFeedForward(self.gated(block.mlp), norm)
         return [Branch(), norm, self.attention(block), beside, Residual()]

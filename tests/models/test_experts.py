@@ -1,0 +1,217 @@
+"""Mixtures of experts: what the model really routed, whichever way it did."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from reference import assert_maps_match, largest_error, reference, references, routed_of
+
+import normlens
+from normlens.components import Experts
+from normlens.decomposition import plan as plans
+from normlens.decomposition.costs.tiles import MATRICES, TILES
+from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.models import adapt
+from normlens.models.families.llama import Llama
+from normlens.models.tiny import scramble, tiny_config
+from normlens.tracing.trace import trace
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+FF = "ATTNRESLNFF-N"
+
+
+# The experts themselves, called with the routing of the run --------------------------------------
+
+
+def mean_derivative(block, y: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
+    """``∫₀¹ ∂block(αy) · along dα`` by quadrature over forward-mode derivatives."""
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    total = torch.zeros_like(y)
+    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        total += weight * torch.func.jvp(block, (node * y,), (along,))[1]
+    return total
+
+
+def test_norms_are_those_of_the_modules_integrated_along_their_input(tiny):
+    """Without input biases, integrating over neurons and over the block's input is the same."""
+    model, ids = tiny("qwen2_moe", torch.float64), IDS[:4]
+    adapter, traces = adapt(model), []
+    inputs = {"input_ids": torch.tensor([ids])}
+    trace(adapter, inputs, [1], traces.append)
+    layer, mlp = traces[0].layer, traces[0].block.mlp
+    routed = routed_of(layer)
+    before = reference(layer, traces[0].x[0], traces[0].alphas[0][0], routed=routed)
+    parts = before.parts["ATTNRESLN-N"]
+
+    def block(y: torch.Tensor) -> torch.Tensor:
+        out = mlp.experts(y, routed.experts, routed.weights)
+        return out + routed.shared[:, None] * mlp.shared_expert(y)
+
+    with torch.no_grad():
+        expected = torch.stack(
+            [mean_derivative(block, parts.total, parts.owned[:, j]) for j in range(len(ids))], 1
+        ).norm(dim=-1)
+    maps = normlens.load(model).maps(input_ids=ids, layers=[1], scopes=[FF])
+    assert largest_error(maps[FF][0], expected) <= 1e-9
+
+
+# Routing as families do it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("olmoe", {"norm_topk_prob": True}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("mixtral", {"num_experts_per_tok": 5}),
+        ("deepseek_v3", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
+        ("deepseek_v3", {"q_lora_rank": None, "attention_bias": False}),
+        ("llama4_text", {"num_experts_per_tok": 1}),
+        ("gpt_oss", {"swiglu_limit": 7.0}),
+        ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
+    ],
+)
+def test_every_way_of_routing_equals_the_reference(family, settings, tiny):
+    model = tiny(family, torch.float64, **settings)
+    maps = normlens.load(model).maps(input_ids=IDS)
+    assert_maps_match(maps, references(model, IDS), 1e-9)
+    weights = maps.routing.weights.sum(-1)
+    if settings.get("norm_topk_prob") is not None and family != "deepseek_v3":
+        assert np.allclose(weights, 1) == settings["norm_topk_prob"]
+
+
+def test_ties_are_broken_as_the_model_broke_them(tiny):
+    """With equal scores any choice is right but one: the one that the run made."""
+    model = copy.deepcopy(tiny("mixtral", torch.float64))
+    with torch.no_grad():
+        for block in model.layers:
+            block.mlp.gate.weight.zero_()
+    maps = normlens.load(model).maps(input_ids=IDS)
+    np.testing.assert_allclose(maps.routing.weights, 0.5)
+    assert_maps_match(maps, references(model, IDS), 1e-9)
+
+
+def test_noise_of_training_is_off_and_the_mode_stays(tiny):
+    quiet = tiny("mixtral", torch.float32)
+    config = tiny_config("mixtral", router_jitter_noise=0.9)
+    noisy = transformers.AutoModel.from_config(config)
+    noisy.load_state_dict(quiet.state_dict())
+    noisy.train()
+    maps = normlens.load(noisy).maps(input_ids=IDS)
+    assert noisy.training
+    assert maps.routing == normlens.load(quiet).maps(input_ids=IDS).routing
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+def test_every_implementation_of_experts_gives_the_same(implementation, tiny):
+    expected = normlens.load(tiny("gpt_oss", torch.float32)).maps(input_ids=IDS)
+    model = transformers.AutoModel.from_config(
+        tiny_config("gpt_oss"), experts_implementation=implementation
+    )
+    model.load_state_dict(tiny("gpt_oss", torch.float32).state_dict())
+    found = normlens.load(model).maps(input_ids=IDS)
+    assert largest_error(found[FF], expected[FF]) <= 1e-5
+    assert model.config._experts_implementation == implementation
+
+
+def test_a_model_in_float64_runs_though_its_implementation_has_none():
+    model = transformers.AutoModel.from_config(tiny_config("mixtral")).double()
+    scramble(model)
+    before = model.config._experts_implementation
+    assert normlens.load(model).maps(input_ids=IDS).completeness < 1e-5
+    assert model.config._experts_implementation == before
+
+
+# The same numbers, however they are computed ------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "llama4_text"])
+def test_tiles_and_matrices_agree(family, tiny, monkeypatch):
+    lens = normlens.load(tiny(family, torch.float64))
+    found = []
+    for method in (TILES, MATRICES):
+        monkeypatch.setattr(plans, "cheaper_method", lambda _, method=method: method)
+        found.append(lens.maps(input_ids=IDS))
+    for scope in found[0].scopes:
+        assert largest_error(found[0][scope], found[1][scope]) <= 1e-12, scope
+
+
+def test_half_precision_converts_one_expert_at_a_time(tiny):
+    """A copy of all of them could be larger than the rest of the model."""
+    model = tiny("mixtral", torch.bfloat16)
+    layer = adapt(model).layer(model.layers[0])
+    cast = layer.to(torch.float32).experts
+    assert cast.members is layer.experts.members
+    assert cast.members[0].up.weight.dtype == torch.bfloat16
+    assert cast.member(0).up.weight.dtype == torch.float32
+    assert cast.member(0).up.weight.shape == (16, 24)
+    assert normlens.load(model).maps(input_ids=IDS).completeness < 0.1
+
+
+# What must not pass silently ----------------------------------------------------------------------
+
+
+def test_weights_other_than_the_models_are_noticed(tiny, monkeypatch):
+    honest = Llama.experts
+
+    def doubled(self, mlp) -> Experts:
+        experts = honest(self, mlp)
+        read = experts.read
+        return replace(experts, read=lambda *call: (read(*call)[0], 2 * read(*call)[1]))
+
+    monkeypatch.setattr(Llama, "experts", doubled)
+    with pytest.raises(CompletenessError, match="at its FF"):
+        normlens.load(tiny("mixtral", torch.float32)).maps(input_ids=IDS)
+
+
+def test_experts_that_no_hook_sees_are_named(tiny):
+    model = copy.deepcopy(tiny("mixtral", torch.float32))
+    for block in model.layers:
+        block.mlp.experts.register_forward_pre_hook(lambda *_: None)
+        experts = block.mlp.experts
+        block.mlp.forward = lambda x, mlp=block.mlp, experts=experts: experts.forward(
+            x.flatten(0, 1), *reversed(mlp.gate(x.flatten(0, 1))[1:])
+        ).view_as(x)
+    with pytest.raises(UnsupportedModelError, match="did not show which experts") as raised:
+        normlens.load(model).maps(input_ids=IDS)
+    assert "\n" not in str(raised.value)
+
+
+def test_shapley_values_are_refused_in_one_line(tiny):
+    lens = normlens.load(tiny("mixtral", torch.float32))
+    with pytest.raises(InputError, match="not sampled for mixtures of experts"):
+        lens.maps(input_ids=IDS, nonlinearity="shapley")
+    assert lens.maps(input_ids=IDS, nonlinearity="shapley", scopes=["ATTN-N"]).completeness < 1e-4
+
+
+def test_a_gate_of_another_slope_is_refused(tiny):
+    with pytest.raises(UnsupportedModelError, match=r"α = 1\.5"):
+        normlens.load(tiny("gpt_oss", torch.float32, swiglu_alpha=1.5))
+
+
+def test_a_text_of_several_chunks_is_refused(tiny):
+    """Llama 4's chunks end where no distance does."""
+    lens = normlens.load(tiny("llama4_text", torch.float32, attention_chunk_size=4))
+    assert lens.maps(input_ids=IDS[:4]).completeness < 1e-4
+    with pytest.raises(InputError, match="4"):
+        lens.maps(input_ids=IDS)
+
+
+# Sinks --------------------------------------------------------------------------------------------
+
+
+def test_what_a_sink_takes_belongs_to_no_token(tiny):
+    maps = normlens.load(tiny("gpt_oss", torch.float64)).maps(input_ids=IDS)
+    weights = maps["ATTN-W"]
+    assert (weights.sum(-1) < 0.99).all()
+    own = weights.diagonal(axis1=1, axis2=2)
+    np.testing.assert_allclose(
+        maps.mixing_ratio("ATTN-W"), 1 - own / weights.sum(-1), rtol=0, atol=1e-12
+    )
+    assert (maps.mixing_ratio("ATTN-W")[:, 0] == 0).all()  # the first token sees itself alone
