@@ -46,6 +46,7 @@ def packed(
         word_labels=sequence.word_labels,
         text=sequence.text if text is None else text,
         coverage=collected.coverage(),
+        grid=sequence.grid,
         **_columns(sequence, collected.columns.other_tokens(index)),
     )
 

@@ -73,6 +73,8 @@ class ChoosableMaps(SequencedMaps):
 
     def words(self: M) -> M:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
+        if self.grid is not None:
+            raise InputError("patches of a picture are no words; these maps have one row for each")
         targets, sources = self.targets.word_groups(), self.sources.word_groups()
 
         def merged(array: NDArray[Any]) -> NDArray[Any]:
@@ -126,6 +128,7 @@ class ChoosableMaps(SequencedMaps):
             same_token=None if same is None else take(same, ("target", "source"), indices),
             **_labels(self.targets.take(targets)),
             source_axis=None if axis is None else axis.take(sources),
+            grid=None if self.grid is None else self.grid.among(targets),
         )
 
     def _changed(self: M, change: Callable[[NDArray[Any], Axes], NDArray[Any]], **labels: Any) -> M:

@@ -24,6 +24,7 @@ from normlens.results.axes import (
     fits,
 )
 from normlens.results.equality import same
+from normlens.results.patches import PatchGrid
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
 
@@ -70,6 +71,7 @@ class LabelledMaps:
     same_token: NDArray[np.bool_] | None = None
     #: the encoder's maps beside these, which are the decoder's; None: there are none
     encoder: Maps | None = None
+    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     def __post_init__(self) -> None:
         sizes = {"target": len(self.targets), "source": len(self.sources)}
