@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 _AXIS_WORD = 0.2
-_BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36
+BAR_GAP, BAR_WIDTH, BAR_TICKS = 0.06, 0.07, 0.36
 
 
 def heat_maps(
@@ -65,7 +65,7 @@ def heat_maps(
     listing = Listing(pairs, labels, source_labels, fonts) if pairs is not None else None
 
     left = MARGIN + (0.2 if row_labels else 0.0) + _AXIS_WORD + targets.room
-    bar_room = 0.0 if overview else _BAR_GAP + _BAR_WIDTH + _BAR_TICKS
+    bar_room = 0.0 if overview else BAR_GAP + BAR_WIDTH + BAR_TICKS
     pitch_x = side + bar_room + (0.12 if overview else 0.08)
     caption_room = 0.11 if overview else 0.0
     title_room = caption_room + (0.32 if overview else 0.24)
@@ -74,7 +74,7 @@ def heat_maps(
     titles = Titles.fitting(panels, side + (0.06 if overview else bar_room - 0.05), fonts, overview)
     word_size = NOTE if overview else TITLE
     columns = max(map(len, rows))
-    right = _BAR_GAP + 0.55 if overview else 0.0
+    right = BAR_GAP + 0.55 if overview else 0.0
     width = left + columns * pitch_x + right + (listing.width if listing else 0.0) + 0.05
     width = max(width, 4.2)
 
@@ -104,25 +104,24 @@ def heat_maps(
                 listing.mark(axes, panel.cmap, panel.norm, side / max(panel.values.shape))
             titles.draw(axes, panel, side)
             if not overview:
-                _colour_bar(sheet, image, x + side + _BAR_GAP, y, side)
+                colour_bar(sheet, image, x + side + BAR_GAP, y, side)
     if bar is not None:
         from matplotlib.cm import ScalarMappable
 
         name, norm = bar
         image = ScalarMappable(norm, panels[0].cmap)
-        x = left + columns * pitch_x + _BAR_GAP - 0.12
-        _colour_bar(sheet, image, x, top, min(2 * side, below - top), name)
+        x = left + columns * pitch_x + BAR_GAP - 0.12
+        colour_bar(sheet, image, x, top, min(2 * side, below - top), name)
     if listing is not None:
         listing.draw(sheet, left + pitch_x + 0.1, top)
     return sheet.figure
 
 
-def _colour_bar(
-    sheet: Sheet, image: Any, x: float, y: float, height: float, name: str = ""
-) -> None:
+def colour_bar(sheet: Sheet, image: Any, x: float, y: float, height: float, name: str = "") -> None:
+    """Draw the colours of an image with their numbers, and what they measure."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes = sheet.axes(x, y, _BAR_WIDTH, height)
+    axes = sheet.axes(x, y, BAR_WIDTH, height)
     bar = sheet.figure.colorbar(image, cax=axes)
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(tick))

@@ -10,6 +10,7 @@ from normlens.results import conversions, store
 from normlens.results.axes import LayerTargetSource
 from normlens.results.labelled import Correlations
 from normlens.results.measuring import MeasurableMaps
+from normlens.results.patches import Token
 from normlens.results.rolled import scope_rollout
 
 if TYPE_CHECKING:
@@ -129,6 +130,33 @@ class Maps(MeasurableMaps):
             colour=colour,
             cmap=cmap,
             max_label=max_label,
+        )
+
+    def plot_patches(
+        self,
+        layers: int | Iterable[int] | None = None,
+        scope: str | None = None,
+        *,
+        target: Token | None = None,
+        source: Token | None = None,
+        scale: str = "map",
+        colour: str = "sqrt",
+        cmap: str = "viridis",
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """A row or a column of a map over the picture; see `normlens.figures.plot_patches`."""
+        from normlens.figures import plot_patches
+
+        return plot_patches(
+            self,
+            layers,
+            scope,
+            target=target,
+            source=source,
+            scale=scale,
+            colour=colour,
+            cmap=cmap,
+            ax=ax,
         )
 
     def plot_similarity(self, *, ax: PlotAxes | None = None) -> Figure:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.results.equality import same
+
+#: A token by its place, or by its name: "[CLS]", or "3,4" for a patch.
+Token: TypeAlias = int | str
 
 #: Pixels on the longer side of a picture that is kept with results.
 LARGEST_PICTURE = 448
@@ -67,6 +71,24 @@ class PatchGrid:
                 f"to {self.columns - 1}"
             )
         return self.first + row * self.columns + column
+
+    def named(self, token: Token, tokens: Sequence[str]) -> int:
+        """The place of a token among `tokens`, which may be given by its name."""
+        if isinstance(token, str):
+            wanted = "".join(token.split())
+            if wanted in tokens:
+                return tokens.index(wanted)
+            first, last = tokens[self.first], tokens[self.first + len(self) - 1]
+            others = [name for place, name in enumerate(tokens) if place not in self.tokens]
+            raise InputError(
+                f"there is no token {token!r}; patches are {first} to {last} (row,column)"
+                + (f", and beside them {', '.join(others)}" if others else "")
+            )
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InputError(f'a token is its place or its name, such as "2,3", not {token!r}')
+        if not -len(tokens) <= token < len(tokens):
+            raise InputError(f"token {token} is out of range; there are 0 to {len(tokens) - 1}")
+        return int(token) % len(tokens)
 
     def of(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """The values of the patches (row, column) among values of all tokens."""
