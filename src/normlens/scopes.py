@@ -129,12 +129,16 @@ def consecutive(scopes: Sequence[str]) -> list[Step]:
     """The steps between consecutive scopes: ATTN-W → ATTN-N → ATTNRES-N → … .
 
     ATTNRES-W is a baseline beside the sequence, not a step of it. Where layers differ, each kind
-    of layer has its steps, and those that several kinds share are listed once.
+    of layer has its steps, and those that several kinds share are listed once. Behind the attention
+    to another sequence there is nothing of what stood before it, so its step is CROSS-W → CROSS-N.
     """
     steps: dict[str, str] = {}  # after → before
     for chain in chains(scopes):
         start = ["ATTN-W"] if "ATTN-W" in scopes and chain[0] == "ATTN-N" else []
         steps |= {after: before for before, after in pairwise([*start, *chain])}
+        for after in (scope for scope in chain if components_of(scope)[-1] == "CROSS"):
+            steps.pop(after, None)
+            steps |= {after: "CROSS-W"} if "CROSS-W" in scopes else {}
     names = shortest(scopes)
     return [Step(names[after], steps[after], after) for after in scopes if after in steps]
 

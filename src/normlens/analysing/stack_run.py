@@ -133,6 +133,7 @@ def _provenance(
     if stack.name:
         said |= {
             "stack": stack.name,
+            "stack_layers": len(stack.layers),
             "components": components_in_words(stack.layers),
             "causal": stack.name == DECODER,
         }

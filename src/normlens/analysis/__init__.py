@@ -2,7 +2,7 @@
 
 from normlens.analysis.amplification import Pair, amplification, normalise, strongest_pairs
 from normlens.analysis.mixing import mixing_ratio
-from normlens.analysis.rollout import reachable, rollout
+from normlens.analysis.rollout import pair_reachable, pair_rollout, reachable, rollout
 from normlens.analysis.sequence_shares import share_of_sizes, share_of_sums
 from normlens.analysis.similarity import spearman
 from normlens.analysis.special_dimensions import special_dimensions
@@ -14,6 +14,8 @@ __all__ = [
     "merge_words",
     "mixing_ratio",
     "normalise",
+    "pair_reachable",
+    "pair_rollout",
     "reachable",
     "rollout",
     "share_of_sizes",

@@ -41,3 +41,43 @@ def reachable(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """
     steps = (allowed | np.eye(allowed.shape[-1], dtype=bool)).astype(np.float64)
     return np.stack(list(accumulate(steps, lambda below, layer: (layer @ below > 0) * 1.0))) > 0
+
+
+def pair_rollout(
+    maps: NDArray[Any], other: NDArray[np.bool_], encoder: NDArray[Any]
+) -> NDArray[np.float64]:
+    """``R_ℓ = C_ℓ [E 0] + D_ℓ R_{ℓ−1}``, ``R_{−1} = [0 I]``; (layer, i, j) → (layer, i, j).
+
+    Each row of a decoder's map sums to 1 over both sequences: C are its columns of the `other` one
+    (j), D those of the targets. E (k, k) is the rollout of the encoder's layers, up to the last.
+    """
+    a = normalised(np.asarray(maps, dtype=np.float64), "target")
+    return _through_both(a[:, :, other], a[:, :, ~other], other, np.asarray(encoder, np.float64))
+
+
+def pair_reachable(
+    allowed: NDArray[np.bool_], other: NDArray[np.bool_], encoder: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Which inputs of either sequence each target of a decoder's layer may draw on."""
+    steps = allowed.astype(np.float64)
+    own = steps[:, :, ~other] + np.eye(allowed.shape[1])
+    return _through_both(steps[:, :, other], own, other, encoder.astype(np.float64)) > 0
+
+
+def _through_both(
+    c: NDArray[Any], d: NDArray[Any], other: NDArray[np.bool_], encoder: NDArray[Any]
+) -> NDArray[np.float64]:
+    n, rolled = d.shape[1], []
+    if d.shape[2] != n or encoder.shape != (other.sum(), other.sum()):
+        raise InputError(
+            f"a rollout of two sequences needs a column for each of {n} targets and a square map "
+            f"of {other.sum()} sources, not {d.shape[2]} columns and a map of {encoder.shape}"
+        )
+    below = np.zeros((n, len(other)))
+    below[:, ~other] = np.eye(n)
+    for of_other, own in zip(c, d, strict=True):
+        here = own @ below
+        here[:, other] += of_other @ encoder
+        rolled.append(here)
+        below = here
+    return np.stack(rolled)

@@ -17,7 +17,7 @@ from normlens.errors import InputError
 from normlens.exports import spreadsheet
 from normlens.plain_json import plain
 from normlens.results import store
-from normlens.results.both_stacks import check_one_stack
+from normlens.results.both_stacks import by_stack, choose_in_stacks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,13 +43,12 @@ def write(
 
     ``.safetensors`` holds everything and can be opened again; ``.csv`` and ``.json`` hold every
     number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or
-    several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose;
-    `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
+    several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose, in each
+    stack of an encoder–decoder; `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
     """
     suffix = check_format(path, drawing)
-    check_one_stack(maps, "a file")
     store.check_output(path, overwrite=overwrite)
-    chosen = maps.choose(layers, scopes)
+    chosen = choose_in_stacks(maps, layers, scopes)
     if suffix == ".safetensors":
         return store.save(chosen, path, overwrite=overwrite)
     if suffix == ".html":
@@ -83,27 +82,40 @@ def check_format(path: str | Path, drawing: Iterable[str] = ()) -> str:
 def to_table(maps: Maps) -> pd.DataFrame:
     """A table with one row per scope, layer, head, target and source, all counted from 0.
 
-    Whole maps have no head.
+    Whole maps have no head. Of an encoder–decoder the columns `stack` and `source_sequence` say
+    which stack a row is of, and whose token its source is.
     """
-    check_one_stack(maps, "a table")
     import pandas as pd
 
-    whole = maps.to_pandas()
-    whole.insert(2, "head", pd.Series([None] * len(whole), dtype="Int64"))
-    frames = [whole]
+    frames = [frame for one in by_stack(maps) for frame in _frames(one)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _frames(maps: Maps) -> Iterator[pd.DataFrame]:
+    """The table of whole maps, and one of each head."""
+    yield _with_head(maps, None)
     for scope, array in maps.heads.items():  # (layer, head, i, j)
         coverage = {f"arrays/{scope}": maps.covered("heads", scope)}
         alone = replace(maps, heads={}, mixing={}, standard_error={}, statistics={})
         for head in range(array.shape[1]):
-            frame = replace(alone, arrays={scope: array[:, head]}, coverage=coverage).to_pandas()
-            frame.insert(2, "head", pd.Series([head] * len(frame), dtype="Int64"))
-            frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            one = replace(alone, arrays={scope: array[:, head]}, coverage=coverage)
+            yield _with_head(one, head)
+
+
+def _with_head(maps: Maps, head: int | None) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = maps.to_pandas()
+    column = pd.Series([head] * len(frame), dtype="Int64")
+    frame.insert(list(frame.columns).index("layer") + 1, "head", column)
+    return frame
 
 
 def to_document(maps: Maps) -> dict[str, Any]:
-    """Everything about the maps as plain values for strict JSON: NaN and infinity become None."""
-    check_one_stack(maps, "a document")
+    """Everything about the maps as plain values for strict JSON: NaN and infinity become None.
+
+    An encoder's maps beside these are a document inside it, ``encoder``.
+    """
     document: dict[str, Any] = {
         "format": JSON_FORMAT,
         "version": JSON_VERSION,
@@ -140,7 +152,13 @@ def to_document(maps: Maps) -> dict[str, Any]:
         document["sources"] = asdict(maps.source_axis)
         document["same_token"] = maps.is_same_token
         document["axes"]["same_token"] = ["target", "source"]
-    return {key: plain(value) for key, value in document.items()}
+    if maps.stack:
+        document["stack"] = maps.stack
+        document["source_sequences"] = maps.table_sequences
+    written = {key: plain(value) for key, value in document.items()}
+    if maps.encoder is not None:
+        written["encoder"] = to_document(maps.encoder)
+    return written
 
 
 def _write_csv(maps: Maps, path: str) -> None:
@@ -157,7 +175,8 @@ def _write_json(maps: Maps, path: str) -> None:
 
 
 def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
-    if len(maps.layers) == 1:
+    both = by_stack(maps)
+    if len(both) == len(maps.layers) == 1:
         figure = figures.plot_layer(maps, maps.layers[0], **drawing)
     else:
         figure = figures.plot_overview(maps, **drawing)
@@ -166,8 +185,15 @@ def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
 
 def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
     title = f"NormLens maps of {maps.provenance.get('model')}"
-    drawn = (figures.plot_layer(maps, layer, **drawing) for layer in maps.layers)
-    save_pages(drawn, path, title)
+    save_pages(_pages(maps, drawing), path, title)
+
+
+def _pages(maps: Maps, drawing: dict[str, Any]) -> Iterator[Figure]:
+    """A picture of each layer, the encoder's first."""
+    for one in by_stack(maps):
+        # An encoder's sources are one sequence, of which nothing can be hidden.
+        options = {**drawing, "sources": None} if maps.encoder is one else drawing
+        yield from (figures.plot_layer(one, layer, **options) for layer in one.layers)
 
 
 def save_pages(drawn: Iterable[Figure], path: str | Path, title: str) -> None:

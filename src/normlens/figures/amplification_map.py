@@ -10,10 +10,11 @@ from normlens.analysis import strongest_pairs
 from normlens.analysis.amplification import AXES
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
-from normlens.figures.captions import model_and
+from normlens.figures.captions import generated_note, model_and, stack_words
 from normlens.figures.foreign_axes import draw_into, titled
-from normlens.figures.heat_map_grid import heat_maps
+from normlens.figures.heat_map_grid import Grid, heat_maps
 from normlens.figures.heat_map_panel import Panel, largest
+from normlens.figures.sequence_columns import ShownColumns
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def plot_amplification(
     diagonal: bool = False,
     cmap: str = "RdBu_r",
     max_label: int = 14,
+    sources: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw what `after` strengthens (red) and weakens (blue) compared with `before`, in one layer.
@@ -47,31 +49,45 @@ def plot_amplification(
     ``after − before``, both normalised along `axis` first; FF-amp of Kobayashi et al. 2024
     (section 5). The `top` strongest pairs of either sign are marked and listed. The pairs i = j are
     never ranked, as in the paper, and shown only with `diagonal`: they would outshine the others.
-    `ax` takes the map alone into axes of yours.
+    `sources` shows the pairs with sources of the "encoder" or the "decoder" alone. `ax` takes the
+    map alone into axes of yours.
     """
     require_matplotlib()
     valid_choice(axis, AXES, "axis")
     from matplotlib.colors import Normalize
 
     first, last = (resolve(scope, maps.scopes) for scope in (before, after))
+    shown = ShownColumns.of(maps, sources)
+    shown.scopes([last])
     chosen = maps.choose([layer], [first, last])
-    difference, allowed = chosen.amplification(first, last, axis)[0], chosen.allowed[0]
-    left_out = maps.is_same_token & (not diagonal)
+    difference = shown.cut(chosen.amplification(first, last, axis)[0])
+    allowed = shown.cut(chosen.pairs_of(first, last)[0])
+    same_token = shown.maps.is_same_token
+    left_out = same_token & (not diagonal)
     values = np.ma.masked_where(~allowed | left_out, difference)
     limit = largest(np.ma.abs(values))
     if ax is not None:
         norm, title = Normalize(-limit, limit), f"{last} − {first}"
-        return draw_into(ax, values, maps, norm, cmap, titled(maps, title), max_label)
-    panel = Panel(values, f"{last} − {first}", "", Normalize(-limit, limit), cmap, grey=left_out)
+        return draw_into(ax, values, shown, norm, cmap, titled(maps, title), max_label)
+    panel = Panel(
+        values,
+        f"{last} − {first}",
+        "",
+        Normalize(-limit, limit),
+        cmap,
+        grey=left_out,
+        divided=shown.divided,
+    )
     return heat_maps(
-        maps,
-        [[panel]],
+        [Grid(shown.maps, [[panel]])],
         side=min(max(0.12 * max(left_out.shape), 3.2), 5.2),
-        heading=model_and(maps, f"layer {chosen.layers[0]}"),
+        heading=model_and(maps, stack_words(maps, f"layer {chosen.layers[0]}")),
         notes=[
             f"Colour: {last} minus {first}, {_NORMALISED[axis]}."
-            + ("" if diagonal else " Grey: i = j, left out.")
+            + (" Grey: i = j, left out." if left_out.any() else ""),
+            *shown.blank_note,
+            *generated_note(maps),
         ],
         max_label=max_label,
-        pairs=strongest_pairs(difference, allowed, top, maps.is_same_token),
+        pairs=strongest_pairs(difference, allowed, top, same_token),
     )

@@ -30,12 +30,14 @@ class TextResult(Protocol):
 
 def additions(names: Sequence[str]) -> dict[str, str]:
     """Say what each panel adds to the one that its scope extends."""
-    words = {"ATTN-W": "weights", "ATTNRES-W": "½ + ½ identity", "ATTN-N": "weights × values"}
-    before = {step.after: components_of(step.before) for step in consecutive(names)}
+    words = {"ATTN-W": "weights", "ATTNRES-W": "½ + ½ identity", "CROSS-W": "weights"}
+    before = {step.after: step.before for step in consecutive(names)}
     added: dict[str, str] = {}
     for scope in names:
-        parts = components_of(scope)
-        new = parts[len(before[scope]) :] if scope in before else parts[-1:]
+        parts, below = components_of(scope), before.get(scope, "")
+        if parts[-1] in ("ATTN", "CROSS") and scope not in words:
+            words[scope] = "weights × values"
+        new = parts[len(components_of(below)) :] if below else parts[-1:]
         added[scope] = words.get(scope) or "+ " + " ".join(new)
     return added
 
@@ -69,6 +71,11 @@ def model_and(maps: Maps, what: str) -> str:
     return ", ".join(filter(None, [model_name(maps), what, maps.origin_in_words]))
 
 
+def stack_words(maps: Maps, words: str) -> str:
+    """Words about layers, after the name of an encoder–decoder's stack."""
+    return f"{maps.stack} {words}" if maps.stack else words
+
+
 def text_lines(result: TextResult) -> list[str]:
     """Quote the text in one line; no line without a text."""
     return [" ".join(quoted(result.text))] if result.text is not None else []
@@ -78,6 +85,12 @@ def provenance(maps: Maps) -> str:
     """Say in one line how the numbers of maps were made."""
     measured = any(scope.endswith("-N") for scope in maps.scopes)  # weights have no parts
     return made(maps.provenance, maps.completeness if measured else None, "maps")
+
+
+def generated_note(maps: Maps) -> list[str]:
+    """A note where the target was not given."""
+    target = str(maps.provenance.get("target", ""))
+    return [f"The target is the model's own ({target})."] if target.startswith("generated") else []
 
 
 def made(facts: Mapping[str, Any], completeness: float | None, what: str = "contributions") -> str:

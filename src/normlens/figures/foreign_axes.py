@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
 from normlens.figures.captions import cut_label
+from normlens.figures.heat_map_panel import divide
+from normlens.figures.sequence_columns import ShownColumns
+from normlens.figures.ticks import axis_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,13 +21,14 @@ if TYPE_CHECKING:
 def draw_into(
     ax: Axes,
     values: Any,
-    maps: Maps,
+    shown: ShownColumns,
     norm: Any,
     cmap: str,
     title: str,
     max_label: int,
 ) -> Figure:
     """Draw one map (i, j) with its tokens as ticks; return the figure that the axes belong to."""
+    maps = shown.maps
     rows, columns = (
         [cut_label(token, max_label) for token in tokens]
         for tokens in (maps.tokens, maps.source_tokens)
@@ -32,7 +36,9 @@ def draw_into(
     ax.imshow(values, norm=norm, cmap=cmap, interpolation="nearest")
     ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
     ax.set_yticks(range(len(rows)), rows, parse_math=False)
-    ax.set(xlabel="source j (input)", ylabel="target i (output)", title=title)
+    divide(ax, shown.divided)
+    target_word, source_word = axis_words(maps)
+    ax.set(xlabel=source_word, ylabel=target_word, title=title)
     return figure_of(ax)
 
 

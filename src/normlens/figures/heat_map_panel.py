@@ -20,15 +20,17 @@ COLOUR_SCALES = {"linear": "linear", "sqrt": "square-root"}  # as an option, and
 
 
 def masked(maps: Maps, normalise: str) -> dict[str, Any]:
-    """Blank pairs that attention does not allow: scope → masked array (layer, i, j)."""
-    blank = dict(zip(maps.layers, ~maps.allowed, strict=True))
-    return {
-        scope: np.ma.masked_where(
-            np.stack([blank[layer] for layer in maps.layers_of(scope)]),
-            analysis.normalise(array, normalise),
-        )
-        for scope, array in maps.arrays.items()
-    }
+    """Blank pairs that have no part: scope → masked array (layer, i, j).
+
+    They are those that attention does not allow and, of two sequences, those of the one that a
+    scope has nothing of.
+    """
+    arrays = {}
+    for scope, array in maps.arrays.items():
+        places = [maps.layers.index(layer) for layer in maps.layers_of(scope)]
+        blank = ~maps.pairs_of(scope)[places]
+        arrays[scope] = np.ma.masked_where(blank, analysis.normalise(array, normalise))
+    return arrays
 
 
 def largest(values: Any) -> float:
@@ -55,6 +57,7 @@ class Panel:
     cmap: str
     caption: str = ""
     grey: Any = None  # (i, j), pairs that attention allows but the picture leaves out
+    divided: float | None = None  # where a line between two sequences of sources stands
 
 
 def draw_panel(axes: Any, panel: Panel) -> Any:
@@ -73,10 +76,20 @@ def draw_panel(axes: Any, panel: Panel) -> Any:
     if panel.grey is not None:
         grey = np.ma.masked_where(~panel.grey, np.zeros(panel.grey.shape))
         axes.imshow(grey, cmap=ListedColormap(["#d5d5d5"]), interpolation="nearest", aspect="auto")
+    divide(axes, panel.divided)
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)
         spine.set_color(FRAME)
     return image
+
+
+def divide(axes: Any, place: float | None) -> None:
+    """Draw a thin line between two sequences of sources, visible on any colour."""
+    from matplotlib.patheffects import withStroke
+
+    if place is not None:
+        halo = [withStroke(linewidth=1.6, foreground="white")]
+        axes.axvline(place, color=INK, linewidth=0.6, path_effects=halo)
 
 
 @dataclass(frozen=True)

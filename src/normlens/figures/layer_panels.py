@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
-from normlens.figures.captions import additions, measured, model_and, unit
+from normlens.figures.captions import (
+    additions,
+    generated_note,
+    measured,
+    model_and,
+    stack_words,
+    unit,
+)
 from normlens.figures.foreign_axes import draw_into, only_scope, titled
-from normlens.figures.heat_map_grid import heat_maps
+from normlens.figures.heat_map_grid import Grid, heat_maps
 from normlens.figures.heat_map_panel import (
     COLOUR_SCALES,
     Panel,
@@ -18,6 +25,7 @@ from normlens.figures.heat_map_panel import (
     largest,
     masked,
 )
+from normlens.figures.sequence_columns import ShownColumns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +46,7 @@ def plot_layer(
     colour: str = "sqrt",
     cmap: str = "viridis",
     max_label: int = 14,
+    sources: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw the scopes of one layer of the model (negative: from the end) side by side.
@@ -45,14 +54,16 @@ def plot_layer(
     `scale` "map" gives every panel its own colours, "shared" the same to all weights and to all
     norms. `normalise` makes each "source" (column) or "target" (row) sum to 1. `colour` "sqrt"
     brings out small values beside a strong diagonal; the other choice is "linear". Tokens longer
-    than `max_label` characters are cut. Pairs that attention does not allow stay blank. `ax` takes
-    the map of one scope into axes of yours.
+    than `max_label` characters are cut. Pairs that attention does not allow stay blank. Where the
+    sources are two sequences, `sources` shows those of the "encoder" or of the "decoder" alone; the
+    values stay what they are. `ax` takes the map of one scope into axes of yours.
     """
     require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
+    shown = ShownColumns.of(maps, sources)
     chosen = maps.choose([layer], scopes)
-    names = chosen.scopes
-    values = {scope: array[0] for scope, array in masked(chosen, normalise).items()}
+    names = shown.scopes(chosen.scopes)
+    values = {scope: shown.cut(array[0]) for scope, array in masked(chosen, normalise).items()}
     tops = {scope: largest(values[scope]) for scope in names}
     if scale == "shared":
         units = {scope: unit(maps, scope, normalise) for scope in names}
@@ -60,23 +71,33 @@ def plot_layer(
     if ax is not None:
         scope = only_scope(names)
         norm = colour_norm(colour, tops[scope])
-        return draw_into(ax, values[scope], maps, norm, cmap, titled(maps, scope), max_label)
+        return draw_into(ax, values[scope], shown, norm, cmap, titled(maps, scope), max_label)
     rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
     columns = math.ceil(len(names) / rows)
     added = additions(names)
     panels = [
-        Panel(values[scope], scope, added[scope], colour_norm(colour, tops[scope]), cmap)
+        Panel(
+            values[scope],
+            scope,
+            added[scope],
+            colour_norm(colour, tops[scope]),
+            cmap,
+            divided=shown.divided,
+        )
         for scope in names
     ]
-    n = max(len(maps.targets), len(maps.sources))
+    n = max(len(maps.targets), len(shown.maps.sources))
     smallest = {1: 3.0, 2: 2.4}.get(columns, 1.9)
     how = "each panel on its own" if scale == "map" else "all panels of a kind on the same"
     what = measured(maps, names, normalise)
     return heat_maps(
-        maps,
-        [panels[start : start + columns] for start in range(0, len(panels), columns)],
+        [Grid(shown.maps, [panels[k : k + columns] for k in range(0, len(panels), columns)])],
         side=min(max(0.1 * n, smallest), max(smallest, 3.8)),
-        heading=model_and(maps, f"layer {chosen.layers[0]}"),
-        notes=[f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale."],
+        heading=model_and(maps, stack_words(maps, f"layer {chosen.layers[0]}")),
+        notes=[
+            f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale.",
+            *shown.blank_note,
+            *generated_note(maps),
+        ],
         max_label=max_label,
     )

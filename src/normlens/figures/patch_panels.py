@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from normlens.errors import InputError, valid_choice
 from normlens.figures.canvas import MARGIN, NOTE, TITLE, Head, Notes, Sheet, require_matplotlib
 from normlens.figures.captions import model_and, number, provenance, unit
+from normlens.figures.colour_bar import BAR_GAP, BAR_TICKS, BAR_WIDTH, colour_bar
 from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of, titled
-from normlens.figures.heat_map_grid import BAR_GAP, BAR_TICKS, BAR_WIDTH, colour_bar
 from normlens.figures.heat_map_panel import COLOUR_SCALES, colour_norm
 from normlens.figures.patch_overlay import draw_overlay, picture_note, shape_of
 from normlens.layers import layers_in_words
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _IN_A_ROW = 4
 _ALONE, _SMALL = 3.6, 1.6  # inches of a picture's longer side
+_SHORTEST_BAR = 1.2
 _PREFIX = 6  # values beside the picture that are written
 
 
@@ -63,7 +64,8 @@ def plot_patches(
     is_row = source is None
     token = grid.named(source if source is not None else target or 0, maps.tokens)
     values = [_line(chosen.at(name, layer), token, is_row) for layer in chosen.layers]
-    tops = [_top(line) for line in values]
+    tops = [float(grid.of(line).max()) or 1.0 for line in values]
+    largest = [number(top) for top in tops]
     if scale == "shared":
         tops = [max(tops)] * len(tops)
     if ax is not None:
@@ -82,7 +84,7 @@ def plot_patches(
     about = [f"{name}: {_what(maps, token, is_row)}"]
     own_bars = one or scale == "shared"
     measured = unit(maps, name, "none")
-    share = "" if own_bars else ", as a share of the largest value, which stands above each picture"
+    share = "" if own_bars else ", as a share of its largest patch, which stands above each picture"
     notes = [
         f"Colour: {measured}{share}; {COLOUR_SCALES[colour]} scale.",
         *picture_note(grid),
@@ -95,9 +97,10 @@ def plot_patches(
     sheet_width = max(2 * MARGIN + columns * pitch_x + bar_room, 4.4)
     head, foot = Head(heading, about, fonts, sheet_width), Notes(notes, fonts, sheet_width)
     top = MARGIN + head.height + 0.2
-    sheet = Sheet(sheet_width, top + rows * pitch_y + foot.height + MARGIN, fonts)
+    bottom = top + max(rows * pitch_y - 0.2, _SHORTEST_BAR)
+    sheet = Sheet(sheet_width, bottom + foot.height + MARGIN, fonts)
     head.draw(sheet)
-    foot.draw(sheet, top + rows * pitch_y - 0.2)
+    foot.draw(sheet, bottom)
     for place, (layer, line) in enumerate(zip(chosen.layers, values, strict=True)):
         r, c = divmod(place, columns)
         x, y = MARGIN + c * pitch_x, top + r * pitch_y
@@ -108,7 +111,7 @@ def plot_patches(
         if not one:
             sheet.text(x, y - 0.04, f"layer {layer}", TITLE, "bold", va="bottom")
             style: dict[str, Any] = {"va": "bottom", "ha": "right"}
-            sheet.text(x + width, y - 0.04, f"max {number(_top(line))}", NOTE, **style)
+            sheet.text(x + width, y - 0.04, f"max {largest[place]}", NOTE, **style)
         if below[place]:
             text = fonts.cut(below[place], NOTE, pitch_x - 0.05)
             sheet.text(x, y + height + 0.04, text, NOTE)
@@ -116,7 +119,8 @@ def plot_patches(
             bar_x = MARGIN + columns * pitch_x - 0.14 + BAR_GAP
             if not own_bars:
                 image.set_norm(colour_norm(colour, 1.0))
-            colour_bar(sheet, image, bar_x, top, height, "" if own_bars else "share of the largest")
+            tall = max(height, _SHORTEST_BAR)
+            colour_bar(sheet, image, bar_x, top, tall, "" if own_bars else "share of the largest")
     return sheet.figure
 
 
@@ -133,10 +137,6 @@ def grid_of(maps: Maps) -> PatchGrid:
 def _line(array: NDArray[np.floating], token: int, is_row: bool) -> NDArray[np.floating]:
     line: NDArray[np.floating] = array[token] if is_row else array[:, token]
     return line
-
-
-def _top(line: NDArray[np.floating]) -> float:
-    return float(line.max()) or 1.0
 
 
 def _what(maps: Maps, token: int, is_row: bool) -> str:

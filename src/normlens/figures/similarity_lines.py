@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from normlens.figures.canvas import (
     Sheet,
     require_matplotlib,
 )
-from normlens.figures.captions import model_name, provenance, text_lines
+from normlens.figures.captions import generated_note, model_name, provenance, text_lines
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.figures.foreign_axes import figure_of
-from normlens.scopes import consecutive
+from normlens.results.both_stacks import by_stack
+from normlens.scopes import Step, consecutive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,69 +36,109 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 
-def plot_similarity(maps: Maps, ax: Axes | None = None) -> Figure:
+_WIDTH, _WIDEST, _HEIGHT = 3.6, 7.5, 2.9  # of a plot, inches
+_AXIS_WIDTH, _AXIS_HEIGHT, _GAP, _NAME = 0.55, 0.42, 0.2, 0.22
+
+
+def plot_similarity(maps: Maps, *, stack: str | None = None, ax: Axes | None = None) -> Figure:
     """Draw Spearman's ρ between each scope and the one before it, layer by layer.
 
     The lower a component's line, the more it changes the map. Kobayashi et al. 2024, section 4.
-    `ax` takes the lines into axes of yours.
+    Of an encoder–decoder the encoder stands above the decoder; `stack` shows one of them. `ax`
+    takes the lines into axes of yours, of both stacks the decoder's.
     """
     require_matplotlib()
-    steps = consecutive(maps.scopes)
-    if not steps:
-        raise InputError(
-            f"similarity needs two scopes that follow each other; these maps have "
-            f"{', '.join(maps.scopes)}"
-        )
-    labels = [f"{name}:  {before} → {after}" for name, before, after in steps]
-    similarities = np.array([maps.similarity(before, after) for _, before, after in steps])
-    defined = similarities[np.isfinite(similarities)]
+    both = by_stack(maps, stack)
     if ax is not None:
-        _draw_lines(ax, maps.layers, similarities, [step.component for step in steps])
-        ax.set(xlabel="layer", ylabel="Spearman's ρ")
+        lines = _Lines.of(both[-1])
+        _draw_lines(ax, lines, [step.component for step in lines.steps])
+        ax.set(xlabel="layer", ylabel="Spearman's ρ", title=lines.maps.stack)
         ax.legend(frameon=False)
         return figure_of(ax)
+    plots = [_Lines.of(one) for one in both if len(both) == 1 or consecutive(one.scopes)]
+    if not plots:
+        plots = [_Lines.of(both[-1])]  # raises
+    maps = both[-1]
     undefined = " It is undefined for a map without differences."
-    if maps.coverage:
+    if any(one.coverage for one in both):
         undefined += " Layers without a component have no value for it."
+    whole = all(lines.defined.size == lines.similarities.size for lines in plots)
+    either = " and that either scope has a part of" if maps.source_sequences else ""
     notes = [
-        "ρ over all pairs of tokens that attention allows; 1: the component leaves the map's "
-        "ranking as it was." + (undefined if defined.size < similarities.size else ""),
+        f"ρ over all pairs of tokens that attention allows{either}; 1: the component leaves the "
+        "map's ranking as it was." + ("" if whole else undefined),
+        *generated_note(maps),
         provenance(maps),
     ]
-    plot_width = min(max(3.6, 0.24 * (maps.layers[-1] - maps.layers[0])), 7.5)
-    plot_height, axis_width, axis_height, gap = 2.9, 0.55, 0.42, 0.2
+    labels = [label for lines in plots for label in lines.labels]
+    spans = [lines.maps.layers[-1] - lines.maps.layers[0] for lines in plots]
+    plot_width = min(max(_WIDTH, 0.24 * max(spans)), _WIDEST)
     fonts = fonts_for([*labels, *notes, *text_lines(maps), model_name(maps)])
     legend_width = max(fonts.width(label, LARGEST_TICK) for label in labels) + 0.45
-    width = 2 * MARGIN + axis_width + plot_width + gap + legend_width
+    width = 2 * MARGIN + _AXIS_WIDTH + plot_width + _GAP + legend_width
     heading = f"{model_name(maps)}: similarity of consecutive scopes"
     heading = ", ".join(filter(None, [heading, maps.origin_in_words]))
     head = Head(heading, text_lines(maps), fonts, width)
     foot = Notes(notes, fonts, width)
-    top = MARGIN + head.height + 0.12
-    sheet = Sheet(width, top + plot_height + axis_height + foot.height + MARGIN, fonts)
+    name = _NAME if maps.stack else 0.0
+    first = MARGIN + head.height + 0.12
+    pitch = name + _HEIGHT + _AXIS_HEIGHT
+    sheet = Sheet(width, first + len(plots) * pitch + foot.height + MARGIN, fonts)
     head.draw(sheet)
-    foot.draw(sheet, top + plot_height + axis_height)
-    axes = sheet.axes(MARGIN + axis_width, top, plot_width, plot_height)
-    _draw_lines(axes, maps.layers, similarities, labels)
-    lowest = float(defined.min(initial=0.9))
-    axes.set_ylim(max(-1.0, math.floor(10 * lowest - 0.3) / 10), 1.0)
-    _style(axes, fonts)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1 + gap / plot_width, 1.0),
-        borderaxespad=0,
-        frameon=False,
-        prop=fonts.properties(LARGEST_TICK),
-        handlelength=1.8,
-        labelspacing=0.7,
-    )
+    foot.draw(sheet, first + len(plots) * pitch)
+    for number, lines in enumerate(plots):
+        top = first + number * pitch + name
+        if name:
+            sheet.text(MARGIN + _AXIS_WIDTH, top - name, lines.maps.stack, TITLE, "bold")
+        axes = sheet.axes(MARGIN + _AXIS_WIDTH, top, plot_width, _HEIGHT)
+        _draw_lines(axes, lines, lines.labels)
+        lowest = float(lines.defined.min(initial=0.9))
+        axes.set_ylim(max(-1.0, math.floor(10 * lowest - 0.3) / 10), 1.0)
+        _style(axes, fonts)
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(1 + _GAP / plot_width, 1.0),
+            borderaxespad=0,
+            frameon=False,
+            prop=fonts.properties(LARGEST_TICK),
+            handlelength=1.8,
+            labelspacing=0.7,
+        )
     return sheet.figure
 
 
-def _draw_lines(
-    axes: Any, layers: list[int], similarities: NDArray[Any], labels: Sequence[str]
-) -> None:
-    for number, (rho, label) in enumerate(zip(similarities, labels, strict=True)):
+@dataclass(frozen=True)
+class _Lines:
+    """The similarities of one stack: a line for each step between scopes."""
+
+    maps: Maps
+    steps: list[Step]
+    similarities: NDArray[Any]  # (step, layer)
+
+    @classmethod
+    def of(cls, maps: Maps) -> _Lines:
+        steps = consecutive(maps.scopes)
+        if not steps:
+            raise InputError(
+                f"similarity needs two scopes that follow each other; these maps have "
+                f"{', '.join(maps.scopes)}"
+            )
+        similarities = [maps.similarity(before, after) for _, before, after in steps]
+        return cls(maps, steps, np.array(similarities))
+
+    @property
+    def labels(self) -> list[str]:
+        return [f"{name}:  {before} → {after}" for name, before, after in self.steps]
+
+    @property
+    def defined(self) -> NDArray[Any]:
+        """The values that are numbers."""
+        return self.similarities[np.isfinite(self.similarities)]
+
+
+def _draw_lines(axes: Any, lines: _Lines, labels: Sequence[str]) -> None:
+    layers = lines.maps.layers
+    for number, (rho, label) in enumerate(zip(lines.similarities, labels, strict=True)):
         axes.plot(
             layers,
             rho,

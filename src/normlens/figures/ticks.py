@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlens.figures.canvas import FRAME, INK, SMALLEST_TICK
 from normlens.figures.fonts import Fonts
 
+if TYPE_CHECKING:
+    from normlens.results.maps import Maps
+
 TARGET = "target i (output)"
 SOURCE = "source j (input)"
+
+
+def axis_words(maps: Maps) -> tuple[str, str]:
+    """What the axes of targets and sources are called; of two sequences, whose tokens they show."""
+    if not maps.stack:
+        return TARGET, SOURCE
+    shown = dict.fromkeys(maps.source_sequences or [maps.stack])
+    sources = f"({next(iter(shown))})" if len(shown) == 1 else f": {' | '.join(shown)}"
+    return f"target i ({maps.stack})", f"source j {sources}".replace(" :", ":")
 
 
 @dataclass(frozen=True)
@@ -34,14 +46,15 @@ class Ticks:
         return cls(positions, [fonts.drawable(label) for label in shown], size, room, stride)
 
 
-def left_out_note(targets: Ticks, sources: Ticks) -> list[str]:
-    """A note where there is no room for every token's label."""
+def left_out_note(targets: Ticks, sources: Ticks, whose: str = "") -> list[str]:
+    """A note where there is no room for every token's label, in the maps of `whose` stack."""
+    where = f" in the {whose}'s maps" if whose else ""
     if targets.stride == sources.stride:
         every = {"token": targets.stride}
     else:
         every = {"target": targets.stride, "source": sources.stride}
     return [
-        f"Every {_ordinal(stride)} {what} is labelled."
+        f"Every {_ordinal(stride)} {what} is labelled{where}."
         for what, stride in every.items()
         if stride > 1
     ]
@@ -58,18 +71,24 @@ def label_edges(
     fonts: Fonts,
     side: float,
     word_size: float,
+    words: tuple[str, str] = (TARGET, SOURCE),
 ) -> None:
-    """Targets and the axis word at the left edge, sources below the panel, where they are given."""
-    word = {"fontproperties": fonts.properties(word_size), "color": INK, "va": "center"}
+    """Targets and the axis word at the left edge, sources below the panel, where they are given.
+
+    `words` are those of the targets' axis and of the sources'.
+    """
+    longest = max(fonts.width(word, word_size) for word in words)
+    size = min(word_size, word_size * (side + 0.08) / longest)
+    word = {"fontproperties": fonts.properties(size), "color": INK, "va": "center"}
     axes.set_xticks([] if below is None else below.positions)
     axes.set_yticks([] if left is None else left.positions)
     if below is not None:
         axes.set_xticklabels(below.labels, rotation=90, **_tick_style(below, fonts))
-        axes.set_xlabel(SOURCE, **word)
+        axes.set_xlabel(words[1], **word)
         axes.xaxis.set_label_coords(0.5, -(below.room + 0.1) / side)
     if left is not None:
         axes.set_yticklabels(left.labels, **_tick_style(left, fonts))
-        axes.set_ylabel(TARGET, **word)
+        axes.set_ylabel(words[0], **word)
         axes.yaxis.set_label_coords(-(left.room + 0.1) / side, 0.5)
     if below is not None or left is not None:
         axes.tick_params(length=1.5, width=0.5, pad=1.5, color=FRAME)

@@ -1,4 +1,4 @@
-"""Maps and explanations as other libraries' objects: pandas, xarray, tensors for bertviz."""
+"""Maps and explanations as other libraries' objects: pandas and xarray."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from numpy.typing import NDArray
 
 from normlens.errors import MissingDependencyError
 from normlens.results.axes import EXPLANATION, Axes, axes_of
-from normlens.results.labelled import LabelledMaps
-from normlens.scopes import resolve
+from normlens.results.sequences import SequencedMaps
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
     import xarray as xr
 
     from normlens.results.explanation import Explanation
 
 
-def to_pandas(maps: LabelledMaps) -> pd.DataFrame:
-    """One row per scope, layer (from 0; those that have the scope), target and source."""
+def to_pandas(maps: SequencedMaps) -> pd.DataFrame:
+    """One row per scope, layer (from 0; those that have the scope), target and source.
+
+    Of an encoder–decoder both stacks, the encoder first: `stack` says which, and `source_sequence`
+    whose token a source is. `source` counts the columns of the stack's maps.
+    """
     import pandas as pd
 
+    frames = [] if maps.encoder is None else [to_pandas(maps.encoder)]
     targets = np.array(maps.tokens, dtype=object)
     sources = np.array(maps.source_tokens, dtype=object)
-    frames = []
+    labels = np.array(maps.table_sequences, dtype=object)
     for scope, array in maps.arrays.items():
         axes = (maps.layers_of(scope), np.arange(len(targets)), np.arange(len(sources)))
         layer, target, source = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
         frames.append(
             pd.DataFrame(
                 {
+                    **({"stack": maps.stack} if maps.stack else {}),
                     "scope": scope,
                     "layer": layer,
                     "target": target,
                     "target_token": targets[target],
                     "source": source,
+                    **({"source_sequence": labels[source]} if labels.size else {}),
                     "source_token": sources[source],
                     "value": array.ravel(),
                 }
@@ -48,25 +53,45 @@ def to_pandas(maps: LabelledMaps) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def to_xarray(maps: LabelledMaps) -> xr.Dataset:
-    """Every array with its axes named and its tokens and layers as coordinates."""
+def to_xarray(maps: SequencedMaps) -> xr.Dataset:
+    """Every array with its axes named and its tokens and layers as coordinates.
+
+    What belongs to an encoder beside a decoder is called ``encoder/…``, its axes ``encoder_…``.
+    """
     xr = _xarray()
-    variables: dict[str, tuple[Axes, NDArray[Any]]] = {
-        "allowed": (("layer", "target", "source"), maps.allowed)
-    }
+    variables, coordinates = _labelled_arrays(maps)
+    if maps.encoder is not None:
+        beside = _labelled_arrays(maps.encoder, "encoder")
+        variables, coordinates = variables | beside[0], coordinates | beside[1]
+    attributes = {"model": maps.provenance.get("model"), "completeness": maps.completeness}
+    if maps.stack:
+        attributes["stack"] = maps.stack
+    return xr.Dataset(variables, coords=coordinates, attrs=attributes)
+
+
+def _labelled_arrays(
+    maps: SequencedMaps, stack: str = ""
+) -> tuple[dict[str, tuple[Axes, NDArray[Any]]], dict[str, Any]]:
+    """The variables and coordinates of one stack; the name of a stack stands before theirs."""
+    of, slash = (f"{stack}_", f"{stack}/") if stack else ("", "")
+
+    def named(axes: Axes) -> Axes:
+        return tuple(f"{of}{axis}" for axis in axes)
+
+    layers, targets, sources = pairs = named(("layer", "target", "source"))
+    variables = {f"{slash}allowed": (pairs, maps.allowed)}
     for group, arrays in maps.groups.items():
         for name in arrays:
-            label = name if group == "arrays" else f"{group}/{name}"
-            variables[label] = (axes_of(group, name), maps.over_layers(group, name))
-    return xr.Dataset(
-        variables,
-        coords={
-            "layer": maps.layers,
-            "target_token": ("target", maps.tokens),
-            "source_token": ("source", maps.source_tokens),
-        },
-        attrs={"model": maps.provenance.get("model"), "completeness": maps.completeness},
-    )
+            label = slash + (name if group == "arrays" else f"{group}/{name}")
+            variables[label] = named(axes_of(group, name)), maps.over_layers(group, name)
+    coordinates: dict[str, Any] = {
+        layers: maps.layers,
+        f"{targets}_token": (targets, maps.tokens),
+        f"{sources}_token": (sources, maps.source_tokens),
+    }
+    if maps.table_sequences:
+        coordinates[f"{sources}_sequence"] = (sources, maps.table_sequences)
+    return variables, coordinates
 
 
 def explanation_to_pandas(explanation: Explanation) -> pd.DataFrame:
@@ -171,12 +196,3 @@ def _xarray() -> Any:
             "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
         ) from error
     return xr
-
-
-def to_bertviz(maps: LabelledMaps, scope: str) -> tuple[torch.Tensor, ...]:
-    """Per layer that has the scope, a (1, heads, target, source) tensor."""
-    import torch
-
-    name = resolve(scope, maps.scopes)
-    stacked = maps.heads[name] if name in maps.heads else maps.arrays[name][:, None]
-    return tuple(torch.from_numpy(np.ascontiguousarray(layer))[None] for layer in stacked)

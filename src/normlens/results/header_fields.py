@@ -53,6 +53,8 @@ _PROVENANCE: dict[str, tuple[type, ...]] = {
     "causal": (bool,),
     "nonlinearity": (str,),
     "origin": (str,),
+    "stack": (str,),
+    "target": (str,),
     "tolerance": (float, int),
     "dtype": (str,),
     "compute_dtype": (str,),

@@ -96,6 +96,11 @@ class LabelledMaps:
         """What titles say of it; nothing of a layer's own sources."""
         return IN_WORDS.get(self.origin, "")
 
+    @property
+    def stack(self) -> str:
+        """The stack of an encoder–decoder: "encoder" or "decoder"; empty where there is one."""
+        return str(self.provenance.get("stack", ""))
+
     # Tokens -------------------------------------------------------------------------------------
 
     @property
@@ -228,10 +233,18 @@ class LabelledMaps:
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
         sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
+        stack = f"{self.stack}, " if self.stack else ""
+        beside = ""
+        if self.encoder is not None:
+            beside = f"; encoder: {self.encoder._sizes}"
+        return (
+            f"Maps({model}: {stack}{self._sizes}, {sources}"
+            f"completeness {self.completeness:.1e}{beside})"
+        )
+
+    @property
+    def _sizes(self) -> str:
         tokens = f"{len(self.raw_tokens)} tokens"
         if self.source_axis is not None:
             tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
-        return (
-            f"Maps({model}: {tokens}, {len(self.layers)} layers, "
-            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
-        )
+        return f"{tokens}, {len(self.layers)} layers, {len(self.scopes)} scopes"

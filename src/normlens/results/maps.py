@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normlens.results import conversions, store
+from normlens.results import bertviz, conversions, store
 from normlens.results.axes import LayerTargetSource
 from normlens.results.labelled import Correlations
 from normlens.results.measuring import MeasurableMaps
 from normlens.results.patches import Token
 from normlens.results.rolled import scope_rollout
+from normlens.results.rolled_pairs import pair_rollout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +41,10 @@ class Maps(MeasurableMaps):
         Sources are then the model's input tokens, as far as a product of layers can tell. Abnar &
         Zuidema's ``Â = ½ W̄ + ½ I`` for "ATTN-W"; for norms rows that sum to 1, mixed with the
         identity alike where the scope has no residual connection (`normlens.rollouts` has more).
+        An encoder–decoder's goes through both stacks; its scope stands behind the attention between
+        them and the residual connection that follows.
         """
-        return scope_rollout(self, scope)
+        return pair_rollout(self, scope) if self.stack == "decoder" else scope_rollout(self, scope)
 
     # Taking away ---------------------------------------------------------------------------------
 
@@ -50,24 +53,28 @@ class Maps(MeasurableMaps):
         return dict(self.arrays)
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per scope, layer (from 0; those that have the scope), target and source."""
+        """One row per scope, layer (from 0; those that have the scope), target and source.
+
+        Of an encoder–decoder both stacks, with the columns `stack` and `source_sequence`.
+        """
         return conversions.to_pandas(self)
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named and its tokens and layers as coordinates.
 
         A map is called as its scope; arrays of other groups are called ``mixing/ATTN-N`` and so on.
-        All share the coordinate `layer`: values are NaN in layers that lack a scope.
+        All share the coordinate `layer`: values are NaN in layers that lack a scope. An encoder's
+        beside these are called ``encoder/ATTN-N``, with axes ``encoder_layer`` and so on.
         """
         return conversions.to_xarray(self)
 
-    def to_bertviz(self, scope: str = "ATTN-N") -> tuple[torch.Tensor, ...]:
+    def to_bertviz(self, scope: str = "ATTN-N") -> tuple[torch.Tensor, ...] | dict[str, Any]:
         """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
 
         Head-level maps if the lens was asked for them, else the scope's map as a single head; of
-        the layers that have the scope.
+        the layers that have the scope. Of an encoder–decoder ``head_view(**maps.to_bertviz())``.
         """
-        return conversions.to_bertviz(self, scope)
+        return bertviz.to_bertviz(self, scope)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a safetensors file with JSON metadata; `Maps.load` reads it."""
@@ -90,6 +97,7 @@ class Maps(MeasurableMaps):
         colour: str = "sqrt",
         cmap: str = "viridis",
         max_label: int = 14,
+        sources: str | None = None,
         ax: PlotAxes | None = None,
     ) -> Figure:
         """The scopes of one layer side by side; see `normlens.figures.plot_layer`."""
@@ -104,6 +112,7 @@ class Maps(MeasurableMaps):
             colour=colour,
             cmap=cmap,
             max_label=max_label,
+            sources=sources,
             ax=ax,
         )
 
@@ -117,6 +126,8 @@ class Maps(MeasurableMaps):
         colour: str = "sqrt",
         cmap: str = "viridis",
         max_label: int = 10,
+        sources: str | None = None,
+        stack: str | None = None,
     ) -> Figure:
         """Layers and scopes as small maps; see `normlens.figures.plot_overview`."""
         from normlens.figures import plot_overview
@@ -130,6 +141,8 @@ class Maps(MeasurableMaps):
             colour=colour,
             cmap=cmap,
             max_label=max_label,
+            sources=sources,
+            stack=stack,
         )
 
     def plot_patches(
@@ -159,11 +172,11 @@ class Maps(MeasurableMaps):
             ax=ax,
         )
 
-    def plot_similarity(self, *, ax: PlotAxes | None = None) -> Figure:
+    def plot_similarity(self, *, stack: str | None = None, ax: PlotAxes | None = None) -> Figure:
         """How similar each scope is to the one before it, layer by layer."""
         from normlens.figures import plot_similarity
 
-        return plot_similarity(self, ax=ax)
+        return plot_similarity(self, stack=stack, ax=ax)
 
     def plot_amplification(
         self,
@@ -176,6 +189,7 @@ class Maps(MeasurableMaps):
         diagonal: bool = False,
         cmap: str = "RdBu_r",
         max_label: int = 14,
+        sources: str | None = None,
         ax: PlotAxes | None = None,
     ) -> Figure:
         """What `after` strengthens and weakens beside `before`; by default the feed-forward block.
@@ -196,6 +210,7 @@ class Maps(MeasurableMaps):
             diagonal=diagonal,
             cmap=cmap,
             max_label=max_label,
+            sources=sources,
             ax=ax,
         )
 

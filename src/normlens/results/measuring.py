@@ -81,7 +81,8 @@ class MeasurableMaps(ChoosableMaps):
         """The pairs of different tokens with the largest values, `count` per layer, best first.
 
         With `before` the values are FF-amp from that scope to `scope`; without either scope, those
-        of the feed-forward block.
+        of the feed-forward block. Of an encoder–decoder the column `source_sequence` says whose
+        token a source is; `source` counts all columns of the map.
         """
         import pandas as pd
 
@@ -103,7 +104,10 @@ class MeasurableMaps(ChoosableMaps):
                 for pair in pairs
             ]  # fmt: skip
         columns = ["layer", "source", "source_token", "target", "target_token", "value"]
-        return pd.DataFrame(rows, columns=columns)
+        table = pd.DataFrame(rows, columns=columns)
+        if labels := self.table_sequences:
+            table.insert(2, "source_sequence", [labels[place] for place in table["source"]])
+        return table
 
     def feed_forward_pairs(self) -> list[tuple[str, str]]:
         """The scopes before and behind the feed-forward block of each kind of layer.

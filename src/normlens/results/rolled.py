@@ -64,6 +64,16 @@ def rollout_words(maps: LabelledMaps) -> str | None:
 
 def _check(maps: LabelledMaps, layers: int, shape: tuple[int, ...]) -> None:
     """Raise unless each layer's sources are the targets of the layer before it."""
+    check_layers(maps, layers)
+    if shape[0] != shape[1] or maps.source_axis is not None:
+        raise InputError(
+            "a rollout needs layers that read their own tokens alone; these maps have "
+            f"{shape[0]} targets and {shape[1]} sources"
+        )
+
+
+def check_layers(maps: LabelledMaps, layers: int) -> None:
+    """Raise unless these are tokens' maps of single layers, of all from 0 on."""
     origin = maps.provenance.get("origin", "layer")
     if origin != "layer":
         raise InputError(
@@ -74,11 +84,6 @@ def _check(maps: LabelledMaps, layers: int, shape: tuple[int, ...]) -> None:
         raise InputError(
             "a rollout needs the maps of all layers from 0 on; these maps have "
             f"{layers_in_words(maps.layers)}"
-        )
-    if shape[0] != shape[1] or maps.source_axis is not None:
-        raise InputError(
-            "a rollout needs layers that read their own tokens alone; these maps have "
-            f"{shape[0]} targets and {shape[1]} sources"
         )
     if maps.token_words is not None and not maps.token_ids:  # what words() leaves
         raise InputError("a rollout multiplies maps of tokens; call rollout() before words()")

@@ -39,6 +39,13 @@ class SequencedMaps(LabelledMaps):
             names[place] = OWN_SEQUENCE
         return names
 
+    @property
+    def table_sequences(self) -> list[str]:
+        """The sequence of each source in tables: of an encoder–decoder's maps alone, else empty."""
+        if not self.stack:
+            return []
+        return self.source_sequences or [self.stack] * len(self.sources)
+
     def pairs_of(self, *scopes: str) -> Allowed:
         """[layer, target, source], the allowed pairs that any of these scopes has a part of.
 

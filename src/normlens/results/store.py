@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
-from normlens.json_text import parse_json
-from normlens.results import cosine_file, explanation_file
-from normlens.results.axes import GROUPS
-from normlens.results.both_stacks import check_one_stack
-from normlens.results.header_fields import AXIS
-from normlens.results.maps_header import (
-    ALLOWED,
-    FIELDS,
-    MASKS,
-    SAME_TOKEN,
-    check_arrays,
-    check_fields,
-)
-from normlens.results.tokens import TokenAxis
+from normlens.results import cosine_file, explanation_file, maps_file
 
 if TYPE_CHECKING:
     from normlens.results.cosine import Cosine
@@ -39,13 +24,6 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
-FORMAT = "normlens-maps"
-FORMAT_VERSION = 2
-#: What a file is written as where the version before can hold it: layers that are alike, and one
-#: sequence of tokens.
-_PLAIN_VERSION = 1
-#: Fields of a file that maps call otherwise.
-_ATTRIBUTES = {"tokens": "raw_tokens"}
 #: What reading a file that somebody has altered may raise.
 _DAMAGED = (
     SafetensorError,
@@ -61,27 +39,7 @@ _DAMAGED = (
 
 def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write `maps` to a safetensors file, whole or not at all."""
-    check_one_stack(maps, "a file")
-    tensors = {
-        f"{group}/{scope}": np.ascontiguousarray(array)
-        for group in GROUPS
-        for scope, array in getattr(maps, group).items()
-    }
-    tensors[ALLOWED] = maps.allowed.astype(np.uint8)
-    if maps.same_token is not None:
-        tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
-    fields = _written(maps, FIELDS)
-    if maps.coverage:
-        fields["coverage"] = dict(maps.coverage)
-    if maps.source_axis is not None:
-        fields["sources"] = _written(maps.source_axis, AXIS)
-    plain = fields.keys() == FIELDS.keys() and maps.same_token is None
-    header = {
-        "format": FORMAT,
-        "version": str(_PLAIN_VERSION if plain else FORMAT_VERSION),
-        "maps": json.dumps(fields, ensure_ascii=False),
-    }
-    return write(tensors, header, path, overwrite=overwrite)
+    return write(*maps_file.saved(maps), path, overwrite=overwrite)
 
 
 def write(
@@ -95,16 +53,6 @@ def write(
     with writing(path, overwrite=overwrite) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
-
-
-def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Fields as a file calls them."""
-    return {name: getattr(labelled, _ATTRIBUTES.get(name, name)) for name in names}
-
-
-def _read(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields as maps call them."""
-    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
 def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
@@ -153,23 +101,8 @@ def _arrays(file: Any) -> dict[str, NDArray[Any]]:
 def _read_maps(header: dict[str, str], file: Any) -> Maps:
     from normlens.results.maps import Maps
 
-    meta = parse_json(header["maps"])
-    check_fields(meta)
-    tensors = _arrays(file)
-    check_arrays(meta, tensors)
-    groups: dict[str, Any] = {group: {} for group in GROUPS}
-    for key, array in tensors.items():
-        group, _, name = key.partition("/")
-        if key not in MASKS:
-            groups[group][name] = array
-    # safetensors sorts its tensors; the layer's order is in the header.
-    groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
-    if isinstance(meta["text"], list):
-        meta["text"] = tuple(meta["text"])
-    if (sources := meta.pop("sources", None)) is not None:
-        meta["source_axis"] = TokenAxis(**_read(sources))
-    masks: dict[str, Any] = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
-    return Maps(**masks, **groups, **_read(meta))
+    fields, of_encoder = maps_file.parts_of(header, _arrays(file))
+    return Maps(**fields, encoder=None if of_encoder is None else Maps(**of_encoder))
 
 
 def _read_explanation(header: dict[str, str], file: Any) -> Explanation | Explanations:
@@ -184,12 +117,13 @@ def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
     from normlens.results.cosine import Cosine
 
     fields, axes = cosine_file.parts_of(header, _arrays(file))
-    return Cosine(**fields, a=TokenAxis(**_read(axes["a"])), b=TokenAxis(**_read(axes["b"])))
+    a, b = (maps_file.axis_of(axes[name]) for name in ("a", "b"))
+    return Cosine(**fields, a=a, b=b)
 
 
 #: The newest version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
-    FORMAT: (FORMAT_VERSION, _read_maps),
+    maps_file.FORMAT: (maps_file.FORMAT_VERSION, _read_maps),
     explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
     explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanation),
     cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),

@@ -1,0 +1,124 @@
+"""Maps on disk: one safetensors file, everything but the arrays as JSON in its header.
+
+The maps of an encoder–decoder are the decoder's; the encoder's stand in the same file, their arrays
+called ``encoder/…`` and their fields in a part of the header of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.json_text import parse_json
+from normlens.results.axes import GROUPS
+from normlens.results.header_fields import AXIS
+from normlens.results.maps_header import (
+    ALLOWED,
+    FIELDS,
+    MASKS,
+    SAME_TOKEN,
+    check_arrays,
+    check_fields,
+)
+from normlens.results.tokens import TokenAxis
+
+if TYPE_CHECKING:
+    from normlens.results.labelled import LabelledMaps
+
+FORMAT = "normlens-maps"
+FORMAT_VERSION = 3
+#: What a file is written as where an older version can hold it: layers that are alike and one
+#: sequence of tokens; or one stack.
+_PLAIN_VERSION, _ONE_STACK_VERSION = 1, 2
+#: The encoder's part of a header, and what the names of its arrays begin with.
+_ENCODER, _OF_ENCODER = "encoder", "encoder/"
+#: Fields of a file that maps call otherwise.
+_ATTRIBUTES = {"tokens": "raw_tokens"}
+
+
+def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The arrays and the header of a file of maps."""
+    fields, tensors = _fields_of(maps), _tensors_of(maps)
+    plain = fields.keys() == FIELDS.keys() and maps.same_token is None
+    version = _PLAIN_VERSION if plain else _ONE_STACK_VERSION
+    header = {"format": FORMAT, "maps": json.dumps(fields, ensure_ascii=False)}
+    if maps.encoder is not None:
+        version = FORMAT_VERSION
+        header[_ENCODER] = json.dumps(_fields_of(maps.encoder), ensure_ascii=False)
+        of_encoder = _tensors_of(maps.encoder)
+        tensors |= {f"{_OF_ENCODER}{name}": array for name, array in of_encoder.items()}
+    return tensors, {**header, "version": str(version)}
+
+
+def parts_of(
+    header: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The fields of saved maps and of the encoder's beside them; a ValueError where none fit."""
+    if _ENCODER not in header:
+        return _read(header["maps"], tensors), None
+    decoder, encoder = {}, {}
+    for name, array in tensors.items():
+        if name.startswith(_OF_ENCODER):
+            encoder[name.removeprefix(_OF_ENCODER)] = array
+        else:
+            decoder[name] = array
+    return _read(header["maps"], decoder), _read(header[_ENCODER], encoder)
+
+
+def axis_of(fields: Mapping[str, Any]) -> TokenAxis:
+    """The tokens of an axis from their fields in a file."""
+    return TokenAxis(**_as_maps_call_them(fields))
+
+
+def _fields_of(maps: LabelledMaps) -> dict[str, Any]:
+    """Everything but the arrays, as a file calls it."""
+    fields = _written(maps, FIELDS)
+    if maps.coverage:
+        fields["coverage"] = dict(maps.coverage)
+    if maps.source_axis is not None:
+        fields["sources"] = _written(maps.source_axis, AXIS)
+    return fields
+
+
+def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
+    tensors = {
+        f"{group}/{name}": np.ascontiguousarray(array)
+        for group, arrays in maps.groups.items()
+        for name, array in arrays.items()
+    }
+    tensors[ALLOWED] = maps.allowed.astype(np.uint8)
+    if maps.same_token is not None:
+        tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
+    return tensors
+
+
+def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(labelled, _ATTRIBUTES.get(name, name)) for name in names}
+
+
+def _as_maps_call_them(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
+
+
+def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """What `Maps` takes, from the header's JSON and the arrays of one stack."""
+    meta = parse_json(text)
+    check_fields(meta)
+    check_arrays(meta, tensors)
+    groups: dict[str, Any] = {group: {} for group in GROUPS}
+    for key, array in tensors.items():
+        group, _, name = key.partition("/")
+        if key not in MASKS:
+            groups[group][name] = array
+    # safetensors sorts its tensors; the layer's order is in the header.
+    groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
+    if isinstance(meta["text"], list):
+        meta["text"] = tuple(meta["text"])
+    if (sources := meta.pop("sources", None)) is not None:
+        meta["source_axis"] = axis_of(sources)
+    masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
+    return {**masks, **groups, **_as_maps_call_them(meta)}
