@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.json_text import parse_json
+from normlens.results import patches_file
 from normlens.results.axes import GROUPS
 from normlens.results.header_fields import AXIS
 from normlens.results.maps_header import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 FORMAT = "normlens-maps"
 FORMAT_VERSION = 3
 #: What a file is written as where an older version can hold it: layers that are alike and one
-#: sequence of tokens; or one stack.
+#: sequence of tokens; or one stack of a text.
 _PLAIN_VERSION, _ONE_STACK_VERSION = 1, 2
 #: The encoder's part of a header, and what the names of its arrays begin with.
 _ENCODER, _OF_ENCODER = "encoder", "encoder/"
@@ -46,6 +47,8 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     plain = fields.keys() == FIELDS.keys() and maps.same_token is None
     version = _PLAIN_VERSION if plain else _ONE_STACK_VERSION
     header = {"format": FORMAT, "maps": json.dumps(fields, ensure_ascii=False)}
+    if maps.grid is not None:
+        version = FORMAT_VERSION
     if maps.encoder is not None:
         version = FORMAT_VERSION
         header[_ENCODER] = json.dumps(_fields_of(maps.encoder), ensure_ascii=False)
@@ -81,7 +84,7 @@ def _fields_of(maps: LabelledMaps) -> dict[str, Any]:
         fields["coverage"] = dict(maps.coverage)
     if maps.source_axis is not None:
         fields["sources"] = _written(maps.source_axis, AXIS)
-    return fields
+    return fields | patches_file.saved_grid(maps.grid)
 
 
 def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
@@ -93,7 +96,7 @@ def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
     tensors[ALLOWED] = maps.allowed.astype(np.uint8)
     if maps.same_token is not None:
         tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
-    return tensors
+    return tensors | patches_file.saved_picture(maps.grid)
 
 
 def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key not in MASKS:
+        if key not in MASKS and key != patches_file.PICTURE:
             groups[group][name] = array
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
@@ -120,5 +123,6 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         meta["text"] = tuple(meta["text"])
     if (sources := meta.pop("sources", None)) is not None:
         meta["source_axis"] = axis_of(sources)
+    meta["grid"] = patches_file.read_grid(meta, tensors)
     masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
     return {**masks, **groups, **_as_maps_call_them(meta)}

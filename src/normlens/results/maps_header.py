@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from normlens.results import patches_file
 from normlens.results.axes import GROUPS, STATISTICS, Axes, axes_of, fits
 from normlens.results.header_fields import (
     AXIS,
@@ -57,10 +58,12 @@ FIELDS: Fields = {
     **{name: field for name, field in AXIS.items() if name != "tokens"},
     "text": (is_pair_or_text, "a text, a pair of texts or null"),
 }
-#: Fields that a file has only where layers differ, or where sources are other tokens than targets.
+#: Fields that a file has only where layers differ, where sources are other tokens than targets, or
+#: where the tokens are patches of a picture.
 OPTIONAL: Fields = {
     "coverage": (_is_coverage, "an object with the layers of arrays"),
     "sources": (_is_axis, "an object with the tokens of the columns"),
+    **patches_file.FIELD,
 }
 
 #: What single heads are shown by, whichever scopes were asked for.
@@ -102,7 +105,10 @@ def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -
     targets = len(meta["tokens"])
     sources = len(meta["sources"]["tokens"]) if "sources" in meta else targets
     scopes = set(meta["scopes"])
+    patches_file.check_grid(meta, tensors)
     for key, array in tensors.items():
+        if key == patches_file.PICTURE:
+            continue
         axes, types = _expected(key, scopes)
         if str(array.dtype) not in types:
             raise ValueError(f"{key!r} holds {array.dtype} values")
