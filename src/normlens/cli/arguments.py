@@ -18,11 +18,17 @@ def read_text(
         raise InputError('give one text, with --text "…" or with --file FILE')
     first = given[0] if file is None else _read_file(file)
     for part in (first, pair):
-        if part is not None and not part.strip():
-            raise InputError("the text is empty; give at least one word")
-        if part is not None and any("\ud800" <= character <= "\udfff" for character in part):
-            raise InputError("the text is not valid Unicode; encode it as UTF-8")
+        if part is not None:
+            check_text(part)
     return first if pair is None else (first, pair)
+
+
+def check_text(text: str, name: str = "text") -> None:
+    """Raise for a text that is empty or no text at all."""
+    if not text.strip():
+        raise InputError(f"the {name} is empty; give at least one word")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"the {name} is not valid Unicode; encode it as UTF-8")
 
 
 def _read_file(name: str) -> str:

@@ -17,6 +17,7 @@ from normlens.cli.options import (
     OutOption,
     PairOption,
     QuietOption,
+    TargetTextOption,
     TextOption,
     TokenizerOption,
     TruncateOption,
@@ -66,14 +67,7 @@ def explain_command(
     contrast: Annotated[
         str | None, typer.Option(metavar="WORD", help="Why the target (or token) and not this.")
     ] = None,
-    target_text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Encoder–decoders: the target that the decoder reads. Default: what the model "
-            "generates.",
-        ),
-    ] = None,
+    target_text: TargetTextOption = None,
     token: Annotated[
         str | None,
         typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.checkpoints.embedded import DEFAULT
-from normlens.cli.arguments import read_text
+from normlens.cli.arguments import check_text, read_text
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import (
     FileOption,
@@ -18,6 +19,7 @@ from normlens.cli.options import (
     OutOption,
     PairOption,
     QuietOption,
+    TargetTextOption,
     TextOption,
     TokenizerOption,
     TruncateOption,
@@ -25,11 +27,14 @@ from normlens.cli.options import (
 )
 from normlens.cli.outputs import check_out, file_errors
 from normlens.cli.printing import status
-from normlens.cli.summary import completeness, layers_in_words, show_maps
+from normlens.cli.summary import completeness, show_maps, sizes_in_words
 from normlens.errors import InputError, valid_choice
 from normlens.options import AnalysisOptions, LoadOptions
+from normlens.results.both_stacks import STACKS, by_stack
 
 if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.pairs import Item
     from normlens.results.maps import Maps
 
 
@@ -41,6 +46,7 @@ def map_command(
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
+    target_text: TargetTextOption = None,
     file: FileOption = None,
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
@@ -60,15 +66,32 @@ def map_command(
     colour: Annotated[
         str | None, typer.Option(metavar="SCALE", help="In pictures: sqrt or linear.")
     ] = None,
+    sources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEQUENCE",
+            help="In pictures of a decoder: sources of the encoder or of the decoder alone.",
+        ),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STACK", help="Encoder–decoders: the maps of the encoder or decoder alone."
+        ),
+    ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Attribution maps of a text: written to a file, or summed up here. Without --out it prints
     how similar each scope is to the one before and which pairs the feed-forward block amplifies
-    most; with one --scope, the map itself.
+    most; with one --scope, the map itself. An encoder–decoder takes a source and --target-text.
     """
     given = read_text([sentence, text], pair, file)
-    drawing = _drawing(normalise, colour)
+    if target_text is not None:
+        check_text(target_text, "target")
+    if stack is not None:
+        valid_choice(stack, STACKS, "--stack")
+    drawing = _drawing(normalise, colour, sources)
     if out is not None:
         check_out(out, force, drawing)
     elif drawing:
@@ -78,9 +101,16 @@ def map_command(
 
     with status(f"loading {model or DEFAULT}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
+    _check_stacks(lens, pair, {"target-text": target_text, "stack": stack, "sources": sources})
     with status("computing maps", quiet):
-        encoded = lens.encode(given, truncate=truncate)
+        encoded: Sequence[Item]
+        if lens.two_stacks:
+            assert isinstance(given, str)
+            encoded = lens.encode_pairs(given, target_text, truncate=truncate)
+        else:
+            encoded = lens.encode(given, truncate=truncate)
         (maps,) = lens.analyse(encoded, analysis)
+    maps = maps if stack is None else by_stack(maps, stack)[0]
     maps = maps.words() if words else maps
     maps = maps.without_special_tokens() if no_special_tokens else maps
     if out is None:
@@ -89,13 +119,25 @@ def map_command(
         _write_maps(maps, out, force, quiet, drawing)
 
 
-def _drawing(normalise: str | None, colour: str | None) -> dict[str, Any]:
+def _check_stacks(lens: Lens, pair: str | None, of_two: dict[str, str | None]) -> None:
+    """Raise for options of encoder–decoders where there is one stack, and the other way round."""
+    if lens.two_stacks and pair is not None:
+        raise InputError(
+            f"--pair is for models that read two texts as one; {lens.name} is an encoder–decoder: "
+            "give the decoder's text as --target-text"
+        )
+    for name, value in of_two.items():
+        if not lens.two_stacks and value is not None:
+            raise InputError(f"--{name} is for encoder–decoders; {lens.name} reads one text")
+
+
+def _drawing(normalise: str | None, colour: str | None, sources: str | None) -> dict[str, Any]:
     """What was said about pictures, judged before a model is loaded."""
     from normlens.analysis.amplification import AXES
     from normlens.figures import COLOUR_SCALES
 
-    given = {"normalise": normalise, "colour": colour}
-    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES)}
+    given = {"normalise": normalise, "colour": colour, "sources": sources}
+    choices = {"normalise": AXES, "colour": tuple(COLOUR_SCALES), "sources": STACKS}
     return {
         name: valid_choice(value, choices[name], f"--{name}")
         for name, value in given.items()
@@ -109,7 +151,4 @@ def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[s
     with file_errors(out):
         export.write(maps, out, overwrite=force, **drawing)
     if not quiet:
-        print(
-            f"wrote {out}: {len(maps.tokens)} tokens, {layers_in_words(maps)}, "
-            f"{len(maps.scopes)} scopes; {completeness(maps)}"
-        )
+        print(f"wrote {out}: {sizes_in_words(maps)}; {completeness(maps)}")

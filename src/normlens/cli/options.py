@@ -31,6 +31,14 @@ TextOption = Annotated[
 PairOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
 ]
+TargetTextOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Encoder–decoders: the target that the decoder reads. Default: what the model "
+        "generates.",
+    ),
+]
 FileOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
 ]
