@@ -28,7 +28,7 @@ from normlens.pairs import Pair
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.explanations import Explanations
-from normlens.signal_inputs import Signal
+from normlens.signal_inputs import Signal, takes_signals
 from normlens.text import Encoded, Ids, Text, Texts
 from normlens.text_sides import Side
 
@@ -226,6 +226,8 @@ class Explains:
         pairs, many = text_pairs(a, b)
         check_texts(pairs, self.pooling)
         lens = cast("Lens", self)
+        if takes_signals(lens):
+            raise InputError(f"{lens.name} reads pictures or sound; cosines are of two texts")
         encoded = lens.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
         results = cosines(lens, self.pooling, together, chosen, progress)

@@ -340,7 +340,7 @@ def test_a_model_without_an_extractor_takes_tensors(tiny):
 
 
 def test_words_of_patches_and_frames_are_refused(tiny, hearing):
-    with pytest.raises(InputError, match="patches of a picture are no words"):
+    with pytest.raises(InputError, match="patches or frames"):
         normlens.load(tiny("vit", torch.float32)).maps(example("vit")).words()
     with pytest.raises(InputError, match="frames"):
         hearing.maps(noise(270)).words()

@@ -1,4 +1,4 @@
-"""An explanation of a picture's class: contributions over the picture, and the strongest as bars."""
+"""An explanation of a picture: contributions laid over it, and the strongest as bars."""
 
 from __future__ import annotations
 

@@ -73,8 +73,6 @@ class ChoosableMaps(SequencedMaps):
 
     def words(self: M) -> M:
         """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
-        if self.grid is not None:
-            raise InputError("patches of a picture are no words; these maps have one row for each")
         targets, sources = self.targets.word_groups(), self.sources.word_groups()
 
         def merged(array: NDArray[Any]) -> NDArray[Any]:

@@ -33,6 +33,7 @@ from normlens.pairs import Item
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
+from normlens.signal_inputs import takes_signals
 from normlens.text import Encoded
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
@@ -219,6 +220,8 @@ def _load(task: Task) -> Lens:
 
 
 def _check_tokenizer(lens: Lens) -> None:
+    if takes_signals(lens):
+        raise InputError(f"{lens.name} reads pictures or sound, and a run is over texts")
     if lens.tokenizer is None:
         raise InputError(
             f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
