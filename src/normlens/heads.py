@@ -19,7 +19,7 @@ MASKED = "masked language model"
 GENERATOR = "generating encoder–decoder"
 SEQUENCES = "sequence classifier"
 TOKENS = "token classifier"
-IMAGES = "image classifier"
+IMAGES = "picture classifier"
 SENTENCES = "sentence encoder"
 #: Heads whose scores are about tokens of a vocabulary.
 OF_TOKENS = (CAUSAL, MASKED, GENERATOR)

@@ -142,11 +142,11 @@ def test_a_class_is_named_as_people_call_it():
     why = lens.explain(noise(3, 12, 12), target="tabby cat")
     assert (why.target, why.target_id) == ("tabby cat", 1)
     assert why.grid is not None
-    assert why.task == "image classifier"
+    assert why.task == "picture classifier"
     assert why.tokens[:2] == ["[CLS]", "1,1"]
     with pytest.raises(InputError, match="dog, tabby cat, car"):
         lens.explain(noise(3, 12, 12), target="bird")
-    with pytest.raises(InputError, match="image classifier reads the whole input"):
+    with pytest.raises(InputError, match="picture classifier reads the whole input"):
         lens.explain(noise(3, 12, 12), position=2)
 
 

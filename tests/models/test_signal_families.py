@@ -10,12 +10,15 @@ import torch
 import transformers
 from reference import assert_maps_match, largest_error, references
 from signal_examples import HEARING, SEEING, call, example, noise, other_example
+from test_loading import tiny_tokenizer
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.models import adapt
 from normlens.models.classes import model_of
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
+from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
 
 every_family = pytest.mark.parametrize("family", tiny_signal_families())
 
@@ -380,3 +383,26 @@ def test_siglip_reads_its_padding():
     assert_maps_match(maps, references(model, [6, 8, 2, 1, 1, 1]), 1e-9)
     clip = normlens.load(tiny_model("clip_text_model"), Tokenizer())
     assert clip.maps("a cat").token_ids == [6, 8, 2]
+
+
+# What reads texts only ---------------------------------------------------------------------------
+
+
+def test_what_is_over_texts_refuses_models_that_read_none(tmp_path, tiny):
+    tiny("vit", torch.float32).save_pretrained(tmp_path / "vit")
+    (tmp_path / "texts.txt").write_text("A cat.\nA dog.\n")
+    with pytest.raises(InputError, match="a run is over texts"):
+        normlens.run(str(tmp_path / "vit"), str(tmp_path / "texts.txt"), tmp_path / "run")
+    with pytest.raises(InputError, match="cosines are of two texts"):
+        normlens.load(tiny("vit", torch.float32)).cosine("a.png", "b.png")
+    served = ServedModels([str(tmp_path / "vit")], Limits())
+    with pytest.raises(UnsupportedModelError, match="a server takes texts"):
+        served.describe()
+
+
+def test_runs_leave_padding_out_and_say_so(tmp_path, tiny):
+    tiny("siglip_text_model", torch.float32).save_pretrained(tmp_path / "siglip")
+    tiny_tokenizer().save_pretrained(tmp_path / "siglip")
+    (tmp_path / "texts.txt").write_text("the cats sat\na dog\n")
+    with pytest.raises(InputError, match="with their padding"):
+        normlens.run(str(tmp_path / "siglip"), str(tmp_path / "texts.txt"), tmp_path / "run")

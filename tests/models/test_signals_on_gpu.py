@@ -1,4 +1,4 @@
-"""Pictures and sound on a CUDA device; run alone with ``pytest -m gpu``. Nothing here needs Pillow."""
+"""Pictures and sound on a CUDA device, without Pillow; run alone with ``pytest -m gpu``."""
 
 from __future__ import annotations
 

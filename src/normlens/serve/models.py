@@ -57,6 +57,7 @@ class ServedModels:
         from normlens.checkpoints.devices import pick_device, pick_dtype
         from normlens.estimate import skeleton
         from normlens.loading import load_config
+        from normlens.signal_inputs import takes_signals
 
         trust = self._loading.trust_remote_code
         pick_dtype(self._loading.dtype, pick_device(self._loading.device))
@@ -67,6 +68,11 @@ class ServedModels:
                 raise UnsupportedModelError(
                     f"{name} is an encoder–decoder, and the page of a server shows models of one "
                     "stack; in Python, lens.maps(source, target) analyses pairs of texts"
+                )
+            if takes_signals(lens):
+                raise UnsupportedModelError(
+                    f"{name} reads pictures or sound, and the page of a server takes texts; "
+                    "`normlens map --image … --out maps.html` writes a page of one picture"
                 )
             if len({layer.scopes for layer in lens.layers}) > 1:
                 raise UnsupportedModelError(
@@ -156,7 +162,9 @@ class ServedModels:
         from normlens.text import encode_texts
 
         vocabulary = getattr(lens.adapter.config, "vocab_size", None)
-        (encoded,) = encode_texts([text], lens.tokenizer, None, False, vocabulary)
+        padded = lens.adapter.reads_padding
+        longest = lens.max_tokens if padded else None
+        (encoded,) = encode_texts([text], lens.tokenizer, longest, False, vocabulary, padded)
         most = min(self._limits.tokens, lens.max_tokens or self._limits.tokens)
         if len(encoded) > most:
             raise InputError(

@@ -222,6 +222,11 @@ def _load(task: Task) -> Lens:
 def _check_tokenizer(lens: Lens) -> None:
     if takes_signals(lens):
         raise InputError(f"{lens.name} reads pictures or sound, and a run is over texts")
+    if lens.adapter.reads_padding:
+        raise InputError(
+            f"{lens.name} reads texts with their padding, which a run leaves out; lens.maps(text) "
+            "analyses them one by one"
+        )
     if lens.tokenizer is None:
         raise InputError(
             f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
