@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemory, within
 from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
@@ -31,11 +28,6 @@ from normlens.estimate import (
 from normlens.estimate.plans import covered, forms_head_products, sequence_shape
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 
-#: How far an estimate may be off, as a factor. Operations are counted, memory is bounded by what
-#: the largest tensors need, so it errs on the high side.
-OPERATIONS_FACTOR = 1.1
-MEMORY_FACTOR = 1.8
-LIMIT = 64 << 20
 WIDE: dict[str, dict[str, int]] = {
     "bert": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
     "llama": dict(hidden_size=64, intermediate_size=192, head_dim=16, max_position_embeddings=300),
@@ -43,35 +35,6 @@ WIDE: dict[str, dict[str, int]] = {
     "gpt_neox": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
     "gemma2": dict(hidden_size=64, intermediate_size=192, head_dim=16, max_position_embeddings=300),
 }
-
-
-class PeakMemory(TorchDispatchMode):
-    """The largest sum of bytes that tensors other than `model`'s own held at one time."""
-
-    def __init__(self, model: torch.nn.Module):
-        super().__init__()
-        self.held = {p.untyped_storage()._cdata: 0 for p in model.parameters()}
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._hold(tensor.untyped_storage())
-        return result
-
-    def _hold(self, storage: Any) -> None:
-        key = storage._cdata
-        if key not in self.held:
-            self.held[key] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._release, key)
-
-    def _release(self, key: int) -> None:
-        self.now -= self.held.pop(key, 0)
 
 
 def analysis_of(lens: normlens.Lens, n: int, scopes: list[str], **options: Any) -> Analysis:
@@ -82,10 +45,6 @@ def analysis_of(lens: normlens.Lens, n: int, scopes: list[str], **options: Any) 
         memory_limit=LIMIT,
         **options,
     )
-
-
-def within(estimated: float, measured: float, factor: float) -> bool:
-    return measured / factor <= estimated <= measured * factor
 
 
 RUNS = [
@@ -259,10 +218,6 @@ def test_what_kernels_cannot_do_is_done_by_tiles(bert_base: ModelSizes) -> None:
     )
     assert isinstance(unknown, Plan)
     assert isinstance(known, KernelPlan)
-    twice = [replace(layer, attentions=2) for layer in bert_base.layers]
-    assert isinstance(
-        ask(replace(bert_base, layers=tuple(twice)), 64, FF, device="cuda").plan, Plan
-    )
 
 
 def test_only_layers_with_silent_neurons_may_gather(bert_base: ModelSizes) -> None:

@@ -11,20 +11,28 @@ from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import JsonOption, ModelOption
 from normlens.cli.printing import add_row, console_for, new_table
-from normlens.errors import InputError
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 
 if TYPE_CHECKING:
     import torch
 
-    from normlens.estimate import Analysis, Estimate, ModelSizes
+    from normlens.estimate import Analysis, Estimate, ModelSizes, Stage
     from normlens.lens import Lens
 
 
 @with_field_options
 def estimate_command(
     *,
-    tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", help="Length of the text.")],
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "--tokens", "-n", metavar="N", help="Length of the text; of a source, with its target."
+        ),
+    ],
+    target_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="M", help="Encoder–decoders: length of what the decoder reads."),
+    ] = None,
     model: ModelOption = None,
     asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size", "origin"))],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
@@ -36,11 +44,12 @@ def estimate_command(
     The device need not be here: --device cuda assumes a GPU that runs the kernels.
     """
     at_least_one(tokens, "tokens")
+    if target_tokens is not None:
+        at_least_one(target_tokens, "target_tokens")
     at_least_one(batch_size, "batch_size")
 
     from normlens import estimate as cost
     from normlens.checkpoints.devices import device_anywhere, pick_dtype
-    from normlens.decomposition.least import check_limit
     from normlens.loading import load_config
 
     place = device_anywhere(loading.device)
@@ -49,14 +58,13 @@ def estimate_command(
         model, revision=loading.revision, trust_remote_code=loading.trust_remote_code
     )
     lens = cost.skeleton(config, name=model or DEFAULT)
-    if lens.max_tokens is not None and tokens > lens.max_tokens:
-        raise InputError(f"{lens.name} takes at most {lens.max_tokens} tokens, not {tokens}")
+    cost.check_lengths(lens, tokens, target_tokens)
     limit = asked.settings.memory_limit
     assert limit is not None
     analysis = cost.Analysis(
         tokens=tokens,
-        layers=tuple(asked.layers_of(lens.n_layers, lens.name)),
-        scopes=tuple(asked.scopes_of(lens.scopes)),
+        target_tokens=target_tokens,
+        **cost.layers_and_scopes(lens, asked),
         batch=batch_size,
         heads=asked.heads,
         rule=asked.nonlinearity,
@@ -66,22 +74,15 @@ def estimate_command(
         precision=asked.precision,
     )
     kind = _checkpoint_dtype(config) if stored == "auto" else stored
-    if asked.memory_limit is not None:
-        check_limit(
-            limit,
-            [lens.layers[index] for index in analysis.layers],
-            [tokens],
-            analysis.scopes,
-            analysis.rule,
-            max(4, kind.itemsize),
-        )
     sizes = cost.sizes_of(lens, kind)
+    if asked.memory_limit is not None:
+        cost.check_memory_limit(lens, sizes, analysis)
     result = cost.estimate(sizes, analysis)
     if as_json:
         print(json.dumps(_estimate_as_json(result, analysis), indent=2))
         return
     _show_estimate(lens, analysis, result, str(kind).removeprefix("torch."))
-    _show_device(place, sizes, tokens)
+    _show_device(place, sizes, max(tokens, target_tokens or 0))
 
 
 def _checkpoint_dtype(config: Any) -> torch.dtype:
@@ -107,7 +108,26 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
         "tile": tile,
         "tiles_per_layer": result.tiles,
         "published_way": result.published,
+        **_stages_as_json(result),
     }
+
+
+def _stages_as_json(result: Estimate) -> dict[str, Any]:
+    """The plan of each stage, where there are several."""
+    from normlens.decomposition.plan import KernelPlan
+
+    if len(result.stages) < 2:
+        return {}
+    stages = [
+        {
+            "stage": stage.name,
+            "method": stage.plan.method,
+            "kernels": isinstance(stage.plan, KernelPlan),
+            "tiles_per_layer": stage.tiles,
+        }
+        for stage in result.stages
+    ]
+    return {"stages": stages}
 
 
 def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str) -> None:
@@ -116,9 +136,12 @@ def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str)
         f"{lens.name} ({lens.model_type}): {len(analysis.layers)} of {lens.n_layers} layers of "
         f"{lens.component_sequence}, {dtype} on {analysis.device}"
     )
+    texts, scopes = f"{analysis.tokens} tokens", f"{len(analysis.scopes)} scopes"
+    if analysis.target_tokens is not None:
+        texts = f"({analysis.tokens} source + {analysis.target_tokens} target tokens)"
+        scopes = f"{len(analysis.encoder_scopes)} scopes of the encoder and {scopes} of the decoder"
     console.print(
-        f"{analysis.batch} × {analysis.tokens} tokens, {len(analysis.scopes)} scopes, "
-        f"memory limit {_bytes(analysis.memory_limit or 0)}"
+        f"{analysis.batch} × {texts}, {scopes}, memory limit {_bytes(analysis.memory_limit or 0)}"
     )
     memory = new_table("memory", "")
     for item, size in {**result.memory, "peak": result.peak_memory}.items():
@@ -128,23 +151,23 @@ def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str)
     for item, count in {**result.operations, "total": result.total_operations}.items():
         add_row(work, item, _flop(count))
     console.print(work)
-    if result.plan is not None:
-        console.print(f"feed-forward stage: {_described(result, analysis)}")
+    for stage in result.stages:
+        name = f" ({stage.name})" if stage.name else ""
+        console.print(f"feed-forward stage{name}: {_described(stage, analysis)}")
     console.print(
         f"the published way holds n×n×H×d numbers per layer: {_bytes(result.published)} "
         f"(here: {_bytes(result.working_memory)} beside the model's weights)"
     )
 
 
-def _described(result: Estimate, analysis: Analysis) -> str:
+def _described(stage: Stage, analysis: Analysis) -> str:
     """The way through the feed-forward stage, in words."""
     from normlens.decomposition.plan import KernelPlan
 
-    plan = result.plan
-    assert plan is not None
+    plan = stage.plan
     if not isinstance(plan, KernelPlan):
         return (
-            f"{plan.method}, {result.tiles} of at most {plan.targets} targets "
+            f"{plan.method}, {stage.tiles} of at most {plan.targets} targets "
             f"× {plan.sources} sources per layer and text"
         )
     words = f"GPU kernels, {plan.method}, in {analysis.kernel_precision.name}"

@@ -13,40 +13,64 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import TILES
 from normlens.decomposition.fused.tail import Slots, is_supported
 from normlens.decomposition.plan import BY_SOURCE, KernelPlan, Plan, choose_kernel_plan, choose_plan
-from normlens.estimate.request import Analysis
+from normlens.estimate.request import Analysis, SourceGroup
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.nonlinearities import SHAPLEY
 
 
-def plan_of(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Plan | KernelPlan:
-    """The kernels' plan where they run and support the layer; otherwise PyTorch's."""
+def plan_of(
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup | None = None
+) -> Plan | KernelPlan:
+    """The plan for one group of sources, by default the layer's own tokens.
+
+    The kernels' plan where they run and support the layer; otherwise PyTorch's.
+    """
+    group = group or analysis.groups(layer)[0]
     if is_fused(layer, sizes, analysis):
-        costs = kernel_costs(layer, sizes, analysis)
-        pays = head_products_pay(layer.d_head, layer.d, analysis.batch * analysis.tokens)
+        costs = kernel_costs(layer, sizes, analysis, group)
+        pays = head_products_pay(group.d_head, layer.d, costs.shape.n)
         return choose_kernel_plan(costs, silent=layer.silent, head_products=pays)
-    return choose_plan(sequence_shape(layer, sizes, analysis), analysis.memory_limit)
+    return choose_plan(sequence_shape(layer, sizes, analysis, group), analysis.memory_limit)
 
 
 def is_fused(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
-    """Whether the kernels do the stage; they neither sample nor read another sequence."""
-    if not analysis.has_kernels(sizes) or analysis.rule == SHAPLEY or layer.attentions > 1:
+    """Whether the kernels do the stage; they do not sample."""
+    if not analysis.has_kernels(sizes) or analysis.rule == SHAPLEY:
         return False
     return is_supported(analysis.tail(layer))
 
 
-def sequence_shape(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> Shape:
-    """The sizes of one sequence's feed-forward stage."""
-    return layer.shape(analysis.tokens, sizes.compute_itemsize)
+def sequence_shape(
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup | None = None
+) -> Shape:
+    """The sizes of one sequence's feed-forward stage, for one group of its sources."""
+    group = group or analysis.groups(layer)[0]
+    n, k = group.targets, group.sources
+    pairs, sources = (group.reach.pairs(n), None) if group.is_own else (n * k, k)
+    item = sizes.compute_itemsize
+    return Shape(n, pairs, layer.d, layer.m, group.heads, layer.projections, item, sources)
 
 
-def kernel_costs(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> KernelCosts:
+def square_shape(
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup
+) -> Shape:
+    """The same as the kernels see it: another sequence in blocks as long as the targets."""
+    shape = sequence_shape(layer, sizes, analysis, group)
+    return shape if group.is_own else replace(shape, pairs=shape.n**2, sources=None)
+
+
+def kernel_costs(
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup
+) -> KernelCosts:
     """The cost of each of the kernels' methods for the batch."""
-    one, b = sequence_shape(layer, sizes, analysis), analysis.batch
+    one, b = square_shape(layer, sizes, analysis, group), analysis.batch * group.blocks
     whole = replace(one, n=b * one.n, pairs=b * one.pairs)
     return KernelCosts(whole, analysis.kernel_precision)
 
 
-def kernel_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> KernelMemory:
+def kernel_memory(
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup
+) -> KernelMemory:
     """The memory that the kernels take."""
     tail = analysis.tail(layer)
     slots = Slots.for_steps(
@@ -57,44 +81,49 @@ def kernel_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> K
         norm_first=tail[:1] == ("LN",),
     )
     return KernelMemory(
-        shape=sequence_shape(layer, sizes, analysis),
-        d_head=layer.d_head,
-        batch=analysis.batch,
+        shape=square_shape(layer, sizes, analysis, group),
+        d_head=group.d_head,
+        batch=analysis.batch * group.blocks,
         precision=analysis.kernel_precision,
         slots=slots.count,
         bypassed="RES" in tail,
-        head_products=forms_head_products(layer, sizes, analysis),
+        head_products=forms_head_products(layer, sizes, analysis, group),
         memory_limit=analysis.memory_limit,
     )
 
 
-def forms_head_products(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
+def forms_head_products(
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup | None = None
+) -> bool:
     """Whether rows come from head products B_h W_k, formed for them, and not from U W_k.
 
     Tiles decide it for each sequence, the kernels for the whole batch.
     """
-    plan = plan_of(layer, sizes, analysis)
+    group = group or analysis.groups(layer)[0]
+    plan = plan_of(layer, sizes, analysis, group)
     if isinstance(plan, KernelPlan):
-        tokens = analysis.batch * analysis.tokens
-        return plan.method == BY_SOURCE and head_products_pay(layer.d_head, layer.d, tokens)
+        tokens = analysis.batch * group.blocks * group.targets
+        return plan.method == BY_SOURCE and head_products_pay(group.d_head, layer.d, tokens)
     if analysis.rule == SHAPLEY or plan.method != TILES:
         return False
-    return head_products_pay(layer.d_head, layer.d, analysis.tokens)
+    return head_products_pay(group.d_head, layer.d, group.sources)
 
 
 @lru_cache(maxsize=256)
-def covered(reach: Reach, n: int, plan: Plan) -> tuple[int, int]:
+def covered(reach: Reach, n: int, plan: Plan, sources: int | None = None) -> tuple[int, int]:
     """The number of tiles that are not empty, and of the pairs inside them.
 
-    Tiles are rectangles and masks are not, so these are more pairs than the mask allows.
+    Tiles are rectangles and masks are not, so these are more pairs than the mask allows. There are
+    as many `sources` as targets, unless said otherwise.
     """
     tiles = pairs = 0
-    for j in range(0, n, plan.sources):
+    last = n if sources is None else sources
+    for j in range(0, last, plan.sources):
         for i in range(0, n, plan.targets):
             targets = min(i + plan.targets, n)
-            low, high = reach.sources(i, targets, n)
-            sources = min(high, j + plan.sources, n) - max(low, j)
-            if sources > 0:
+            low, high = reach.sources(i, targets, last)
+            count = min(high, j + plan.sources, last) - max(low, j)
+            if count > 0:
                 tiles += 1
-                pairs += sources * (targets - i)
+                pairs += count * (targets - i)
     return tiles, pairs

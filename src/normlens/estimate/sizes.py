@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from normlens.components import FeedForward, Layer, ParallelFeedForward, Reach
+from normlens.components import Attention, FeedForward, Layer, ParallelFeedForward, Reach
 from normlens.decomposition.activations import activation
-from normlens.decomposition.costs.shape import Shape
-from normlens.errors import InputError
 from normlens.lens import Lens
+from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 
 
 def skeleton(config: Any, name: str | None = None) -> Lens:
@@ -26,8 +25,18 @@ def skeleton(config: Any, name: str | None = None) -> Lens:
 
 
 @dataclass(frozen=True)
+class CrossSizes:
+    """The sizes of an attention to another sequence."""
+
+    heads: int
+    groups: int
+    d_head: int
+    value: int  # elements of its value projection; its keys are as many
+
+
+@dataclass(frozen=True)
 class LayerSizes:
-    """The sizes that decide one layer's cost."""
+    """The sizes that decide one layer's cost; heads are those of the attention to its tokens."""
 
     d: int
     heads: int
@@ -37,23 +46,20 @@ class LayerSizes:
     linear: int  # elements of the linear maps that are compared with their modules' outputs
     symbols: tuple[str, ...]  # components from the attention on, in order
     reach: Reach
+    path: tuple[str, ...] = ()  # all steps in order; "": a branching point
     m: int = 0  # 0: no feed-forward block behind the attention
     projections: int = 0
     parallel: int = 0  # elements of a feed-forward block beside the attention
     silent: bool = False  # whether the activation has neurons that contribute nothing
     centred: bool = False  # whether the norm behind the block subtracts the mean
-    attentions: int = 1
+    cross: CrossSizes | None = None  # None: it reads its own tokens alone
+    stack: str = ""  # of an encoder–decoder: "encoder" or "decoder"
     scaled: int = 0  # elements of the matrices that are copied with a factor inside them
 
     @property
     def feed_forward_at(self) -> int | None:
         """Position of the feed-forward block among the symbols, if it stands behind ATTN."""
         return self.symbols.index("FF") if self.m else None
-
-    def shape(self, n: int, itemsize: int) -> Shape:
-        """The shape of the feed-forward stage of a sequence of n tokens."""
-        pairs = self.reach.pairs(n)
-        return Shape(n, pairs, self.d, self.m, self.heads, self.projections, itemsize)
 
 
 @dataclass(frozen=True)
@@ -68,21 +74,23 @@ class ModelSizes:
 
 def sizes_of(lens: Lens, dtype: torch.dtype | None = None) -> ModelSizes:
     """The sizes of a lens's model (a skeleton will do), in `dtype` or else the model's."""
-    adapter = lens.adapter
-    if adapter.two_stacks:
-        raise InputError(
-            f"{lens.name} is an encoder–decoder, and an estimate is for models of one sequence"
-        )
-    weights = dtype or lens.dtype
+    adapter, weights = lens.adapter, dtype or lens.dtype
+    blocks, stacks = adapter.blocks(), [""] * len(adapter.blocks())
+    if isinstance(adapter, TwoStacks):
+        count = len(adapter.encoder_blocks())
+        stacks = [ENCODER] * count + [DECODER] * (len(blocks) - count)
     return ModelSizes(
-        layers=tuple(_layer_sizes(adapter.layer(block), block) for block in adapter.blocks()),
+        layers=tuple(
+            _layer_sizes(adapter.layer(block), block, stack)
+            for block, stack in zip(blocks, stacks, strict=True)
+        ),
         parameters=sum(p.numel() for p in lens.model.parameters()),
         itemsize=weights.itemsize,
         compute_itemsize=max(4, weights.itemsize),
     )
 
 
-def _layer_sizes(layer: Layer, block: Any) -> LayerSizes:
+def _layer_sizes(layer: Layer, block: Any, stack: str) -> LayerSizes:
     attention, ff = layer.attention, layer.feed_forward
     beside = [step.feed_forward for step in layer.steps if isinstance(step, ParallelFeedForward)]
     behind = layer.norm_behind_feed_forward
@@ -95,14 +103,22 @@ def _layer_sizes(layer: Layer, block: Any) -> LayerSizes:
         linear=sum(linear.weight.numel() for linear in layer.linear_maps),
         symbols=tuple(layer.steps[index].symbol for index in layer.scope_of_step),
         reach=layer.reach,
+        path=tuple(step.symbol for step in layer.steps),
         m=0 if ff is None else ff.up.weight.shape[1],
         projections=0 if ff is None else (1 if ff.gate is None else 2),
         parallel=sum(_elements(block) for block in beside),
         silent=ff is not None and activation(ff.activation).silent,
         centred=behind is not None and behind.centred,
-        attentions=len(layer.attentions),
+        cross=next((_cross_sizes(a) for a in layer.attentions if a.source is not None), None),
+        stack=stack,
         scaled=sum(linear.weight.numel() for linear in layer.linear_maps if linear.is_scaled),
     )
+
+
+def _cross_sizes(attention: Attention) -> CrossSizes:
+    value = attention.value.weight
+    d_head = value.shape[1] // attention.groups
+    return CrossSizes(attention.heads, attention.groups, d_head, value.numel())
 
 
 def _elements(ff: FeedForward) -> int:

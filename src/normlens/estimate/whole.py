@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,18 @@ from normlens.estimate.memory import memory_of
 from normlens.estimate.operations import forward_operations, layer_operations
 from normlens.estimate.plans import covered, plan_of
 from normlens.estimate.request import Analysis
-from normlens.estimate.sizes import ModelSizes
+from normlens.estimate.sizes import LayerSizes, ModelSizes
+from normlens.models.two_stacks import ENCODER
+from normlens.nonlinearities import SHAPLEY
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The plan of a feed-forward stage, for one group of sources of one kind of layer."""
+
+    name: str  # "decoder, sources of the encoder"; empty where there is one
+    plan: Plan | KernelPlan
+    tiles: int  # of one sequence in a layer; 0: kernels do it
 
 
 @dataclass(frozen=True)
@@ -22,9 +34,18 @@ class Estimate:
 
     operations: dict[str, int]
     memory: dict[str, int]
-    plan: Plan | KernelPlan | None  # of the first layer that has a feed-forward stage
-    tiles: int  # of one sequence in that layer; 0: kernels do it
+    stages: tuple[Stage, ...]  # of the first layer of each stack that has one
     published: int  # bytes of one layer's n×n×H×d tensor
+
+    @property
+    def plan(self) -> Plan | KernelPlan | None:
+        """The plan of the first feed-forward stage."""
+        return self.stages[0].plan if self.stages else None
+
+    @property
+    def tiles(self) -> int:
+        """The tiles of the first feed-forward stage."""
+        return self.stages[0].tiles if self.stages else 0
 
     @property
     def total_operations(self) -> int:
@@ -42,33 +63,57 @@ class Estimate:
 
 def estimate(sizes: ModelSizes, analysis: Analysis) -> Estimate:
     """Operations and memory of an analysis on its device; a function of sizes."""
-    if analysis.tokens < 1 or analysis.batch < 1:
-        raise InputError("an estimate needs at least one token and one sequence")
+    _check(sizes, analysis)
     chosen = [sizes.layers[index] for index in analysis.layers]
-    operations = {"forward pass": analysis.batch * forward_operations(sizes, analysis.tokens)}
+    operations = {"forward pass": analysis.batch * forward_operations(sizes, analysis)}
     for layer in chosen:
         for item, count in layer_operations(layer, sizes, analysis).items():
             operations[item] = operations.get(item, 0) + count
-    plan: Plan | KernelPlan | None = None
-    tiles = 0
-    for layer in chosen:
-        if analysis.reaches_feed_forward(layer):
-            plan = plan_of(layer, sizes, analysis)
-            if isinstance(plan, Plan):
-                tiles, _ = covered(layer.reach, analysis.tokens, plan)
-            break
-    widest = max(layer.heads * layer.d for layer in chosen)
+    pairs = max(
+        layer.d * sum(group.heads * group.targets * group.sources for group in groups)
+        for layer, groups in ((layer, analysis.groups(layer)) for layer in chosen)
+    )
     return Estimate(
         operations=operations,
         memory=memory_of(chosen, sizes, analysis),
-        plan=plan,
-        tiles=tiles,
-        published=analysis.batch * analysis.tokens**2 * widest * sizes.compute_itemsize,
+        stages=tuple(_stages(chosen, sizes, analysis)),
+        published=analysis.batch * pairs * sizes.compute_itemsize,
     )
+
+
+def _check(sizes: ModelSizes, analysis: Analysis) -> None:
+    """Raise where there is nothing to estimate, or a length too few or too many."""
+    targets = 1 if analysis.target_tokens is None else analysis.target_tokens
+    if analysis.tokens < 1 or analysis.batch < 1 or targets < 1:
+        raise InputError("an estimate needs at least one token and one sequence")
+    if any(layer.stack for layer in sizes.layers) != (analysis.target_tokens is not None):
+        raise InputError(
+            "target_tokens are what the decoder of an encoder–decoder reads: give them for such a "
+            "model, and for no other"
+        )
+    if analysis.rule == SHAPLEY and any(sizes.layers[k].cross for k in analysis.layers):
+        raise InputError("Shapley values are sampled for layers with one attention only")
+
+
+def _stages(chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis) -> Iterator[Stage]:
+    """The plan of each group of sources in the first layer of each stack that has a stage."""
+    seen = set()
+    for layer in chosen:
+        if layer.stack in seen or not analysis.reaches_feed_forward(layer):
+            continue
+        seen.add(layer.stack)
+        for group in analysis.groups(layer):
+            plan, tiles = plan_of(layer, sizes, analysis, group), 0
+            if isinstance(plan, Plan):
+                tiles, _ = covered(group.reach, group.targets, plan, group.sources)
+            name = layer.stack
+            if layer.cross is not None:
+                name += f", sources of the {layer.stack if group.is_own else ENCODER}"
+            yield Stage(name, plan, tiles)
 
 
 def automatic_batch(sizes: ModelSizes, tokens: int, device: torch.device) -> int:
     """How many sequences of so many tokens a lens runs together on `device`."""
-    heads = max(layer.heads for layer in sizes.layers)
+    heads = max(layer.heads + (layer.cross.heads if layer.cross else 0) for layer in sizes.layers)
     each = sequence_memory(tokens, heads, sizes.layers[0].d, sizes.compute_itemsize)
     return affordable_sequences(device, sizes.parameters * sizes.itemsize, each)
