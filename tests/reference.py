@@ -448,8 +448,10 @@ class Observed:
     routed: list[Routed | None] = field(default_factory=list)  # of each block that ran
 
 
-def observe(model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int]) -> Observed:
-    """Run `model` on `ids` and keep what enters and leaves each of `blocks`."""
+def observe(
+    model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int] | dict[str, object]
+) -> Observed:
+    """Run `model` on `ids`, or other inputs, and keep what enters and leaves each of `blocks`."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
     routed: list[Routed | None] = []
@@ -469,9 +471,10 @@ def observe(model: torch.nn.Module, blocks: list[torch.nn.Module], ids: list[int
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(block.register_forward_hook(after))
     device = next(model.parameters()).device
+    given = ids if isinstance(ids, dict) else {"input_ids": torch.tensor([ids], device=device)}
     try:
         with torch.no_grad():
-            result = model(input_ids=torch.tensor([ids], device=device), output_attentions=True)
+            result = model(**given, output_attentions=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -555,7 +558,9 @@ def observe_pair(
 # Comparing --------------------------------------------------------------------------------------
 
 
-def references(model: torch.nn.Module, ids: list[int], rule: str = "ig") -> list[Reference]:
+def references(
+    model: torch.nn.Module, ids: list[int] | dict[str, object], rule: str = "ig"
+) -> list[Reference]:
     """What every layer of `model` should give for `ids`; its parts are the model's own vectors.
 
     The sum of parts and bias at the end of a layer is compared with the block's real output here,

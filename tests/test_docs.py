@@ -62,7 +62,8 @@ def test_the_family_tables_say_what_is_true():
 def test_the_readme_counts_no_family_too_many():
     found, generated = generated_part(ROOT / "README.md").split(), readme_lines().split()
     numbers = [[int(word) for word in words if word.isdigit()] for words in (found, generated)]
-    assert len(numbers[0]) == len(numbers[1]) == 5  # all, kinds of layer, and each attention
+    # all, kinds of layer, each attention, and what else is read
+    assert len(numbers[0]) == len(numbers[1]) == 7
     assert all(few <= many for few, many in zip(*numbers, strict=True))
     assert {word for word in found if word.startswith("`")} <= {
         word for word in generated if word.startswith("`")
@@ -119,6 +120,24 @@ def test_the_code_that_explains_a_translation_runs(monkeypatch):
     assert len(names["every"].shares()) == len(names["every"])
 
 
+@pytest.mark.skipif(
+    "NORMLENS_TEST_MARIAN" not in os.environ,
+    reason="set NORMLENS_TEST_MARIAN to a folder with opus-mt-en-fr",
+)
+def test_the_code_about_maps_of_a_translation_runs(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    lens = normlens.load(os.environ["NORMLENS_TEST_MARIAN"])
+    monkeypatch.setattr(normlens, "load", lambda name: lens)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"normlens": normlens}
+    exec(compile(fences(ROOT / "docs/pairs.md", "python")[0], "docs/pairs.md", "exec"), names)
+    maps = names["maps"]
+    assert normlens.open(tmp_path / "maps.safetensors") == maps
+    between = maps.sources_of("encoder")
+    row = between.at("CROSS-N", 5)[maps.tokens.index("␣maison") - 1]  # where it is predicted
+    assert between.source_tokens[int(row.argmax())] == "␣house"
+
+
 def test_the_adapter_example_registers(monkeypatch):
     from normlens.models import base
 
@@ -126,7 +145,11 @@ def test_the_adapter_example_registers(monkeypatch):
     names: dict[str, Any] = {}
     for code in fences(ROOT / "docs" / "adapters.md", "python"):
         exec(compile(code, "adapters.md", "exec"), names)
-    assert "my_model_type" in supported_families()
+    assert {"my_model_type", "my_vision_type"} <= set(supported_families())
+    config = SimpleNamespace(num_register_tokens=2, patch_size=4, image_size=12)
+    vision = names["MyVisionModel"](SimpleNamespace(config=config))
+    assert vision.prefix() == ["[CLS]", "[REG1]", "[REG2]"]
+    assert vision.grid(8, 13) == (2, 3)
     body = SimpleNamespace(config=None, final_norm=nn.LayerNorm(4))
     whole = SimpleNamespace(transform=nn.Linear(4, 4), lm_head=nn.Linear(4, 9))
     head = names["MyModelWithHead"](body).head(whole)
@@ -182,6 +205,20 @@ def test_the_architecture_names_files_that_exist():
 def test_nothing_names_a_folder_outside_the_repository():
     for path in DOCUMENTS:
         assert os.pardir + os.sep + "shared" not in path.read_text()
+
+
+def test_the_code_about_images_and_sound_runs():
+    pytest.importorskip("matplotlib")
+    seeing, towers, hearing = fences(ROOT / "docs" / "images.md", "python")
+    small = seeing.replace("num_hidden_layers=12", "num_hidden_layers=4")
+    names: dict[str, Any] = {}
+    exec(compile(small, "images.md", "exec"), names)
+    maps, why = names["maps"], names["why"]
+    assert (maps.tokens[:3], maps.grid.rows, maps.grid.columns) == (["[CLS]", "1,1", "1,2"], 14, 14)
+    assert why.contributions.sum() + why.remainder == pytest.approx(why.value, rel=1e-4)
+    exec(compile(towers, "images.md", "exec"), {})
+    exec(compile(hearing, "images.md", "exec"), names)
+    assert names["maps"].tokens[:3] == ["0.00 s", "0.02 s", "0.04 s"]
 
 
 @needs_minilm

@@ -13,6 +13,7 @@ from normlens.errors import InputError
 from normlens.inputs import check_one_sequence_given, encode_input
 from normlens.pair_inputs import GivenPairs, SourceTarget, encode_pairs
 from normlens.pairs import Item, Pair
+from normlens.signal_inputs import Signal, check_no_signal, encode_signals, takes_signals
 from normlens.text import Encoded, Ids, Text, Texts
 from normlens.text_sides import Side
 
@@ -28,17 +29,18 @@ class Encodes:
 
     def encode(
         self,
-        text: Text | Texts | None = None,
+        text: Text | Texts | Signal | list[Signal] | None = None,
         *,
         input_ids: Ids | None = None,
         attention_mask: Ids | None = None,
         token_type_ids: Ids | None = None,
+        sampling_rate: int | None = None,
         truncate: bool = False,
     ) -> list[Encoded]:
-        """Texts, or token ids, as `analyse` takes them."""
-        return encode_input(
-            cast("Lens", self), text, input_ids, attention_mask, token_type_ids, truncate=truncate
-        )[0]
+        """Texts, token ids, pictures or sounds as `analyse` takes them."""
+        lens = cast("Lens", self)
+        given = GivenPairs(text, None, input_ids, attention_mask, sampling_rate=sampling_rate)
+        return encode_one(lens, given, token_type_ids, truncate=truncate)[0]
 
     def encode_pairs(
         self,
@@ -70,10 +72,22 @@ def encode_any(
 ) -> tuple[Sequence[Item], bool]:
     """Sequences or pairs, as the model takes them, and whether they were given as a list."""
     if lens.two_stacks:
+        check_no_signal(lens, given)
         if token_type_ids is not None:
             raise InputError(f"{lens.name} has no token types; leave token_type_ids out")
         return encode_pairs(lens, given, truncate=truncate)
-    check_one_sequence_given(lens, given)
+    if not takes_signals(lens):
+        check_one_sequence_given(lens, given)
+    return encode_one(lens, given, token_type_ids, truncate=truncate)
+
+
+def encode_one(
+    lens: Lens, given: GivenPairs, token_type_ids: Ids | None, *, truncate: bool
+) -> tuple[list[Encoded], bool]:
+    """Single sequences, as the model takes them, and whether they were given as a list."""
+    if takes_signals(lens):
+        return encode_signals(lens, given)
+    check_no_signal(lens, given)
     return encode_input(
         lens, given.source, given.input_ids, given.attention_mask, token_type_ids, truncate=truncate
     )

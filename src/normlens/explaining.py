@@ -28,6 +28,7 @@ from normlens.pairs import Pair
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.explanations import Explanations
+from normlens.signal_inputs import Signal, takes_signals
 from normlens.text import Encoded, Ids, Text, Texts
 from normlens.text_sides import Side
 
@@ -42,6 +43,7 @@ class QuestionKeywords(ExplainKeywords, total=False):
 
     layer: int | None
     truncate: bool
+    sampling_rate: int | None
     progress: Progress | None
 
 
@@ -57,7 +59,7 @@ class Explains:
     @overload
     def explain(
         self,
-        text: Text,
+        text: Text | Signal,
         *,
         target: Target | None = ...,
         contrast: Target | None = ...,
@@ -84,7 +86,7 @@ class Explains:
     @overload
     def explain(
         self,
-        text: Text | Texts | Side | list[SourceTarget] | None = ...,
+        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = ...,
         *,
         target: Targets | Side = ...,
         contrast: Targets = ...,
@@ -98,6 +100,7 @@ class Explains:
         decoder_input_ids: Ids | None = ...,
         decoder_attention_mask: Ids | None = ...,
         input_features: Features | None = ...,
+        sampling_rate: int | None = ...,
         truncate: bool = ...,
         progress: Progress | None = ...,
         **options: Unpack[ExplainKeywords],
@@ -106,7 +109,7 @@ class Explains:
     @shows_fields_of(ExplainOptions)
     def explain(
         self,
-        text: Text | Texts | Side | list[SourceTarget] | None = None,
+        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
         *,
         target: Targets | Side = None,
         contrast: Targets = None,
@@ -120,6 +123,7 @@ class Explains:
         decoder_input_ids: Ids | None = None,
         decoder_attention_mask: Ids | None = None,
         input_features: Features | None = None,
+        sampling_rate: int | None = None,
         truncate: bool = False,
         progress: Progress | None = None,
         **options: Unpack[ExplainKeywords],
@@ -138,7 +142,8 @@ class Explains:
         words; None: the one that the model generates), and `token` says which of the target's
         tokens is explained: its place from 0, a word, or "all", each in turn; by default the last.
         `contrast` asks why that token and not another in its place. Source and prefix are given as
-        to `maps`, with a list of pairs for several.
+        to `maps`, with a list of pairs for several. Pictures and sounds are given as to `maps`,
+        too, and patches or frames are the tokens.
 
         The other options are those of `normlens.explain_options.ExplainOptions`, which explains
         them: the rule for activations, flow maps by layer, head and scope, memory.
@@ -153,6 +158,7 @@ class Explains:
             decoder_input_ids,
             decoder_attention_mask,
             input_features,
+            sampling_rate,
         )
         if lens.two_stacks:
             _check_pair_question(lens, position, direction, layer)
@@ -220,6 +226,8 @@ class Explains:
         pairs, many = text_pairs(a, b)
         check_texts(pairs, self.pooling)
         lens = cast("Lens", self)
+        if takes_signals(lens):
+            raise InputError(f"{lens.name} reads pictures or sound; cosines are of two texts")
         encoded = lens.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
         results = cosines(lens, self.pooling, together, chosen, progress)

@@ -12,9 +12,19 @@ from normlens.estimate import skeleton
 from normlens.family_traits import traits_of
 from normlens.models import supported_families
 from normlens.models.refusals import refusal
-from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_families
+from normlens.models.signals import ImageEncoder, SignalEncoder
+from normlens.models.tiny import (
+    tiny_config,
+    tiny_encoder_decoders,
+    tiny_families,
+    tiny_signal_families,
+)
 
 _log = logging.getLogger(__name__)
+
+
+#: What a model reads.
+TEXT, IMAGES, SOUND = "text", "images", "sound"
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,11 @@ class Family:
     scopes: tuple[str, ...] = ()
     two_stacks: bool = False
     traits: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> str:
+        """What the model reads: text, or what its first trait says."""
+        return next((trait for trait in self.traits if trait in (IMAGES, SOUND)), TEXT)
 
     def matches(self, words: Sequence[str]) -> bool:
         """Whether every word is in its name, its kind of attention, its components or traits."""
@@ -43,11 +58,11 @@ class Family:
 
 
 def family_table() -> list[Family]:
-    """Every model type that has an adapter: encoders, decoders, then encoder–decoders.
+    """Every model type that has an adapter: encoders, decoders, encoder–decoders, then the others.
 
-    Those without a tiny model come last.
+    Those are the models that see or hear; those without a tiny model come last.
     """
-    tiny = {*tiny_families(), *tiny_encoder_decoders()}
+    tiny = {*tiny_families(), *tiny_encoder_decoders(), *tiny_signal_families()}
     families = [
         _family(model_type) if model_type in tiny else Family(model_type)
         for model_type in supported_families()
@@ -57,7 +72,9 @@ def family_table() -> list[Family]:
 
 def _rank(family: Family) -> int:
     if family.causal is None:
-        return 3
+        return 5
+    if family.reads != TEXT:
+        return 3 if family.reads == IMAGES else 4
     return 2 if family.two_stacks else int(family.causal)
 
 
@@ -74,6 +91,8 @@ def _family(model_type: str) -> Family:
         )
         return Family(model_type)
     scopes, traits = tuple(lens.scopes), traits_of(lens.layers)
+    if isinstance(lens.adapter, SignalEncoder):
+        traits = (IMAGES if isinstance(lens.adapter, ImageEncoder) else SOUND, *traits)
     return Family(model_type, lens.causal, lens.component_sequence, scopes, lens.two_stacks, traits)
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import textwrap
 
-from normlens.families import by_components, family_table, markdown_table
+from normlens.families import (
+    IMAGES,
+    SOUND,
+    TEXT,
+    Family,
+    by_components,
+    family_table,
+    markdown_table,
+)
 from normlens.models.refusals import refused_types
 from normlens.wording import listed
 
@@ -14,20 +22,29 @@ EXAMPLES = (
     *("gpt2", "llama", "qwen3", "gemma3_text", "olmo3", "smollm3", "granite", "cohere2", "falcon"),
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
     *("t5", "bart", "marian", "m2m_100", "whisper"),
+    *("vit", "deit", "dinov2", "dinov3_vit", "clip_vision_model", "siglip_vision_model", "beit"),
+    *("wav2vec2", "hubert"),
 )
 
-#: What models are called that attend in one way or another.
-NOUNS = {"bidirectional": "encoders", "causal": "decoders", "encoder–decoder": "encoder–decoders"}
+#: What models are called that attend in one way or another, or read no text.
+NOUNS = {
+    "bidirectional": "encoders",
+    "causal": "decoders",
+    "encoder–decoder": "encoder–decoders",
+    IMAGES: "image encoders",
+    SOUND: "audio encoders",
+}
 
 
 def readme_lines() -> str:
     """How many model types there are, with examples of each kind of attention."""
     families = family_table()
     shown = []
-    for attention in dict.fromkeys(family.attention for family in families):
-        names = [family.model_type for family in families if family.attention == attention]
+    kind_of = {family.model_type: _kind(family) for family in families}
+    for kind in dict.fromkeys(kind_of.values()):
+        names = [name for name, its_kind in kind_of.items() if its_kind == kind]
         some = [f"`{name}`" for name in EXAMPLES if name in names]
-        shown.append(f"{len(names)} {NOUNS.get(attention, attention)} ({', '.join([*some, '…'])})")
+        shown.append(f"{len(names)} {NOUNS.get(kind, kind)} ({', '.join([*some, '…'])})")
     kinds = len(by_components(families))
     text = (
         f"{len(families)} model types with {kinds} kinds of layer: {listed(shown)}. All of "
@@ -35,6 +52,11 @@ def readme_lines() -> str:
         "[docs/models.md](docs/models.md), or `normlens models WORD…`."
     )
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _kind(family: Family) -> str:
+    """What a model reads, or how it attends to a text."""
+    return family.attention if family.reads == TEXT else family.reads
 
 
 def models_tables() -> str:

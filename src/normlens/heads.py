@@ -19,12 +19,18 @@ MASKED = "masked language model"
 GENERATOR = "generating encoder–decoder"
 SEQUENCES = "sequence classifier"
 TOKENS = "token classifier"
+IMAGES = "picture classifier"
 SENTENCES = "sentence encoder"
 #: Heads whose scores are about tokens of a vocabulary.
 OF_TOKENS = (CAUSAL, MASKED, GENERATOR)
+#: Heads whose scores are about classes.
+OF_CLASSES = (SEQUENCES, TOKENS, IMAGES)
 
 #: Which of the last vectors a head reads: any one, the first, the last real one, or their mean.
 ANY, FIRST, LAST, MEAN = "any", "first", "last", "mean"
+#: Of a picture also: the patches' mean; the first vector and that mean, or the first two vectors,
+#: one behind the other.
+PATCHES, FIRST_AND_PATCHES, FIRST_TWO = "patches", "first and patches", "first two"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +71,19 @@ class Head:
     labels: Mapping[int, str] = field(default_factory=dict)  # names of classes
     exclusive: bool = True  # one class excludes the others, so scores have probabilities
     note: str | None = None  # what a user should know about it
+    prefix: int = 0  # how many tokens stand before the patches of a picture
+
+    def pools(self, position: int | None, n: int) -> list[slice]:
+        """The groups of n vectors whose means are read, one behind the other."""
+        if position is not None:
+            return [slice(position, position + 1)]
+        first, patches = slice(0, 1), slice(self.prefix, n)
+        return {
+            MEAN: [slice(0, n)],
+            PATCHES: [patches],
+            FIRST_AND_PATCHES: [first, patches],
+            FIRST_TWO: [first, slice(1, 2)],
+        }[self.reads]
 
     def to(self, dtype: torch.dtype) -> Head:
         """The same head with the weights of its steps in `dtype`.

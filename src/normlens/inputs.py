@@ -45,7 +45,9 @@ def encode_input(
         return encoded, many
     many = isinstance(text, list)
     texts = list(text) if isinstance(text, list) else [text]
-    return encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary), many
+    padded = lens.adapter.reads_padding
+    encoded = encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary, padded)
+    return encoded, many
 
 
 def check_one_sequence_given(lens: Lens, given: GivenPairs) -> None:

@@ -1,4 +1,4 @@
-"""A lens on a model: from texts to maps."""
+"""A lens on a model: from texts, pictures and sound to maps."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from normlens.pair_inputs import GivenPairs, SourceTarget
 from normlens.pairs import Item
 from normlens.parsing import parse_bytes
 from normlens.results.maps import Maps
+from normlens.signal_inputs import Signal, takes_signals
 from normlens.text import Ids, Text, Texts, Tokenizer
 from normlens.text_sides import Side
 
@@ -44,6 +45,7 @@ class TextKeywords(AnalysisKeywords, total=False):
     """Keywords of `Lens.maps` beside a text."""
 
     truncate: bool
+    sampling_rate: int | None
     progress: Progress | None
 
 
@@ -72,7 +74,10 @@ class Lens(Encodes, Explains):
     ):
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
-        self.tokenizer = None if tokenizer is False else tokenizer
+        given = None if tokenizer is False else tokenizer
+        #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
+        self.processor: Tokenizer | None = given if takes_signals(self) else None
+        self.tokenizer = None if takes_signals(self) else given
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.revision = revision or getattr(model.config, "_commit_hash", None)
         self._read_pooling = pooling
@@ -144,14 +149,14 @@ class Lens(Encodes, Explains):
     # What it shows ------------------------------------------------------------------------------
 
     @overload
-    def maps(self, text: Text, **options: Unpack[TextKeywords]) -> Maps: ...
+    def maps(self, text: Text | Signal, **options: Unpack[TextKeywords]) -> Maps: ...
 
     @overload
     def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
 
     @overload
     def maps(
-        self, text: Texts | list[SourceTarget], **options: Unpack[TextKeywords]
+        self, text: Texts | list[SourceTarget] | list[Signal], **options: Unpack[TextKeywords]
     ) -> list[Maps]: ...
 
     @overload
@@ -166,7 +171,7 @@ class Lens(Encodes, Explains):
     @shows_fields_of(AnalysisOptions)
     def maps(
         self,
-        text: Text | Texts | Side | list[SourceTarget] | None = None,
+        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
         target: Side | None = None,
         *,
         input_ids: Ids | None = None,
@@ -175,6 +180,7 @@ class Lens(Encodes, Explains):
         decoder_input_ids: Ids | None = None,
         decoder_attention_mask: Ids | None = None,
         input_features: Features | None = None,
+        sampling_rate: int | None = None,
         truncate: bool = False,
         progress: Progress | None = None,
         **options: Unpack[AnalysisKeywords],
@@ -185,6 +191,10 @@ class Lens(Encodes, Explains):
         of such pairs; without a target the model generates one, always the likeliest token. Its
         maps are the decoder's, with the encoder's as ``maps.encoder``. Ids of what the decoder
         reads are `decoder_input_ids`; a model that hears takes `input_features`.
+
+        An image model takes a picture: a PIL image, an array, a path, or pixel values as a tensor;
+        its tokens are patches (``maps.grid``). An audio model takes a waveform with its
+        `sampling_rate`, or input values as a tensor; its tokens are frames.
 
         `truncate` accepts the beginning of a text that is too long. `progress` is called with the
         layers done and the layers asked for, after each layer of each batch; what it raises ends
@@ -200,6 +210,7 @@ class Lens(Encodes, Explains):
             decoder_input_ids,
             decoder_attention_mask,
             input_features,
+            sampling_rate,
         )
         items, many = encode_any(self, given, token_type_ids, truncate=truncate)
         results = self.analyse(items, chosen, progress=progress)

@@ -15,12 +15,14 @@ from normlens.checkpoints.embedded import DEFAULT, EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader, file_beside, is_embedded
 from normlens.checkpoints.headed import complete_part, headed_class
 from normlens.checkpoints.hub import Origin, explained, file_of, is_local, quiet_transformers
+from normlens.checkpoints.processor_loading import processor_of
 from normlens.checkpoints.sentences import Finder, read_pooling
 from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
 from normlens.errors import InputError, ModelLoadError
 from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
+from normlens.models.signals import SignalEncoder
 from normlens.text import Tokenizer
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
@@ -39,7 +41,10 @@ def load(
 
     Without `source` it is the embedded default. `tokenizer` is a tokenizer, or the name or folder
     of one, where the model's own is not wanted; False is none at all. A model that comes without
-    one loads, too, and takes `input_ids`. `device` "auto" takes a GPU where there is one and
+    one loads, too, and takes `input_ids`. Of a model that sees or hears it is the processor, which
+    makes pixel or input values; without one the model takes those as tensors.
+
+    `device` "auto" takes a GPU where there is one and
     leaves a model object where it is. `dtype` "auto" is float32 on a CPU, the checkpoint's own
     on a GPU, and a model object's own; the algebra runs in float32 at least. Code from the hub
     runs only with `trust_remote_code`; pickled weights are read with ``weights_only=True``.
@@ -59,7 +64,7 @@ def load(
             _check_folder(name, weights=True)
         origin = Origin.find(name, revision, trust_remote_code)
         model = _pretrained(origin, precision)
-        with_model = tokenizer_of(origin) if named is None else None
+        with_model = _read_beside(origin, model) if named is None else None
         find = partial(file_of, origin)
     return Lens(
         model.to(place),
@@ -68,6 +73,14 @@ def load(
         revision=revision,
         pooling=partial(read_pooling, find),
     )
+
+
+def _read_beside(origin: Origin, model: Any) -> Any:
+    """What makes the model's input, if it comes with the model: a tokenizer or a processor."""
+    adapter = adapter_class(model.config)
+    if issubclass(adapter, SignalEncoder):
+        return processor_of(origin, adapter)
+    return tokenizer_of(origin)
 
 
 def load_config(
@@ -157,7 +170,7 @@ def _pretrained(origin: Origin, dtype: Any) -> Any:
     # An unsupported architecture is refused before its weights are fetched.
     config = _config(origin)
     adapter_class(config)
-    kind = headed_class(getattr(config, "architectures", None) or [])
+    kind = headed_class(getattr(config, "architectures", None) or [], config)
     with quiet_transformers(), explained(origin):
         model, report = kind.from_pretrained(
             origin.name,

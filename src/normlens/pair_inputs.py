@@ -27,7 +27,7 @@ SourceTarget: TypeAlias = tuple[Side, Side | None]
 
 @dataclass(frozen=True)
 class GivenPairs:
-    """The arguments of `Lens.maps` for an encoder–decoder."""
+    """What `Lens.maps` is given: one sequence, an encoder–decoder's two, or a signal."""
 
     source: Any = None
     target: Any = None
@@ -36,6 +36,7 @@ class GivenPairs:
     decoder_input_ids: Ids | None = None
     decoder_attention_mask: Ids | None = None
     input_features: Any = None
+    sampling_rate: int | None = None  # of a sound, in Hz
 
 
 def encode_pairs(lens: Lens, given: GivenPairs, *, truncate: bool) -> tuple[list[Pair], bool]:

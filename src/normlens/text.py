@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.results.patches import PatchGrid
 from normlens.token_words import words_of
 from normlens.tracing.turns import alone_with
 
@@ -35,9 +36,12 @@ class Encoded:
     word_labels: list[str] = field(default_factory=list)
     text: Text | None = None
     end: int | None = None  # the token behind the last, where a model is only asked to predict it
+    #: what a model that sees or hears takes instead of ids: (channels, height, width) or (samples,)
+    signal: torch.Tensor | None = field(default=None, compare=False)
+    grid: PatchGrid | None = None  # where a picture's patches are
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.tokens)
 
 
 def encode_texts(
@@ -46,20 +50,26 @@ def encode_texts(
     limit: int | None,
     truncate: bool,
     vocabulary: int | None = None,
+    padded: bool = False,
 ) -> list[Encoded]:
-    """Tokenise texts or pairs of texts as the model expects them, with special tokens."""
+    """Tokenise texts or pairs of texts as the model expects them, with special tokens.
+
+    With `padded`, padding up to the limit is a part of the text, which the model reads.
+    """
     if tokenizer is None:
         raise InputError(
             "this lens has no tokenizer; pass one to load(model, tokenizer) (--tokenizer), or pass "
             "input_ids=…"
         )
-    encoded = [_encode_text(text, tokenizer, limit, truncate) for text in texts]
+    encoded = [_encode_text(text, tokenizer, limit, truncate, padded) for text in texts]
     for sequence in encoded:
         check_ids(sequence.ids, vocabulary, limit)
     return encoded
 
 
-def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) -> Encoded:
+def _encode_text(
+    text: Text, tokenizer: Any, limit: int | None, truncate: bool, padded: bool
+) -> Encoded:
     pair = tuple(text) if isinstance(text, (tuple, list)) else (text,)
     if not 1 <= len(pair) <= 2 or not all(isinstance(part, str) for part in pair):
         raise InputError(f"expected a text or a pair of texts, got {text!r}")
@@ -68,6 +78,8 @@ def _encode_text(text: Text, tokenizer: Any, limit: int | None, truncate: bool) 
     options: dict[str, Any] = {"return_special_tokens_mask": True}
     if truncate and limit is not None:
         options |= {"truncation": True, "max_length": limit}
+    if padded and limit is not None:
+        options |= {"padding": "max_length", "max_length": limit}
     if tokenizer.is_fast:
         options["return_offsets_mapping"] = True
     batch = tokenise(tokenizer, *pair, **options)

@@ -265,7 +265,7 @@ LONG = " ".join(["cat"] * 300)
         ("causal", (TEXT, "--picture", "flow", "--position", "all"), "one position"),
         ("classifier", (TEXT, "--target", "great"), "negative, positive, neutral"),
         ("classifier", (TEXT, "--target", "7"), "unknown target '7'"),
-        ("classifier", (TEXT, "--position", "2"), "reads the whole text"),
+        ("classifier", (TEXT, "--position", "2"), "reads the whole input"),
         ("classifier", (TEXT, "--position", "all"), "next tokens"),
         ("masked", (TEXT, "--target", "cat"), "the text has no [MASK]"),
         ("masked", ("the [MASK] sat on a [MASK]",), "has 2 [MASK] (at positions 2, 6)"),

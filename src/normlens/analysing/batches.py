@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -36,7 +36,16 @@ def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iter
         if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
             yield from ([index] for index in batch)
         else:
-            yield batch
+            yield from _of_one_shape(encoded, batch)
+
+
+def _of_one_shape(encoded: Sequence[Sized], batch: list[int]) -> Iterator[list[int]]:
+    """The batch, or where it holds pictures or sounds those of each shape: they are not padded."""
+    shapes: dict[Any, list[int]] = {}
+    for index in batch:
+        signal = getattr(encoded[index], "signal", None)
+        shapes.setdefault(None if signal is None else signal.shape, []).append(index)
+    yield from shapes.values()
 
 
 def affordable(lens: Lens, n: int) -> int:

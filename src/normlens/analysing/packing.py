@@ -48,6 +48,7 @@ def packed(
         text=sequence.text if text is None else text,
         coverage=collected.coverage(),
         routing=_routing(sequence, results.get(ROUTING, {}), collected),
+        grid=sequence.grid,
         **_columns(sequence, collected.columns.other_tokens(index)),
     )
 

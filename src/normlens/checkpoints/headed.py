@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlens.errors import ModelLoadError
+from normlens.models.classes import body_class
 from normlens.models.heads import has_known_head, is_generating
+from normlens.models.unwrapping import body as body_of
 
 
-def headed_class(architectures: Sequence[str]) -> Any:
+def headed_class(architectures: Sequence[str], config: Any = None) -> Any:
     """The class with the head that a checkpoint names, or the body's where that is not described.
 
     A class that comes with a checkpoint as code has no head that an adapter could describe.
@@ -20,7 +22,7 @@ def headed_class(architectures: Sequence[str]) -> Any:
         has_known_head(architectures[0]) or is_generating(architectures[0])
     ):
         return getattr(transformers, architectures[0], transformers.AutoModel)
-    return transformers.AutoModel
+    return transformers.AutoModel if config is None else body_class(config)
 
 
 def complete_part(name: str, model: Any, report: Any) -> Any:
@@ -28,7 +30,7 @@ def complete_part(name: str, model: Any, report: Any) -> Any:
 
     Weights that the files lack, or that do not fit, would silently be random numbers.
     """
-    body = model.base_model
+    body = body_of(model)
     inside = f"{model.base_model_prefix}." if body is not model else ""
     headless = False
     for what, keys in (

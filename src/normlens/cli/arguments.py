@@ -1,4 +1,4 @@
-"""The text that is typed, or the file that holds it."""
+"""The text that is typed, or the file that holds it, or a picture."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ def read_text(
         if part is not None:
             check_text(part)
     return first if pair is None else (first, pair)
+
+
+def read_input(
+    texts: Sequence[str | None], pair: str | None, file: str | None, image: Path | None
+) -> str | tuple[str, str] | Path:
+    """The text or pair that was given, or the picture."""
+    if image is None:
+        return read_text(texts, pair, file)
+    if any(given is not None for given in (*texts, pair, file)):
+        raise InputError("give a text or an --image, not both")
+    if not image.is_file():
+        raise InputError(f"there is no file {str(image)!r}; --image names a picture")
+    return image
 
 
 def check_text(text: str, name: str = "text") -> None:

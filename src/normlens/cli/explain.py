@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.arguments import read_text
+from normlens.cli.arguments import read_input
 from normlens.cli.explained import show_explanation, show_explanations
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import (
     FileOption,
     ForceOption,
+    ImageOption,
     OutOption,
     PairOption,
     QuietOption,
@@ -46,6 +47,7 @@ def explain_command(
     text: TextOption = None,
     pair: PairOption = None,
     file: FileOption = None,
+    image: ImageOption = None,
     model: Annotated[
         str,
         typer.Option(
@@ -110,9 +112,9 @@ def explain_command(
 ) -> None:
     """Which tokens made the model say this: its score, traced back to every token, exactly. Without
     --out it prints the tokens with what each contributes, what no token owns, and the strongest
-    components.
+    components. A model that sees takes an --image; its tokens are patches.
     """
-    given = read_text([sentence, text], pair, file)
+    given = read_input([sentence, text], pair, file, image)
     where, named = _place(position, "--position"), _token(token)
     if out is not None:
         _check_out(out, picture, _ALL in (where, named), force)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.checkpoints.embedded import DEFAULT
-from normlens.cli.arguments import check_text, read_text
+from normlens.cli.arguments import check_text, read_input
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import (
     FileOption,
     ForceOption,
+    ImageOption,
     ModelOption,
     OutOption,
     PairOption,
@@ -48,6 +49,7 @@ def map_command(
     pair: PairOption = None,
     target_text: TargetTextOption = None,
     file: FileOption = None,
+    image: ImageOption = None,
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
     analysis: Annotated[AnalysisOptions, Fields(without=("batch_size",))],
@@ -73,6 +75,21 @@ def map_command(
             help="In pictures of a decoder: sources of the encoder or of the decoder alone.",
         ),
     ] = None,
+    row: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="In pictures of an image: what this token receives from each patch, such as "
+            "\\[CLS] or 3,4 (row and column from 1). Default: the first token.",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="In pictures of an image: what each patch receives from this token.",
+        ),
+    ] = None,
     stack: Annotated[
         str | None,
         typer.Option(
@@ -91,14 +108,16 @@ def map_command(
 ) -> None:
     """Attribution maps of a text: written to a file, or summed up here. Without --out it prints
     how similar each scope is to the one before and which pairs the feed-forward block amplifies
-    most; with one --scope, the map itself. An encoder–decoder takes a source and --target-text.
+    most; with one --scope, the map itself. An encoder–decoder takes a source and --target-text, a
+    model that sees an --image.
     """
-    given = read_text([sentence, text], pair, file)
+    given = read_input([sentence, text], pair, file, image)
     if target_text is not None:
         check_text(target_text, "target")
     if stack is not None:
         valid_choice(stack, STACKS, "--stack")
     drawing = _drawing(normalise, colour, sources)
+    drawing |= {n: v for n, v in (("row", row), ("column", column)) if v is not None}
     if out is not None:
         check_out(out, force, drawing)
     elif drawing:
@@ -115,7 +134,8 @@ def map_command(
     with status("computing maps", quiet):
         encoded: Sequence[Item]
         if lens.two_stacks:
-            assert isinstance(given, str)
+            if not isinstance(given, str):
+                raise InputError(f"{lens.name} reads texts; --image is for models that see")
             encoded = lens.encode_pairs(given, target_text, truncate=truncate)
         else:
             encoded = lens.encode(given, truncate=truncate)

@@ -31,6 +31,10 @@ TextOption = Annotated[
 PairOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
 ]
+ImageOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Instead of a text: a picture, for models that see."),
+]
 TargetTextOption = Annotated[
     str | None,
     typer.Option(

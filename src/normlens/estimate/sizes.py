@@ -22,13 +22,12 @@ from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 
 def skeleton(config: Any, name: str | None = None) -> Lens:
     """A lens on a model of this configuration that has shapes but no weights."""
-    from transformers import AutoModel
-
     from normlens.models import adapter_class
+    from normlens.models.classes import model_of
 
     adapter_class(config)
     with torch.device("meta"):
-        model = AutoModel.from_config(config, attn_implementation="eager")
+        model = model_of(config)
     return Lens(model, name=name)
 
 

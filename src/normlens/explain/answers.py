@@ -70,12 +70,12 @@ def _labels(lens: Lens, item: Item) -> dict[str, Any]:
     if isinstance(item, Pair):
         assert isinstance(lens.adapter, TwoStacks)
         axis, text = token_axis(item.source).followed_by(token_axis(item.target)), texts_of(item)
-        two = {
+        two: dict[str, Any] = {
             "encoder_tokens": len(item.source),
             "encoder_layers": len(lens.adapter.encoder_blocks()),
         }
     else:
-        axis, text, two = token_axis(item), item.text, {}
+        axis, text, two = token_axis(item), item.text, {"grid": item.grid}
     return {
         "raw_tokens": axis.raw_tokens,
         "token_ids": axis.token_ids,

@@ -21,6 +21,7 @@ from normlens.decomposition.scores import LayerScores
 from normlens.errors import UnsupportedModelError
 from normlens.matmul import splits
 from normlens.models.base import Adapter
+from normlens.tracing.checks import check_tokens
 from normlens.tracing.trace import Call, LayerTrace, run_again, run_traced
 
 #: The share of the memory limit that attention weights may take; the rest is for the way back.
@@ -65,6 +66,7 @@ class FrozenNetwork:
         """Keep what the way back needs of a layer that the model has run."""
         if self.last is not None and not _same(trace.x, self.last):
             raise_between(self.adapter, trace.index)
+        check_tokens(self.adapter, trace, self.lengths)
         if self.watch is not None:
             self.watch(trace)
         self.reaches.append(trace.layer.reach)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normlens.explain.readings import Start
 from normlens.explain.walk import Carried
-from normlens.heads import OF_TOKENS, SEQUENCES, TOKENS, Head
+from normlens.heads import OF_CLASSES, OF_TOKENS, Head
 
 #: The layer of what stands behind the last one.
 HEAD = "head"
@@ -42,7 +42,7 @@ class Said:
 
 def _probabilities(scores: Tensor, places: list[int], head: Head) -> tuple[float, ...] | None:
     """Probabilities where the scores are compared with each other; a regression has none."""
-    exclusive = head.task in (*OF_TOKENS, SEQUENCES, TOKENS) and head.exclusive
+    exclusive = head.task in (*OF_TOKENS, *OF_CLASSES) and head.exclusive
     if len(scores) < 2 or not exclusive:
         return None
     total = torch.logsumexp(scores, 0)

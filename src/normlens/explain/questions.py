@@ -39,7 +39,7 @@ def place_of(
     if head.reads != ANY:
         if position is not None:
             raise InputError(
-                f"a {head.task} reads the whole text, so it has no position; leave it out"
+                f"the {head.task} reads the whole input, so it has no position; leave it out"
             )
         if head.reads == FIRST:
             return 0

@@ -11,7 +11,7 @@ from normlens.components import Linear
 from normlens.decomposition.activations import activation
 from normlens.decomposition.readout import FrozenReadout
 from normlens.decomposition.rules import PLAIN_RULES
-from normlens.heads import MEAN, Head
+from normlens.heads import Head
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def start(reading: Reading, head: Head | None, last: Tensor, rule: str, count: i
         value = float(last[reading.position].double() @ reading.direction.to(last).double())
         return Start(reading.layer, gradient, {}, value, ())
     assert head is not None
-    names = _step_names(head)
-    every = reading.position is None
-    read = last if every else last[reading.position][None]  # (tokens, d)
-    body = FrozenReadout.at(head.body, read, rule)
-    assert not every or head.reads == MEAN
-    pooled, pooled_bias = body.output.mean(0), body.bias.mean(0)
+    pools = head.pools(reading.position, len(last))
+    bodies = [FrozenReadout.at(head.body, last[pool], rule) for pool in pools]  # (tokens, d)
+    pooled, pooled_bias = (
+        torch.cat([vectors.mean(0) for vectors in each])
+        for each in ([body.output for body in bodies], [body.bias for body in bodies])
+    )
     steps = FrozenReadout.at(head.steps, pooled, rule, pooled_bias)
     unowned: dict[str, float] = {}
     columns: tuple[float, ...] = ()
@@ -70,18 +70,19 @@ def start(reading: Reading, head: Head | None, last: Tensor, rule: str, count: i
         signs = [sign for _, sign in reading.columns]
         value = sum(sign * score for sign, score in zip(signs, columns, strict=True))
     g, of_steps = steps.score(weight)
-    spread = (g / len(read)).expand_as(body.output)
-    g, of_body = body.score(spread)
-    for name, share in zip(names, [*of_body, *of_steps], strict=True):
-        if share is not None:
-            unowned[name] = unowned.get(name, 0.0) + float(share.double().sum())
-    gradient = (
-        g
-        if every
-        else torch.zeros_like(last).index_copy(
-            0, torch.tensor([reading.position], device=last.device), g
-        )
-    )
+    gradient, of_bodies = torch.zeros_like(last), []
+    for pool, body, share in zip(pools, bodies, g.chunk(len(pools)), strict=True):
+        spread = (share / len(body.output)).expand_as(body.output)
+        of_pool, of_body = body.score(spread)
+        gradient[pool] += of_pool
+        of_bodies += of_body
+    names = _step_names(head)
+    in_body = names[: len(head.body)] * len(pools)
+    for name, of_step in zip(
+        [*in_body, *names[len(head.body) :]], [*of_bodies, *of_steps], strict=True
+    ):
+        if of_step is not None:
+            unowned[name] = unowned.get(name, 0.0) + float(of_step.double().sum())
     return Start(count - 1, gradient, unowned, value, columns)
 
 

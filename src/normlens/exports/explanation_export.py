@@ -21,6 +21,7 @@ from normlens.results.contribution_rows import NO_TOKEN_WORDS
 from normlens.results.explanation import Explanation
 from normlens.results.explanation_header import EACH
 from normlens.results.explanations import Explanations
+from normlens.results.patches_file import saved_grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +134,7 @@ def to_document(result: Explained) -> dict[str, Any]:
         "token_ids": first.token_ids,
         "special": first.special,
         **_of_two_sequences(first),
+        **saved_grid(first.grid),
         "component_names": first.component_names,
         "layers_counted_from": 0,
         "heads_counted_from": 0,

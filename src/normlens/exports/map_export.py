@@ -6,7 +6,7 @@ Layers, heads and positions of tokens count from 0 in all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from normlens.exports import spreadsheet
 from normlens.plain_json import plain
 from normlens.results import store
 from normlens.results.both_stacks import by_stack, choose_in_stacks
+from normlens.results.patches_file import saved_grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,10 @@ def write(
     number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or
     several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose, in each
     stack of an encoder–decoder; `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
+
+    Maps of an image are laid over it (`figures.plot_patches`): the `row` or the `column` of a
+    token, in all layers of the last scope; ``.pdf`` has a page for each scope. With `normalise`
+    they are drawn as those of a text.
     """
     suffix = check_format(path, drawing)
     store.check_output(path, overwrite=overwrite)
@@ -166,6 +171,8 @@ def to_document(maps: Maps) -> dict[str, Any]:
     }
     if maps.coverage:  # the layers of arrays that cover only some, by "arrays/SCOPE"
         document["coverage"] = maps.coverage
+    if maps.grid is not None:
+        document |= saved_grid(maps.grid)
     if maps.source_axis is not None:
         document["source_tokens"] = maps.source_tokens
         document["sources"] = asdict(maps.source_axis)
@@ -196,6 +203,9 @@ def _write_json(maps: Maps, path: str) -> None:
 
 
 def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
+    if is_over_picture(maps, drawing):
+        save_figure(_over_picture(maps, maps.scopes[-1], drawing), path)
+        return
     both = by_stack(maps)
     if len(both) == len(maps.layers) == 1:
         figure = figures.plot_layer(maps, maps.layers[0], **drawing)
@@ -204,13 +214,29 @@ def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
     save_figure(figure, path)
 
 
+def is_over_picture(maps: Maps, drawing: Mapping[str, Any]) -> bool:
+    """Whether rows or columns of maps are laid over the image that they are of."""
+    if maps.grid is None and {"row", "column"} & set(drawing):
+        raise InputError("row and column are laid over an image, and these maps are of none")
+    return maps.grid is not None and "normalise" not in drawing
+
+
+def _over_picture(maps: Maps, scope: str, drawing: Mapping[str, Any]) -> Figure:
+    colour = {name: value for name, value in drawing.items() if name == "colour"}
+    row, column = drawing.get("row"), drawing.get("column")
+    return figures.plot_patches(maps, None, scope, target=row, source=column, **colour)
+
+
 def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
     title = f"NormLens maps of {maps.provenance.get('model')}"
     save_pages(_pages(maps, drawing), path, title)
 
 
 def _pages(maps: Maps, drawing: dict[str, Any]) -> Iterator[Figure]:
-    """A picture of each layer, the encoder's first."""
+    """A picture of each layer, the encoder's first; of an image one of each scope."""
+    if is_over_picture(maps, drawing):
+        yield from (_over_picture(maps, scope, drawing) for scope in maps.scopes)
+        return
     for one in by_stack(maps):
         # An encoder's sources are one sequence, of which nothing can be hidden.
         options = {**drawing, "sources": None} if maps.encoder is one else drawing

@@ -14,6 +14,7 @@ from normlens.figures.heat_map_panel import COLOUR_SCALES
 from normlens.figures.layer_panels import plot_layer
 from normlens.figures.next_token_matrix import plot_explanations
 from normlens.figures.overview_grid import plot_overview
+from normlens.figures.patch_panels import plot_patches
 from normlens.figures.sequence_shares import plot_shares
 from normlens.figures.similarity_lines import plot_similarity
 
@@ -27,6 +28,7 @@ __all__ = [
     "plot_flow",
     "plot_layer",
     "plot_overview",
+    "plot_patches",
     "plot_shares",
     "plot_similarity",
     "require_matplotlib",

@@ -18,6 +18,7 @@ from normlens.figures.canvas import (
 )
 from normlens.figures.captions import cut_label, made, model_name, text_lines
 from normlens.figures.contribution_bars import ROW, draw_bars, style_bars
+from normlens.figures.explained_picture import plot_explained_picture
 from normlens.figures.fonts import Fonts, fonts_for
 from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import DIVERGING, SignedColours
@@ -49,7 +50,7 @@ def plot_explanation(
     The bars sum to the score, with what no token owns among them. A long text has bars for its
     strongest tokens, and one for all others together. `cmap` is a diverging colour map of
     matplotlib; labels longer than `max_label` characters are cut. `ax` takes the bars into axes of
-    yours.
+    yours. Of a picture the contributions of its patches are laid over it.
     """
     require_matplotlib()
     if max_label < 1:
@@ -65,6 +66,8 @@ def plot_explanation(
         ax.set_xlabel("contribution to the score")
         return figure_of(ax)
 
+    if why.grid is not None:
+        return plot_explained_picture(why, why.grid, cmap)
     heading = f"{model_name(why)}: {why.question}"
     about = [score_words(why), f"{place_words(why)}; {total_words(why)}"]
     if why.has_two_sequences:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from normlens.analysis import Pair
 from normlens.errors import InputError
 from normlens.figures.canvas import (
-    INK,
+    HEADING,
     LARGEST_TICK,
     MARGIN,
     NOTE,
@@ -19,7 +19,8 @@ from normlens.figures.canvas import (
     Notes,
     Sheet,
 )
-from normlens.figures.captions import cut_label, provenance, text_lines, tick
+from normlens.figures.captions import cut_label, provenance, text_lines
+from normlens.figures.colour_bar import BAR_GAP, BAR_TICKS, BAR_WIDTH, colour_bar
 from normlens.figures.fonts import fonts_for
 from normlens.figures.heat_map_panel import Panel, Titles, draw_panel
 from normlens.figures.pair_list import Listing
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _AXIS_WORD = 0.2
 _BETWEEN = 0.12  # two grids
-_BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36
+_NARROWEST, _HEADING_WIDTH = 4.2, 7.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def heat_maps(
 
     named = any(grid.row_labels for grid in grids)
     left = MARGIN + (0.2 if named else 0.0) + _AXIS_WORD + max(edge.targets.room for edge in edges)
-    bar_room = 0.0 if overview else _BAR_GAP + _BAR_WIDTH + _BAR_TICKS
+    bar_room = 0.0 if overview else BAR_GAP + BAR_WIDTH + BAR_TICKS
     pitch_x = side + bar_room + (0.12 if overview else 0.08)
     caption_room = 0.11 if overview else 0.0
     title_room = caption_room + (0.32 if overview else 0.24)
@@ -100,9 +101,13 @@ def heat_maps(
     titles = Titles.fitting(panels, side + (0.06 if overview else bar_room - 0.05), fonts, overview)
     word_size = NOTE if overview else TITLE
     columns = max(len(row) for grid in grids for row in grid.rows)
-    right = _BAR_GAP + 0.55 if overview else 0.0
+    right = BAR_GAP + 0.55 if overview else 0.0
     width = left + columns * pitch_x + right + (listing.width if listing else 0.0) + 0.05
-    width = max(width, 4.2)
+    width = max(width, _NARROWEST)
+    if len(grids) > 1:  # whose heading names two stacks
+        width = max(
+            width, min(fonts.width(heading, HEADING, "bold") + 2.2 * MARGIN, _HEADING_WIDTH)
+        )
 
     head = Head(heading, text_lines(maps), fonts, width)
     foot = Notes([*notes, provenance(maps)], fonts, width)
@@ -133,15 +138,15 @@ def heat_maps(
                     listing.mark(axes, panel.cmap, panel.norm, side / max(panel.values.shape))
                 titles.draw(axes, panel, side)
                 if not overview:
-                    _colour_bar(sheet, image, x + side + _BAR_GAP, y, side)
+                    colour_bar(sheet, image, x + side + BAR_GAP, y, side)
     if bar is not None:
         from matplotlib.cm import ScalarMappable
 
         name, norm = bar
         image = ScalarMappable(norm, panels[0].cmap)
-        x = left + columns * pitch_x + _BAR_GAP - 0.12
+        x = left + columns * pitch_x + BAR_GAP - 0.12
         below = tops[0] + (len(grids[0].rows) - 1) * pitch_y + side  # of the first grid's last row
-        _colour_bar(sheet, image, x, tops[0], min(2 * side, below - tops[0]), name)
+        colour_bar(sheet, image, x, tops[0], min(2 * side, below - tops[0]), name)
     if listing is not None:
         listing.draw(sheet, left + pitch_x + 0.1, tops[-1])
     return sheet.figure
@@ -162,19 +167,3 @@ def _with_sequences(labels: list[str], maps: Maps) -> list[str]:
     if not maps.stack or len(set(sequences)) < 2:
         return labels
     return [f"{label} ({sequence})" for label, sequence in zip(labels, sequences, strict=True)]
-
-
-def _colour_bar(
-    sheet: Sheet, image: Any, x: float, y: float, height: float, name: str = ""
-) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes = sheet.axes(x, y, _BAR_WIDTH, height)
-    bar = sheet.figure.colorbar(image, cax=axes)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(tick))
-    bar.ax.minorticks_off()
-    bar.ax.tick_params(labelsize=NOTE, length=1.5, width=0.5, pad=1.5, colors=INK)
-    bar.outline.set_linewidth(0.4)
-    if name:
-        bar.set_label(name, fontsize=NOTE, color=INK)

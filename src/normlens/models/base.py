@@ -30,7 +30,13 @@ from normlens.models.modules import (
 )
 from normlens.models.reading import UnreadableModule, read_linear
 from normlens.models.refusals import refusal
-from normlens.models.unwrapping import body, unreadable, unwrapped
+from normlens.models.unwrapping import (
+    body,
+    is_vision_classifier,
+    tower_config,
+    unreadable,
+    unwrapped,
+)
 
 __all__ = [
     "Adapter",
@@ -61,6 +67,8 @@ class Adapter:
     causal: bool = False
     #: Whether the model is an encoder–decoder (`normlens.models.two_stacks`).
     two_stacks: bool = False
+    #: Whether texts are padded to the model's length, and the padding is read like any token.
+    reads_padding: bool = False
 
     def __init__(self, model: nn.Module):
         self.model: Any = model
@@ -247,6 +255,7 @@ def tiny_settings(model_type: str) -> dict[str, Any] | None:
 
 def adapter_class(config: Any) -> type[Adapter]:
     """The adapter class for a configuration, or an error that says what to do."""
+    config = tower_config(config)
     model_type = getattr(config, "model_type", None) or type(config).__name__
     decoder_too = getattr(config, "is_encoder_decoder", False)
     if model_type not in _ADAPTERS:
@@ -274,7 +283,9 @@ def adapt(model: nn.Module) -> Adapter:
             f"{type(model).__name__} has no `config`; pass a transformers model, or a module whose "
             "`config.model_type` is registered with normlens.register"
         )
-    adapter = adapter_class(config)(body(model))
+    inner = body(model)
+    kind = adapter_class(inner.config if is_vision_classifier(unwrapped(model)) else config)
+    adapter = kind(inner)
     adapter.whole = unwrapped(model)
     try:
         for block in {id(block): block for block in adapter.blocks()}.values():

@@ -28,6 +28,10 @@ _METHODS = {
     "ForPreTraining": "masked_head",
     "ForSequenceClassification": "sequence_head",
     "ForTokenClassification": "token_head",
+    "ForImageClassification": "image_head",
+    "ForImageClassificationWithTeacher": "teacher_head",
+    "ForAudioFrameClassification": "token_head",
+    "ForCTC": "ctc_head",
 }
 
 
@@ -68,7 +72,8 @@ def described_by_task(adapter: Adapter, whole: Any) -> Head | None:
     for kind in type(whole).__mro__:
         for ending, method in _METHODS.items():
             if kind.__name__.endswith(ending):
-                return getattr(adapter, method)(whole)
+                describe = getattr(adapter, method, None)  # few families see or hear
+                return None if describe is None else describe(whole)
     return None
 
 

@@ -20,6 +20,10 @@ _GEMMA_4 = (
     "its layers normalise the value vectors of each head and share them between layers, and a "
     "third branch multiplies by embeddings of each layer"
 )
+_TWO_TOWERS = (
+    "it is two models, one for pictures and one for texts; pass one of them, "
+    "normlens.load(model.vision_model, processor) or normlens.load(model.text_model, tokenizer)"
+)
 
 _REASONS = {
     "mamba": _STATE_SPACE,
@@ -83,6 +87,10 @@ _REASONS = {
     "gemma4_unified": _GEMMA_4,
     "gemma4_unified_text": _GEMMA_4,
 }
+_REASONS |= {"clip": _TWO_TOWERS, "siglip": _TWO_TOWERS}
+_REASONS["wavlm"] = (
+    "its attention returns the mean of its heads' weights, and each head's weights are needed"
+)
 _REASONS["gemma3n_text"] = _REASONS["gemma3n"]
 
 

@@ -6,13 +6,15 @@ share are here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from normlens.errors import InputError
-from normlens.models.base import supported_families, tiny_settings
+from normlens.models.base import Adapter, supported_families, tiny_settings
+from normlens.models.classes import model_of
 
 ENCODER = dict(
     vocab_size=64,
@@ -40,6 +42,29 @@ DECODER = dict(
     eos_token_id=2,
 )
 GROUPED = dict(DECODER, num_key_value_heads=2, head_dim=4)
+#: Pictures of 12×12 pixels, nine patches.
+IMAGE = dict(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=24,
+    image_size=12,
+    patch_size=4,
+)
+#: 40 samples make a frame.
+SOUND = dict(
+    vocab_size=12,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=24,
+    conv_dim=(8, 8),
+    conv_kernel=(10, 4),
+    conv_stride=(10, 4),
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    classifier_proj_size=8,
+)
 
 #: A token uses two of five experts; the names of their number and size differ.
 EXPERTS = dict(
@@ -53,20 +78,29 @@ EXPERTS = dict(
 
 
 def tiny_families() -> list[str]:
-    """Every model type of one stack that was registered with a tiny configuration, by name."""
-    return _with_tiny(two_stacks=False)
+    """Every model type that reads one text and has a tiny configuration, by name."""
+    return _with_tiny(lambda adapter: not adapter.two_stacks and not _takes_signals(adapter))
 
 
 def tiny_encoder_decoders() -> list[str]:
     """Every encoder–decoder that was registered with a tiny configuration, by name."""
-    return _with_tiny(two_stacks=True)
+    return _with_tiny(lambda adapter: adapter.two_stacks)
 
 
-def _with_tiny(two_stacks: bool) -> list[str]:
+def tiny_signal_families() -> list[str]:
+    """Every model type that sees or hears and has a tiny configuration, by name."""
+    return _with_tiny(_takes_signals)
+
+
+def _takes_signals(adapter: type[Adapter]) -> bool:
+    return hasattr(adapter, "argument")
+
+
+def _with_tiny(is_wanted: Callable[[type[Adapter]], bool]) -> list[str]:
     return sorted(
         name
         for name, adapter in supported_families().items()
-        if adapter.two_stacks == two_stacks and tiny_settings(name) is not None
+        if is_wanted(adapter) and tiny_settings(name) is not None
     )
 
 
@@ -86,13 +120,7 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
 
 def tiny_model(model_type: str, seed: int = 0, **overrides: Any) -> Any:
     """A tiny model whose biases and norm weights are random too, not zeros and ones."""
-    from transformers import AutoModel
-
-    model = AutoModel.from_config(
-        tiny_config(model_type, **overrides),
-        attn_implementation="eager",
-        experts_implementation="eager",  # the fast one has no float64
-    ).eval()
+    model = model_of(tiny_config(model_type, **overrides)).eval()
     scramble(model, seed)
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,25 @@ def unwrapped(model: Any) -> Any:
 def body(model: Any) -> Any:
     """The model without any wrapper or head."""
     model = unwrapped(model)
-    return getattr(model, "base_model", model)
+    if is_vision_classifier(model):
+        return model.vision_model
+    base = getattr(model, "base_model", model)
+    # DINOv3 calls its stack of layers so, which stands behind the patches.
+    read = getattr(model, "main_input_name", None)
+    takes = inspect.signature(base.forward).parameters
+    return base if read is None or read in takes else model
+
+
+def is_vision_classifier(model: Any) -> bool:
+    """Whether a model is the vision tower of two, CLIP's for example, with a head of its own."""
+    return hasattr(model, "vision_model") and hasattr(model, "classifier")
+
+
+def tower_config(config: Any) -> Any:
+    """The configuration of the vision tower where a checkpoint of two holds that one alone."""
+    names = getattr(config, "architectures", None) or [""]
+    alone = len(names) == 1 and names[0].endswith("ForImageClassification")
+    return getattr(config, "vision_config", config) if alone else config
 
 
 def _without_peft(model: Any) -> Any:

@@ -130,6 +130,7 @@ class ChoosableMaps(SequencedMaps):
             **_labels(self.targets.take(targets)),
             routing=None if self.routing is None else self.routing.of_tokens(targets),
             source_axis=None if axis is None else axis.take(sources),
+            grid=None if self.grid is None else self.grid.among(targets),
         )
 
     def _changed(self: M, change: Callable[[NDArray[Any], Axes], NDArray[Any]], **labels: Any) -> M:

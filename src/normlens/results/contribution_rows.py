@@ -34,7 +34,9 @@ class Row:
 def explained_rows(why: Explanation, longest: int = LONGEST) -> list[Row]:
     """The rows of an explanation."""
     if not why.has_two_sequences:
-        return rows_of(why.tokens, why.contributions, why.remainder, longest)
+        # Every patch has a name of its own.
+        numbered = why.grid is None
+        return rows_of(why.tokens, why.contributions, why.remainder, longest, numbered)
     rows: list[Row] = []
     for part in why.sequences:
         *own, _ = rows_of(part.tokens, part.contributions, 0.0, longest)
@@ -50,6 +52,7 @@ def rows_of(
     contributions: NDArray[np.floating],
     remainder: float,
     longest: int = LONGEST,
+    numbered: bool = True,
 ) -> list[Row]:
     """Rows whose sum is the score: tokens in the order of the text, others, no token."""
     values = [float(value) for value in contributions]
@@ -60,8 +63,9 @@ def rows_of(
         strongest = sorted(places, key=lambda place: -abs(values[place]))[: longest - 4]
         rest = [values[place] for place in places if place not in set(strongest)]
         places = sorted(strongest)
-        # Their neighbours are missing, so a place tells which of two equal tokens it is.
-        labels = [f"{place}: {label}" for place, label in enumerate(labels)]
+        if numbered:
+            # Their neighbours are missing, so a place tells which of two equal tokens it is.
+            labels = [f"{place}: {label}" for place, label in enumerate(labels)]
         others = [Row(f"{len(rest)} other tokens", sum(rest))]
     chosen = [Row(labels[place], values[place], place) for place in places]
     return [*chosen, *others, Row(NO_TOKEN_WORDS, remainder, of_no_token=True)]

@@ -15,6 +15,7 @@ from normlens.results import conversions, explanation_file, store
 from normlens.results.equality import same
 from normlens.results.explained_sequences import ExplainsSequences
 from normlens.results.merged_explanation import merged_words
+from normlens.results.patches import PatchGrid
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
 
@@ -71,6 +72,7 @@ class Explanation(ExplainsSequences):
     encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
     encoder_layers: int = 0  # the first layers are so many of the encoder
     cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], the share of CROSS
+    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     # What it says --------------------------------------------------------------------------------
 

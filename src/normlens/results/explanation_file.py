@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.json_text import parse_json
+from normlens.results import patches_file
 from normlens.results.explanation_header import (
     ALWAYS,
     CROSS_HEADS,
@@ -45,7 +46,8 @@ Saved = tuple[dict[str, NDArray[Any]], dict[str, str]]
 def saved(explanation: Explanation) -> Saved:
     """The arrays and the header of the file of one explanation."""
     meta = {"shared": _shared(explanation), "each": [_each(explanation)]}
-    return _arrays(explanation, ""), _header(ONE, meta)
+    picture = patches_file.saved_picture(explanation.grid)
+    return _arrays(explanation, "") | picture, _header(ONE, meta)
 
 
 def saved_several(explanations: Sequence[Explanation]) -> Saved:
@@ -73,6 +75,7 @@ def _shared(explanation: Explanation) -> dict[str, Any]:
     scopes = [scope for scope in explanation.flows if scope]
     if explanation.has_two_sequences:
         fields |= {name: getattr(explanation, name) for name in OF_TWO}
+    fields |= patches_file.saved_grid(explanation.grid)
     return {"tokens": explanation.raw_tokens, "scopes": scopes, **fields}
 
 
@@ -107,9 +110,12 @@ def parts_of(
         raise ValueError("'each' is not a list of explanations")
     check_fields(shared, fields_of(shared))
     check_axis(shared)
-    labels = _labels(shared)
+    patches_file.check_grid(shared, tensors)
+    labels = {**_labels(shared), "grid": patches_file.read_grid(shared, tensors)}
     arrays: list[dict[str, NDArray[Any]]] = [{} for _ in each]
     for key, array in tensors.items():
+        if key == patches_file.PICTURE:
+            continue
         place, _, name = key.partition("/") if several else ("0", "", key)
         if not (place.isdecimal() and place.isascii() and int(place) < len(each)):
             raise ValueError(f"{key!r} is no array of this file")
@@ -120,9 +126,11 @@ def parts_of(
 
 
 def fields_of(shared: Any) -> Fields:
-    """The fields that explanations share: of a file of two sequences some more."""
-    of_two = isinstance(shared, dict) and set(OF_TWO) & set(shared)
-    return {**SHARED, **OF_TWO} if of_two else SHARED
+    """The fields that explanations share: of two sequences, or of a picture, some more."""
+    has = set(shared) if isinstance(shared, dict) else set()
+    of_two = OF_TWO if has & set(OF_TWO) else {}
+    of_picture = patches_file.FIELD if patches_file.GRID in has else {}
+    return {**SHARED, **of_two, **of_picture}
 
 
 def _labels(shared: Mapping[str, Any]) -> dict[str, Any]:

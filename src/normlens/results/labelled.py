@@ -24,6 +24,7 @@ from normlens.results.axes import (
     fits,
 )
 from normlens.results.equality import same
+from normlens.results.patches import PatchGrid
 from normlens.results.routing import Routing
 from normlens.results.tokens import TokenAxis
 from normlens.scopes import resolve
@@ -73,6 +74,7 @@ class LabelledMaps:
     encoder: Maps | None = None
     #: the experts that tokens used; None: no layer has experts
     routing: Routing | None = None
+    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     def __post_init__(self) -> None:
         sizes = {"target": len(self.targets), "source": len(self.sources)}

@@ -10,6 +10,7 @@ from normlens.results import bertviz, conversions, store
 from normlens.results.axes import LayerTargetSource
 from normlens.results.labelled import Correlations
 from normlens.results.measuring import MeasurableMaps
+from normlens.results.patches import Token
 from normlens.results.rolled import scope_rollout
 from normlens.results.rolled_pairs import pair_rollout
 
@@ -67,7 +68,9 @@ class Maps(MeasurableMaps):
         """
         return conversions.to_xarray(self)
 
-    def to_bertviz(self, scope: str = "ATTN-N") -> tuple[torch.Tensor, ...] | dict[str, Any]:
+    def to_bertviz(
+        self, scope: str = "ATTN-N"
+    ) -> tuple[torch.Tensor, ...] | bertviz.HeadViewKeywords:
         """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
 
         Head-level maps if the lens was asked for them, else the scope's map as a single head; of
@@ -142,6 +145,33 @@ class Maps(MeasurableMaps):
             max_label=max_label,
             sources=sources,
             stack=stack,
+        )
+
+    def plot_patches(
+        self,
+        layers: int | Iterable[int] | None = None,
+        scope: str | None = None,
+        *,
+        target: Token | None = None,
+        source: Token | None = None,
+        scale: str = "map",
+        colour: str = "sqrt",
+        cmap: str = "viridis",
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """A row or a column of a map over the picture; see `normlens.figures.plot_patches`."""
+        from normlens.figures import plot_patches
+
+        return plot_patches(
+            self,
+            layers,
+            scope,
+            target=target,
+            source=source,
+            scale=scale,
+            colour=colour,
+            cmap=cmap,
+            ax=ax,
         )
 
     def plot_similarity(self, *, stack: str | None = None, ax: PlotAxes | None = None) -> Figure:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.json_text import parse_json
-from normlens.results import routing_file
+from normlens.results import patches_file, routing_file
 from normlens.results.axes import GROUPS
+from normlens.results.both_stacks import STACKS
 from normlens.results.header_fields import AXIS
 from normlens.results.maps_header import (
     ALLOWED,
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
 FORMAT = "normlens-maps"
 FORMAT_VERSION = 3
 #: What a file is written as where an older version can hold it: layers that are alike and one
-#: sequence of tokens; or one stack.
+#: sequence of tokens; or one stack of a text.
 _PLAIN_VERSION, _ONE_STACK_VERSION = 1, 2
 #: The encoder's part of a header, and what the names of its arrays begin with.
 _ENCODER, _OF_ENCODER = "encoder", "encoder/"
+_NO_STACKS = "maps beside each other are those of an encoder and of a decoder"
 #: Fields of a file that maps call otherwise.
 _ATTRIBUTES = {"tokens": "raw_tokens"}
 
@@ -47,7 +50,11 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     plain = fields.keys() == FIELDS.keys() and maps.same_token is None
     version = _PLAIN_VERSION if plain else _ONE_STACK_VERSION
     header = {"format": FORMAT, "maps": json.dumps(fields, ensure_ascii=False)}
+    if maps.grid is not None:
+        version = FORMAT_VERSION
     if maps.encoder is not None:
+        if (maps.encoder.stack, maps.stack) != STACKS:
+            raise InputError(f"{_NO_STACKS}; provenance['stack'] says which one maps are")
         version = FORMAT_VERSION
         header[_ENCODER] = json.dumps(_fields_of(maps.encoder), ensure_ascii=False)
         of_encoder = _tensors_of(maps.encoder)
@@ -58,7 +65,10 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 def parts_of(
     header: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The fields of saved maps and of the encoder's beside them; a ValueError where none fit."""
+    """The fields of saved maps, and those of the encoder's beside them, if there are some.
+
+    A ValueError says what does not fit.
+    """
     if _ENCODER not in header:
         return _read(header["maps"], tensors), None
     decoder, encoder = {}, {}
@@ -67,7 +77,10 @@ def parts_of(
             encoder[name.removeprefix(_OF_ENCODER)] = array
         else:
             decoder[name] = array
-    return _read(header["maps"], decoder), _read(header[_ENCODER], encoder)
+    both = _read(header[_ENCODER], encoder), _read(header["maps"], decoder)
+    if tuple(fields["provenance"].get("stack") for fields in both) != STACKS:
+        raise ValueError(_NO_STACKS)
+    return both[1], both[0]
 
 
 def axis_of(fields: Mapping[str, Any]) -> TokenAxis:
@@ -84,7 +97,7 @@ def _fields_of(maps: LabelledMaps) -> dict[str, Any]:
         fields["sources"] = _written(maps.source_axis, AXIS)
     if maps.routing is not None:
         fields["routing"], _ = routing_file.parts_of(maps.routing)
-    return fields
+    return fields | patches_file.saved_grid(maps.grid)
 
 
 def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
@@ -98,7 +111,7 @@ def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
         tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
     if maps.routing is not None:
         tensors |= routing_file.parts_of(maps.routing)[1]
-    return tensors
+    return tensors | patches_file.saved_picture(maps.grid)
 
 
 def _written(labelled: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -117,7 +130,7 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key not in MASKS and group != routing_file.GROUP:
+        if key not in (*MASKS, patches_file.PICTURE) and group != routing_file.GROUP:
             groups[group][name] = array
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
@@ -128,5 +141,6 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     if (routing := meta.pop("routing", None)) is not None:
         tokens = axis_of({name: meta[name] for name in AXIS}).tokens
         meta["routing"] = routing_file.routing_of(routing, tensors, tokens)
+    meta["grid"] = patches_file.read_grid(meta, tensors)
     masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
     return {**masks, **groups, **_as_maps_call_them(meta)}

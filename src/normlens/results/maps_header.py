@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from normlens.results import routing_file
+from normlens.results import patches_file, routing_file
 from normlens.results.axes import GROUPS, STATISTICS, Axes, axes_of, fits
 from normlens.results.header_fields import (
     AXIS,
@@ -58,11 +58,13 @@ FIELDS: Fields = {
     **{name: field for name, field in AXIS.items() if name != "tokens"},
     "text": (is_pair_or_text, "a text, a pair of texts or null"),
 }
-#: Fields that a file has only where layers differ, or where sources are other tokens than targets.
+#: Fields that a file has only where layers differ, where sources are other tokens than targets, or
+#: where the tokens are patches of a picture.
 OPTIONAL: Fields = {
     "coverage": (_is_coverage, "an object with the layers of arrays"),
     "sources": (_is_axis, "an object with the tokens of the columns"),
     "routing": (routing_file.is_header, "an object with the layers and the number of experts"),
+    **patches_file.FIELD,
 }
 
 #: What single heads are shown by, whichever scopes were asked for.
@@ -105,8 +107,9 @@ def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -
     sources = len(meta["sources"]["tokens"]) if "sources" in meta else targets
     scopes = set(meta["scopes"])
     routing_file.check(meta.get("routing"), tensors, meta["layers"], targets)
+    patches_file.check_grid(meta, tensors)
     for key, array in tensors.items():
-        if key.startswith(f"{routing_file.GROUP}/"):
+        if key == patches_file.PICTURE or key.startswith(f"{routing_file.GROUP}/"):
             continue
         axes, types = _expected(key, scopes)
         if str(array.dtype) not in types:

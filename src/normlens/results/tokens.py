@@ -80,8 +80,8 @@ class TokenAxis:
         """Places of each word's tokens; a token without a word stays alone."""
         if self.token_words is None:
             raise InputError(
-                "words are known only for texts read by a fast tokenizer, not for input_ids; "
-                "pass the text itself"
+                "words are known only for texts read by a fast tokenizer, not for input_ids, "
+                "patches or frames; pass the text itself where there is one"
             )
         groups: dict[Any, list[int]] = {}
         for place, word in enumerate(self.token_words):

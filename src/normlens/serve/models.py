@@ -61,12 +61,18 @@ class ServedModels:
         from normlens.checkpoints.devices import pick_device, pick_dtype
         from normlens.estimate import skeleton
         from normlens.loading import load_config
+        from normlens.signal_inputs import takes_signals
 
         trust = self._loading.trust_remote_code
         pick_dtype(self._loading.dtype, pick_device(self._loading.device))
         for name in self.names:
             config = load_config(name, trust_remote_code=trust)
             lens = skeleton(config, name)
+            if takes_signals(lens):
+                raise UnsupportedModelError(
+                    f"{name} reads pictures or sound, and the page of a server takes texts; "
+                    "`normlens map --image … --out maps.html` writes a page of one picture"
+                )
             check_servable(lens, name)
             stacks = _stacks(lens)
             if any(len({layer.scopes for layer in stack}) > 1 for stack in stacks):
@@ -172,7 +178,9 @@ class ServedModels:
         from normlens.text import encode_texts
 
         vocabulary = getattr(lens.adapter.config, "vocab_size", None)
-        (encoded,) = encode_texts([text], lens.tokenizer, None, False, vocabulary)
+        padded = lens.adapter.reads_padding
+        longest = lens.max_tokens if padded else None
+        (encoded,) = encode_texts([text], lens.tokenizer, longest, False, vocabulary, padded)
         most = min(self._limits.tokens, lens.max_tokens or self._limits.tokens)
         if len(encoded) > most:
             raise InputError(

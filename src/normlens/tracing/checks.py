@@ -63,6 +63,7 @@ class Checks:
 
     def add(self, traced: LayerTrace, layer: Layer) -> None:
         """Measure one layer; `layer` is the traced one in the algebra's precision."""
+        check_tokens(self.adapter, traced, self.lengths)
         for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
             if attention.source is not None:
                 # Every token of another sequence may be seen, but none of its padding.
@@ -145,6 +146,16 @@ class Checks:
                 f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
                 f"{self._name} allows {_in_words(reach)}; {cure} (docs/adapters.md)"
             )
+
+
+def check_tokens(adapter: Adapter, traced: LayerTrace, lengths: Sequence[int]) -> None:
+    """Raise where the model made another number of tokens of its input than the adapter says."""
+    if (n := traced.x.shape[1]) != max(lengths):
+        raise UnsupportedModelError(
+            f"the layers of {type(adapter.model).__name__} have {n} tokens where the adapter "
+            f"{type(adapter).__name__} counts {max(lengths)}; it must say what the model does "
+            "(docs/adapters.md)"
+        )
 
 
 def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normlens.models.base import Adapter
+from normlens.models.signals import SignalEncoder
 from normlens.pairs import Pair
 from normlens.text import Encoded, pad
 
 
 def model_inputs(
     adapter: Adapter, batch: Sequence[Encoded], device: torch.device
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """The arguments of the model's call for a batch."""
+    if isinstance(adapter, SignalEncoder):
+        return _signal_inputs(adapter, batch, device)
     inputs = pad(batch, _padding_id(adapter), device)
     # A tokenizer may give types that its model does not know.
     types = {kind for sequence in batch for kind in sequence.type_ids or ()}
     if types and max(types) >= adapter.token_types():
         del inputs["token_type_ids"]
     return inputs
+
+
+def _signal_inputs(
+    adapter: SignalEncoder, batch: Sequence[Encoded], device: torch.device
+) -> dict[str, Any]:
+    """Pictures or sounds of one shape; padding would be seen and heard."""
+    signals = [sequence.signal for sequence in batch if sequence.signal is not None]
+    dtype = next(p.dtype for p in adapter.model.parameters() if p.is_floating_point())
+    values = torch.stack(signals).to(device, dtype)
+    return {adapter.argument: values, **adapter.call_options(values)}
 
 
 def pair_inputs(

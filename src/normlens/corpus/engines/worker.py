@@ -33,6 +33,7 @@ from normlens.pairs import Item
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
+from normlens.signal_inputs import takes_signals
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
 
@@ -218,6 +219,13 @@ def _load(task: Task) -> Lens:
 
 
 def _check_tokenizer(lens: Lens) -> None:
+    if takes_signals(lens):
+        raise InputError(f"{lens.name} reads pictures or sound, and a run is over texts")
+    if lens.adapter.reads_padding:
+        raise InputError(
+            f"{lens.name} reads texts with their padding, which a run leaves out; lens.maps(text) "
+            "analyses them one by one"
+        )
     if lens.tokenizer is None:
         raise InputError(
             f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "

@@ -1,0 +1,157 @@
+"""Rows or columns of maps over the picture whose patches are the tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.errors import InputError, valid_choice
+from normlens.figures.canvas import MARGIN, NOTE, TITLE, Head, Notes, Sheet, require_matplotlib
+from normlens.figures.captions import model_and, number, provenance, unit
+from normlens.figures.colour_bar import BAR_GAP, BAR_TICKS, BAR_WIDTH, colour_bar
+from normlens.figures.fonts import fonts_for
+from normlens.figures.foreign_axes import figure_of, titled
+from normlens.figures.heat_map_panel import COLOUR_SCALES, colour_norm
+from normlens.figures.patch_overlay import draw_overlay, picture_note, shape_of
+from normlens.layers import layers_in_words
+from normlens.results.patches import PatchGrid, Token
+from normlens.scopes import resolve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from normlens.results.maps import Maps
+
+_IN_A_ROW = 4
+_ALONE, _SMALL = 3.6, 1.6  # inches of a picture's longer side
+_SHORTEST_BAR = 1.2
+_PREFIX = 6  # values beside the picture that are written
+
+
+def plot_patches(
+    maps: Maps,
+    layers: int | Iterable[int] | None = None,
+    scope: str | None = None,
+    *,
+    target: Token | None = None,
+    source: Token | None = None,
+    scale: str = "map",
+    colour: str = "sqrt",
+    cmap: str = "viridis",
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a row or a column of a scope's map over the picture, in one or in several layers.
+
+    `target` shows its row: what it receives from each patch; `source` its column: what each patch
+    receives of it. Either is a token's place or its name ("[CLS]", "3,4" for a patch by row and
+    column from 1); by default the target is the first token. `scope` is the last of the maps unless
+    it is named. `scale` "map" gives each layer its own colours, "shared" all the same. What tokens
+    that are no patches give or receive is written below each picture. `ax` takes one layer into
+    axes of yours.
+    """
+    require_matplotlib()
+    valid_choice(scale, ("map", "shared"), "scale")
+    grid = grid_of(maps)
+    name = maps.scopes[-1] if scope is None else resolve(scope, maps.scopes)
+    chosen = maps.choose(layers, name)
+    if target is not None and source is not None:
+        raise InputError("give a target or a source, not both: a row or a column is shown")
+    is_row = source is None
+    token = grid.named(source if source is not None else target or 0, maps.tokens)
+    values = [_line(chosen.at(name, layer), token, is_row) for layer in chosen.layers]
+    tops = [float(grid.of(line).max()) or 1.0 for line in values]
+    largest = [number(top) for top in tops]
+    if scale == "shared":
+        tops = [max(tops)] * len(tops)
+    if ax is not None:
+        if len(values) != 1:
+            raise InputError(f"one pair of axes takes one layer, not {len(values)}; name a layer")
+        draw_overlay(ax, grid, grid.of(values[0]), colour_norm(colour, tops[0]), cmap, [token])
+        ax.set_title(titled(maps, f"{name} · {_what(maps, token, is_row)}"), parse_math=False)
+        return figure_of(ax)
+
+    one = len(values) == 1
+    side = _ALONE if one else _SMALL
+    width, height = (side * share for share in shape_of(grid))
+    columns = min(len(values), _IN_A_ROW)
+    rows = math.ceil(len(values) / columns)
+    heading = model_and(maps, layers_in_words(chosen.layers))
+    about = [f"{name}: {_what(maps, token, is_row)}"]
+    own_bars = one or scale == "shared"
+    measured = unit(maps, name, "none")
+    share = "" if own_bars else ", as a share of its largest patch, which stands above each picture"
+    notes = [
+        f"Colour: {measured}{share}; {COLOUR_SCALES[colour]} scale.",
+        *picture_note(grid),
+        provenance(maps),
+    ]
+    below = [_beside(maps, grid, line) for line in values]
+    fonts = fonts_for([heading, *about, *notes, *below, "□…"])
+    bar_room = BAR_GAP + BAR_WIDTH + BAR_TICKS + 0.2
+    pitch_x, pitch_y = width + 0.14, height + 0.24 + (0.16 if any(below) else 0.0)
+    sheet_width = max(2 * MARGIN + columns * pitch_x + bar_room, 4.4)
+    head, foot = Head(heading, about, fonts, sheet_width), Notes(notes, fonts, sheet_width)
+    top = MARGIN + head.height + 0.2
+    bottom = top + max(rows * pitch_y - 0.2, _SHORTEST_BAR)
+    sheet = Sheet(sheet_width, bottom + foot.height + MARGIN, fonts)
+    head.draw(sheet)
+    foot.draw(sheet, bottom)
+    for place, (layer, line) in enumerate(zip(chosen.layers, values, strict=True)):
+        r, c = divmod(place, columns)
+        x, y = MARGIN + c * pitch_x, top + r * pitch_y
+        norm = colour_norm(colour, tops[place])
+        image = draw_overlay(
+            sheet.axes(x, y, width, height), grid, grid.of(line), norm, cmap, [token]
+        )
+        if not one:
+            sheet.text(x, y - 0.04, f"layer {layer}", TITLE, "bold", va="bottom")
+            style: dict[str, Any] = {"va": "bottom", "ha": "right"}
+            sheet.text(x + width, y - 0.04, f"max {largest[place]}", NOTE, **style)
+        if below[place]:
+            text = fonts.cut(below[place], NOTE, pitch_x - 0.05)
+            sheet.text(x, y + height + 0.04, text, NOTE)
+        if place == 0:
+            bar_x = MARGIN + columns * pitch_x - 0.14 + BAR_GAP
+            if not own_bars:
+                image.set_norm(colour_norm(colour, 1.0))
+            tall = max(height, _SHORTEST_BAR)
+            colour_bar(sheet, image, bar_x, top, tall, "" if own_bars else "share of the largest")
+    return sheet.figure
+
+
+def grid_of(maps: Maps) -> PatchGrid:
+    """The grid of maps of a picture."""
+    if maps.grid is None:
+        raise InputError(
+            "these maps are of no picture, or not of all of its patches, so nothing can be laid "
+            "over it; plot(…) draws them"
+        )
+    return maps.grid
+
+
+def _line(array: NDArray[np.floating], token: int, is_row: bool) -> NDArray[np.floating]:
+    line: NDArray[np.floating] = array[token] if is_row else array[:, token]
+    return line
+
+
+def _what(maps: Maps, token: int, is_row: bool) -> str:
+    """The row or the column in words."""
+    name = maps.tokens[token]
+    called = name if name.startswith("[") else f"patch {name}"
+    return (
+        f"what {called} receives from each patch"
+        if is_row
+        else f"what each patch receives from {called}"
+    )
+
+
+def _beside(maps: Maps, grid: PatchGrid, line: NDArray[np.floating]) -> str:
+    """The values of tokens that are no patches."""
+    others = [place for place in range(len(line)) if place not in grid.tokens]
+    words = [f"{maps.tokens[place]} {number(float(line[place]))}" for place in others[:_PREFIX]]
+    return "  ".join([*words, *(["…"] if len(others) > _PREFIX else [])])

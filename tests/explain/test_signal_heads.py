@@ -1,0 +1,206 @@
+"""Explanations of classifiers that see or hear: complete, and those of a frozen copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from frozen_copies import _through_norms, frozen_outputs
+from heads import headed, in_float64
+
+import normlens
+from normlens.errors import InputError, UnsupportedModelError
+from normlens.models.signals import ImageEncoder
+from normlens.models.tiny import scramble, tiny_config, tiny_model
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def first(model, last):
+    return model.classifier(last[0])
+
+
+def mean_of_all(model, last):
+    return model.classifier(last.mean(0))
+
+
+def first_and_patches(skipped):
+    return lambda model, last: model.classifier(torch.cat([last[0], last[skipped:].mean(0)]))
+
+
+def patches(model, last):
+    return model.classifier(last[1:].mean(0))
+
+
+def both_classifiers(model, last):
+    return (model.cls_classifier(last[0]) + model.distillation_classifier(last[1])) / 2
+
+
+def projected(model, last):
+    return model.classifier(model.projector(last).mean(0))
+
+
+def image_model(family: str, **settings):
+    return headed(family, "ImageClassification", **settings)
+
+
+def teacher():
+    return made("DeiTForImageClassificationWithTeacher", tiny_config("deit", num_labels=3))
+
+
+def made(name: str, config):
+    kind = getattr(transformers, name)
+    model = kind._from_config(config, attn_implementation="eager").eval()
+    scramble(model, 3)
+    return model.double()
+
+
+def tower(kind: str):
+    """A vision tower with a classifier, whose configuration is that of both towers."""
+    vision = tiny_config(f"{kind}_vision_model").to_dict()
+    config = transformers.AutoConfig.for_model(kind, vision_config=vision, num_labels=3)
+    config.id2label = {0: "dog", 1: "tabby cat", 2: "car"}
+    name = {"clip": "CLIP", "siglip": "Siglip"}[kind] + "ForImageClassification"
+    return made(name, config)
+
+
+#: A model with a head, and the head written by hand.
+CASES = {
+    "vit": (lambda: image_model("vit"), first),
+    "vit_msn": (lambda: image_model("vit_msn"), first),
+    "deit": (
+        lambda: made("DeiTForImageClassification", tiny_config("deit", num_labels=3)),
+        first,
+    ),
+    "deit and teacher": (teacher, both_classifiers),
+    "ijepa": (lambda: image_model("ijepa"), mean_of_all),
+    "dinov2": (lambda: image_model("dinov2"), first_and_patches(1)),
+    "registers": (lambda: image_model("dinov2_with_registers"), first_and_patches(3)),
+    "beit, first": (lambda: image_model("beit", use_mean_pooling=False), first),
+    "clip": (lambda: tower("clip"), patches),
+    "siglip": (lambda: tower("siglip"), mean_of_all),
+    "wav2vec2": (lambda: headed("wav2vec2", "AudioClassification"), projected),
+    "hubert": (lambda: headed("hubert", "AudioClassification"), projected),
+}
+
+
+def given(lens: normlens.Lens) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    if isinstance(lens.adapter, ImageEncoder):
+        return noise(3, 12, 12), {"pixel_values": noise(3, 12, 12)[None]}
+    return noise(270), {"input_values": noise(270)[None]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_contributions_are_those_of_a_frozen_copy(case):
+    make, head = CASES[case]
+    model = make()
+    lens = normlens.load(model)
+    values, inputs = given(lens)
+    with in_float64():
+        why = lens.explain(values, target=2, contrast=1)
+        logits = model(**inputs).logits[0].detach()
+        tokens, outputs = frozen_outputs(model, inputs, "ig", [{}] * lens.n_layers)
+        last = outputs[-1][-1]
+        last = _through_norms(lens.adapter.end(), last, last.detach())[0]
+        followed = head(model, last)
+        (g,) = torch.autograd.grad(followed[2] - followed[1], tokens)
+    torch.testing.assert_close(followed.detach(), logits, rtol=0, atol=1e-10)
+    assert why.value == pytest.approx(float(logits[2] - logits[1]), rel=1e-12)
+    assert why.probability == pytest.approx(float(logits.softmax(-1)[2]))
+    expected = (g * tokens).sum(-1).detach().numpy()
+    np.testing.assert_allclose(why.contributions, expected, rtol=0, atol=1e-9)
+    assert abs(why.contributions.sum() + why.remainder - why.value) < 1e-10
+    assert why.completeness < 1e-10
+
+
+def test_the_mean_of_patches_before_a_norm():
+    """BEiT's norm stands behind the mean, frozen there."""
+    model = image_model("beit")
+    with in_float64():
+        why = normlens.load(model).explain(noise(3, 12, 12), target=2)
+        logits = model(pixel_values=noise(3, 12, 12)[None]).logits[0]
+        tokens, outputs = frozen_outputs(
+            model, {"pixel_values": noise(3, 12, 12)[None]}, "ig", [{}] * 2
+        )
+        pooled = outputs[-1][-1][1:].mean(0)
+        norm = model.beit.pooler.layernorm
+        deviation = (pooled.detach().var(correction=0) + norm.eps).sqrt()
+        followed = model.classifier((pooled - pooled.mean()) / deviation * norm.weight + norm.bias)
+        (g,) = torch.autograd.grad(followed[2], tokens)
+    assert float(followed[2].detach()) == pytest.approx(float(logits[2].detach()), rel=1e-12)
+    np.testing.assert_allclose(
+        why.contributions, (g * tokens).sum(-1).detach().numpy(), rtol=0, atol=1e-9
+    )
+    assert why.position is None
+
+
+def test_a_class_is_named_as_people_call_it():
+    lens = normlens.load(tower("clip"))
+    why = lens.explain(noise(3, 12, 12), target="tabby cat")
+    assert (why.target, why.target_id) == ("tabby cat", 1)
+    assert why.grid is not None
+    assert why.task == "picture classifier"
+    assert why.tokens[:2] == ["[CLS]", "1,1"]
+    with pytest.raises(InputError, match="dog, tabby cat, car"):
+        lens.explain(noise(3, 12, 12), target="bird")
+    with pytest.raises(InputError, match="picture classifier reads the whole input"):
+        lens.explain(noise(3, 12, 12), position=2)
+
+
+def test_pictures_of_several_sizes():
+    lens = normlens.load(image_model("vit"))
+    small, wide = lens.explain([noise(3, 12, 12), noise(3, 8, 20)], target=[0, 1])
+    assert (small.grid.columns, wide.grid.columns) == (3, 5)
+    alone = lens.explain(noise(3, 8, 20), target=1)
+    np.testing.assert_allclose(wide.contributions, alone.contributions, rtol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["CTC", "AudioFrameClassification"])
+def test_frames_are_explained_one_by_one(task):
+    lens = normlens.load(headed("wav2vec2", task))
+    why = lens.explain(noise(270), position=3, target=2)
+    with torch.no_grad():
+        logits = lens.adapter.whole(noise(270)[None]).logits[0, 3]
+    assert why.value == pytest.approx(float(logits[2]), rel=1e-9)
+    assert why.completeness < 1e-6
+    with pytest.raises(InputError, match="position=0 to 5"):
+        lens.explain(noise(270))
+
+
+def test_heads_that_read_every_layer_are_not_described():
+    lens = normlens.load(headed("wav2vec2", "AudioClassification", use_weighted_layer_sum=True))
+    with pytest.raises(UnsupportedModelError, match="is not described"):
+        lens.explain(noise(270))
+    assert lens.maps(noise(270)).completeness < 1e-6
+
+
+def test_convolutions_behind_the_last_layer_are_refused():
+    lens = normlens.load(tiny_model("wav2vec2", add_adapter=True, output_hidden_size=16))
+    assert lens.maps(noise(270)).completeness < 1e-5
+    with pytest.raises(UnsupportedModelError, match="add_adapter"):
+        lens.explain(noise(270), direction=np.ones(16), position=0)
+
+
+@pytest.mark.parametrize("family", ["clip_vision_model", "siglip_vision_model", "beit", "hubert"])
+def test_a_direction_is_read_at_the_models_own_end(family, tiny):
+    """CLIP's last norm acts on its pooled vector alone; SigLIP's on every vector."""
+    model = tiny(family)
+    lens = normlens.load(model)
+    values, inputs = given(lens)
+    direction = noise(16)
+    with torch.no_grad():
+        last = model(**inputs).last_hidden_state[0]
+    why = lens.explain(values, direction=direction, position=2)
+    assert why.value == pytest.approx(float(last[2] @ direction), rel=1e-9)
+    assert why.completeness < 1e-10
+
+
+def test_sources_may_be_the_models_input(tiny):
+    lens = normlens.load(tiny("dinov2"))
+    maps = lens.maps(noise(3, 12, 12), origin="input")
+    assert maps.completeness < 1e-9
+    assert maps.grid == lens.maps(noise(3, 12, 12)).grid
+    assert lens.maps(noise(3, 12, 12)).rollout("ATTN-W").grid == maps.grid

@@ -1,0 +1,137 @@
+"""Maps and explanations laid over the picture that they are of."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from picture_examples import classifier, processor, scene
+from tidy import assert_tidy, words
+
+import normlens
+from normlens.errors import InputError
+from normlens.figures.patch_overlay import COVER, overlay
+from normlens.models.tiny import tiny_model
+from normlens.results.patches import PatchGrid
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return normlens.load(classifier(), processor())
+
+
+@pytest.fixture(scope="module")
+def maps(lens):
+    return lens.maps(scene())
+
+
+def panels(figure):
+    return [axes for axes in figure.axes if axes.images]
+
+
+def test_colours_lie_over_the_picture_in_grey():
+    black, white = np.zeros((4, 6, 3), np.uint8), np.full((4, 6, 3), 255, np.uint8)
+    colours = np.random.default_rng(0).random((2, 3, 3))
+    dark, bright = (overlay(PatchGrid(2, 3, 0, picture), colours) for picture in (black, white))
+    assert dark.shape == (4, 6, 3)
+    np.testing.assert_allclose(bright[2:, 4:], np.broadcast_to(
+        1 - COVER + COVER * colours[1, 2], (2, 2, 3)))  # fmt: skip
+    assert (dark < bright).all()
+    assert overlay(PatchGrid(2, 3, 0), colours).shape == (16, 24, 3)
+
+
+@pytest.mark.parametrize("line", [{"target": "2,3"}, {"source": "2,3"}])
+def test_one_layer_shows_a_row_or_a_column(maps, line):
+    figure = maps.plot_patches(1, "ATTN-N", **line)
+    assert_tidy(figure)
+    (panel,) = panels(figure)
+    (frame,) = {p.get_xy() for p in panel.patches if isinstance(p, Rectangle)}
+    assert frame == (2, 1)
+    place = maps.tokens.index("2,3")
+    array = maps.at("ATTN-N", 1)
+    values = array[place] if "target" in line else array[:, place]
+    said = words(figure)
+    assert f"[CLS] {values[0]:.2g}" in said
+    what = "what patch 2,3 receives from each patch"
+    assert (what if "target" in line else "what each patch receives from patch 2,3") in said
+    assert "ATTN-N" in said
+    assert "square-root scale" in said
+    colours = panel.images[0].get_array()
+    patches = maps.grid.of(values)
+    brightest = np.unravel_index(patches.argmax(), patches.shape)
+    yellow = colours[brightest[0] * 4 + 2, brightest[1] * 4 + 2]
+    assert yellow[0] > yellow[2]  # viridis ends in yellow
+
+
+def test_all_layers_stand_side_by_side(maps):
+    figure = maps.plot_patches()
+    assert_tidy(figure)
+    assert len(panels(figure)) == 2
+    said = words(figure)
+    assert "layer 0" in said
+    assert "ATTNRESLNFFRES-N: what [CLS] receives" in said
+    largest = maps.grid.of(maps.at("ATTNRESLNFFRES-N", 1)[0]).max()
+    assert f"max {largest:.2g}" in said
+    shared = maps.plot_patches(scale="shared", colour="linear")
+    assert_tidy(shared)
+    assert "linear scale" in words(shared)
+    assert "share" not in words(shared)
+
+
+def test_pictures_that_are_no_squares_and_unknown_ones():
+    bare = normlens.load(tiny_model("dinov3_vit"))
+    figure = bare.maps(torch.randn(3, 8, 40)).plot_patches([0, 1])
+    assert_tidy(figure)
+    assert "The picture is not known" in words(figure)
+    box = panels(figure)[0].get_position()
+    width, height = figure.get_size_inches()
+    assert box.width * width == pytest.approx(5 * box.height * height)
+    assert "[REG2]" in words(figure)
+
+
+def test_axes_of_somebody_else(maps):
+    figure, ax = plt.subplots()
+    assert maps.plot_patches(0, "ATTN-W", source=0, ax=ax) is figure
+    assert "what each patch receives from [CLS]" in ax.get_title()
+    with pytest.raises(InputError, match="takes one layer, not 2"):
+        maps.plot_patches(ax=ax)
+    plt.close(figure)
+
+
+def test_what_cannot_be_drawn(maps, lens):
+    with pytest.raises(InputError, match="a target or a source, not both"):
+        maps.plot_patches(target=0, source=1)
+    with pytest.raises(InputError, match="there is no token '9,9'"):
+        maps.plot_patches(target="9,9")
+    text = normlens.load(tiny_model("bert")).maps(input_ids=[3, 4, 5])
+    with pytest.raises(InputError, match="of no picture"):
+        text.plot_patches()
+
+
+def test_an_explanation_lies_over_its_picture(lens):
+    why = lens.explain(scene(), target="tabby cat", contrast="dog")
+    figure = why.plot()
+    assert_tidy(figure)
+    said = words(figure)
+    assert "why 'tabby cat' and not 'dog'" in said
+    assert "read at position 0 ('[CLS]')" in said
+    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert {"[CLS]", "1,1", "3,3", "no token (biases)"} <= set(labels)
+    (panel,) = panels(figure)
+    patches = why.grid.of(why.contributions)
+    for place, is_red in ((patches.argmax(), True), (patches.argmin(), False)):
+        row, column = divmod(int(place), 3)
+        red, _, blue = panel.images[0].get_array()[row * 4 + 2, column * 4 + 2]
+        assert (red > blue) == is_red
+
+
+def test_bars_of_many_patches_are_those_of_the_strongest():
+    model = tiny_model("vit", image_size=32)
+    why = normlens.load(model).explain(torch.randn(3, 32, 32), direction=np.ones(16), position=0)
+    figure = why.plot()
+    assert_tidy(figure)
+    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert any("other tokens" in label for label in labels)
+    assert not any(":" in label for label in labels)

@@ -1,0 +1,408 @@
+"""Every family that sees or hears against the reference, and what must not change its numbers."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from reference import assert_maps_match, largest_error, references
+from signal_examples import HEARING, SEEING, call, example, noise, other_example
+from test_loading import tiny_tokenizer
+
+import normlens
+from normlens.errors import InputError, UnsupportedModelError
+from normlens.models import adapt
+from normlens.models.classes import model_of
+from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
+from normlens.serve.limits import Limits
+from normlens.serve.models import ServedModels
+
+every_family = pytest.mark.parametrize("family", tiny_signal_families())
+
+
+def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
+    assert found.tokens == expected.tokens
+    assert found.grid == expected.grid
+    for scope in expected.scopes:
+        assert largest_error(found[scope], expected[scope]) <= tolerance, scope
+
+
+def test_both_kinds_are_tried():
+    assert {"vit", "beit", "dinov2", "dinov3_vit", "clip_vision_model"} <= set(SEEING)
+    assert set(HEARING) == {"wav2vec2", "hubert", "data2vec-audio", "unispeech", "unispeech-sat"}
+
+
+# Right numbers ----------------------------------------------------------------------------------
+
+
+@every_family
+def test_maps_equal_the_reference(family, tiny):
+    model, values = tiny(family), example(family)
+    expected = references(model, call(model, values))
+    maps = normlens.load(model).maps(values, heads=True)
+    assert_maps_match(maps, expected, 1e-9)
+    assert 0 < maps.completeness <= 1e-13
+    for place, layer in enumerate(expected):
+        for scope in ("ATTN-W", "ATTN-N"):
+            assert largest_error(maps.heads[scope][place], layer.head_maps[scope]) <= 1e-9
+    single = normlens.load(tiny(family, torch.float32)).maps(values)
+    assert_maps_match(single, expected, 1e-4)
+    assert 0 < single.completeness <= 1e-4
+
+
+@every_family
+def test_maps_of_another_size_equal_the_reference(family, tiny):
+    model, values = tiny(family), other_example(family)
+    maps = normlens.load(model).maps(values)
+    assert_maps_match(maps, references(model, call(model, values)), 1e-9)
+    if family in SEEING:
+        assert (maps.grid.rows, maps.grid.columns) == (2, 5)
+        assert maps.tokens[maps.grid.first :][:6] == ["1,1", "1,2", "1,3", "1,4", "1,5", "2,1"]
+
+
+def check(family: str, **overrides) -> normlens.Lens:
+    """A tiny model with these settings matches the reference."""
+    model = tiny_model(family, **overrides).double()
+    lens = normlens.load(model)
+    assert_maps_match(
+        lens.maps(example(family)), references(model, call(model, example(family))), 1e-9
+    )
+    return lens
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}),
+        ("dinov2", {"use_swiglu_ffn": False}),
+        ("dinov2_with_registers", {"num_register_tokens": 0, "use_swiglu_ffn": True}),
+        ("dinov3_vit", {"use_gated_mlp": False, "key_bias": True, "proj_bias": False}),
+        ("dinov3_vit", {"num_register_tokens": 0, "mlp_bias": False, "hidden_act": "silu"}),
+        ("beit", {"use_shared_relative_position_bias": True, "use_relative_position_bias": False}),
+        ("beit", {"use_absolute_position_embeddings": True, "use_mean_pooling": False}),
+        ("beit", {"layer_scale_init_value": 0.0}),
+        ("clip_vision_model", {"hidden_act": "gelu"}),
+        ("siglip_vision_model", {"vision_use_head": False}),
+        ("hubert", {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}),
+        ("wav2vec2", {"do_stable_layer_norm": False}),
+    ],
+)
+def test_traits_equal_the_reference(family, overrides):
+    check(family, **overrides)
+
+
+@pytest.mark.parametrize("rule", ["ig-bias", "gradient"])
+@pytest.mark.parametrize("family", ["beit", "dinov2", "wav2vec2"])
+def test_other_rules_equal_the_reference(family, rule, tiny):
+    model, values = tiny(family), example(family)
+    maps = normlens.load(model).maps(values, nonlinearity=rule)
+    assert_maps_match(maps, references(model, call(model, values), rule), 1e-9)
+
+
+def test_activations_are_those_of_the_configurations():
+    blocks = {
+        family: normlens.load(tiny_model(family)).layers[0].feed_forward.activation
+        for family in ("clip_vision_model", "siglip_vision_model", "vit", "hubert")
+    }
+    assert blocks == {
+        "clip_vision_model": "quick_gelu",
+        "siglip_vision_model": "gelu_pytorch_tanh",
+        "vit": "gelu",
+        "hubert": "gelu",
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("dinov2", "layer_scale1.lambda1"), ("beit", "lambda_1")]
+)
+def test_layer_scale_is_a_factor_of_the_attention(family, name):
+    model = tiny_model(family).double()
+    before = normlens.load(model).maps(example(family), layers=0)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith(name):
+                parameter *= 2
+    after = normlens.load(model).maps(example(family), layers=0)
+    np.testing.assert_allclose(after["ATTN-N"], 2 * before["ATTN-N"], rtol=1e-12)
+    np.testing.assert_array_equal(after["ATTN-W"], before["ATTN-W"])
+
+
+@pytest.mark.parametrize("family", ["vit", "dinov2", "dinov3_vit", "beit"])
+def test_mask_tokens_are_not_used(family):
+    overrides = {"use_mask_token": True} if family in ("dinov2", "beit") else {}
+    model = tiny_model(family, **overrides)
+    expected = normlens.load(model).maps(example(family))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "mask_token" in name:
+                parameter += 1
+    assert normlens.load(model).maps(example(family)) == expected
+
+
+# The same numbers, however they are asked for ----------------------------------------------------
+
+
+@every_family
+def test_batches_equal_one_by_one(family, tiny):
+    """Only signals of one shape run together: padding would be seen, and heard."""
+    lens = normlens.load(tiny(family, torch.float32))
+    given = [example(family), other_example(family), example(family, seed=1)]
+    alone = [lens.maps(values) for values in given]
+    for found, expected in zip(lens.maps(given, batch_size=3), alone, strict=True):
+        assert_same(found, expected)
+    (found,) = lens.maps(given[0][None])
+    assert_same(found, alone[0])
+
+
+@every_family
+def test_a_model_in_training_with_fused_attention_is_left_as_it_was(family, tiny):
+    """Drop path, layer drop and SpecAugment are off, and sdpa, which shows no weights."""
+    eager = tiny(family, torch.float32)
+    overrides = {"drop_path_rate": 0.9} if family.startswith(("dino", "beit")) else {}
+    if family in HEARING:
+        overrides = {"layerdrop": 0.9, "mask_time_prob": 0.9, "mask_time_length": 1}
+    model = model_of(tiny_config(family, **overrides), attention=None)
+    model.load_state_dict(eager.state_dict(), strict=False)
+    model.train()
+    implementation = model.config._attn_implementation
+    assert implementation == "sdpa"
+    assert_same(
+        normlens.load(model).maps(example(family)), normlens.load(eager).maps(example(family))
+    )
+    assert model.training
+    assert model.config._attn_implementation == implementation
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+# What a model is ---------------------------------------------------------------------------------
+
+
+def test_tokens_before_the_patches(tiny):
+    prefixes = {
+        family: lens.maps(example(family)).tokens[: -9 or None]
+        for family in SEEING
+        for lens in [normlens.load(tiny(family, torch.float32))]
+    }
+    cls = {name: ["[CLS]"] for name in ("vit", "vit_mae", "vit_msn", "dinov2", "beit")}
+    registers = ["[CLS]", "[REG1]", "[REG2]"]
+    assert prefixes == {
+        **cls,
+        "clip_vision_model": ["[CLS]"],
+        "deit": ["[CLS]", "[DIST]"],
+        "dinov2_with_registers": registers,
+        "dinov3_vit": registers,
+        "siglip_vision_model": [],
+        "ijepa": [],
+    }
+
+
+def test_what_mixes_tokens_outside_of_layers_is_said(tiny):
+    for family in HEARING:
+        maps = normlens.load(tiny(family, torch.float32)).maps(example(family))
+        assert "convolution" in maps.provenance["outside_scopes"]
+    siglip = normlens.load(tiny("siglip_vision_model", torch.float32))
+    assert "pools" in siglip.maps(example("vit")).provenance["outside_scopes"]
+    bare = normlens.load(tiny_model("siglip_vision_model", vision_use_head=False))
+    assert "outside_scopes" not in bare.maps(example("vit")).provenance
+
+
+def test_masked_autoencoders_must_see_the_whole_picture():
+    lens = normlens.load(tiny_model("vit_mae", mask_ratio=0.75))
+    with pytest.raises(UnsupportedModelError, match="mask_ratio=0"):
+        lens.maps(example("vit"))
+
+
+def test_a_second_feed_forward_block_is_refused():
+    with pytest.raises(UnsupportedModelError, match="adapter_attn_dim"):
+        normlens.load(tiny_model("wav2vec2", adapter_attn_dim=4))
+
+
+def test_an_adapter_that_miscounts_tokens_is_refused(tiny):
+    lens = normlens.load(tiny("vit", torch.float32))
+    lens.adapter.prefix = lambda: ["[CLS]", "[MORE]"]
+    with pytest.raises(UnsupportedModelError, match="10 tokens where the adapter ViT counts 11"):
+        lens.maps(example("vit"))
+
+
+# Two towers --------------------------------------------------------------------------------------
+
+
+def towers(kind: str) -> transformers.PreTrainedModel:
+    vision = tiny_config(f"{kind}_vision_model").to_dict()
+    text = tiny_config(f"{kind}_text_model").to_dict()
+    config = transformers.AutoConfig.for_model(
+        kind, vision_config=vision, text_config=text, projection_dim=8
+    )
+    model = transformers.AutoModel.from_config(config)
+    scramble(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_model_of_two_towers_is_taken_apart_by_its_user(kind):
+    model = towers(kind)
+    with pytest.raises(UnsupportedModelError, match=r"model\.vision_model.*model\.text_model"):
+        normlens.load(model)
+    values = example("vit")
+    maps = normlens.load(model.vision_model).maps(values)
+    alone = tiny_model(f"{kind}_vision_model")
+    alone.load_state_dict(model.vision_model.state_dict())
+    assert_same(maps, normlens.load(alone).maps(values))
+    text = normlens.load(model.text_model)
+    assert text.causal == (kind == "clip")
+    assert text.maps(input_ids=[3, 9, 2]).completeness <= 1e-5
+
+
+def test_a_body_is_the_part_that_takes_the_input():
+    """DINOv3 calls its stack of layers a base model, and it takes no picture."""
+    model = tiny_model("dinov3_vit")
+    assert adapt(model).model is model
+    assert model.base_model is not model
+
+
+def test_text_given_to_a_model_that_sees(tiny):
+    lens = normlens.load(tiny("vit", torch.float32))
+    with pytest.raises(InputError, match="sees pictures, and there is no file 'A cat'"):
+        lens.maps("A cat")
+    with pytest.raises(InputError, match="reads pictures, not token ids"):
+        lens.maps(input_ids=[1, 2])
+    with pytest.raises(InputError, match="sampling_rate is for sound"):
+        lens.maps(example("vit"), sampling_rate=16000)
+
+
+def test_pictures_given_to_a_model_that_reads(tiny):
+    lens = normlens.load(tiny("bert", torch.float32))
+    for given in (example("vit"), example("vit").numpy(), [example("vit").numpy()]):
+        with pytest.raises(InputError, match="reads text, not a"):
+            lens.maps(given)
+    pairs = normlens.load(tiny("bart", torch.float32))
+    with pytest.raises(InputError, match="reads text, not a"):
+        pairs.maps(example("vit"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (noise(1, 12, 12), r"has shape \(1, 12, 12\)"),
+        (noise(12, 12), "takes \\(3, height, width\\)"),
+        (torch.zeros(3, 12, 12, dtype=torch.uint8), "floating-point"),
+        (torch.full((3, 12, 12), torch.nan), "not finite"),
+        (noise(3, 3, 12), "one patch of this model has 4×4"),
+    ],
+)
+def test_pixel_values_that_cannot_be(values, message, tiny):
+    with pytest.raises(InputError, match=message):
+        normlens.load(tiny("vit", torch.float32)).maps(values)
+
+
+# Sound -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hearing():
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=True)
+    return normlens.load(tiny_model("wav2vec2"), extractor)
+
+
+def test_a_waveform_goes_through_the_feature_extractor(hearing):
+    wave = np.sin(np.arange(270) / 5) * 0.3 + 0.1
+    maps = hearing.maps(wave, sampling_rate=16000)
+    normalised = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
+    assert_same(maps, hearing.maps(torch.from_numpy(normalised)), 1e-5)
+    assert maps.tokens[:5] == ["0.00 s", "0.00 s", "0.01 s", "0.01 s", "0.01 s"]
+    assert maps.token_ids == []
+    assert not any(maps.special)
+    pcm = (wave * 32768).astype(np.int16)
+    assert_same(hearing.maps([pcm], sampling_rate=16000)[0], maps, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("given", "rate", "message"),
+    [
+        (np.zeros(270), None, "no sampling_rate was given"),
+        (np.zeros(270), 44100, "this one has 44100 Hz"),
+        (np.zeros((2, 270)), 16000, "one channel"),
+        (torch.zeros(9), None, "too short for one frame"),
+        ("hello", None, "hears sound, not str"),
+        ([], None, "at least one"),
+    ],
+)
+def test_sounds_that_cannot_be(given, rate, message, hearing):
+    with pytest.raises(InputError, match=message):
+        hearing.maps(given, sampling_rate=rate)
+
+
+def test_a_model_without_an_extractor_takes_tensors(tiny):
+    lens = normlens.load(tiny("hubert", torch.float32))
+    with pytest.raises(InputError, match="input_values as a tensor"):
+        lens.maps(np.zeros(270), sampling_rate=16000)
+    assert lens.maps(noise(270)).completeness <= 1e-5
+
+
+def test_words_of_patches_and_frames_are_refused(tiny, hearing):
+    with pytest.raises(InputError, match="patches or frames"):
+        normlens.load(tiny("vit", torch.float32)).maps(example("vit")).words()
+    with pytest.raises(InputError, match="frames"):
+        hearing.maps(noise(270)).words()
+
+
+def test_without_special_tokens_the_grid_moves(tiny):
+    maps = normlens.load(tiny("dinov3_vit", torch.float32)).maps(example("vit"))
+    plain = maps.without_special_tokens()
+    assert maps.grid.first == 3
+    assert plain.grid.first == 0
+    assert plain.tokens == maps.tokens[3:]
+    assert copy.copy(plain.grid) == plain.grid
+    assert plain.grid != maps.grid
+
+
+def test_siglip_reads_its_padding():
+    """It was trained on texts padded to its length, and pools at the last token."""
+
+    class Tokenizer:
+        is_fast = False
+
+        def __call__(self, text, padding=False, max_length=None, **_):
+            ids = [5 + len(word) for word in text.split()] + [2]
+            mask = [0] * (len(ids) - 1) + [1]
+            if padding == "max_length":
+                mask += [1] * (max_length - len(ids))
+                ids += [1] * (max_length - len(ids))
+            return {"input_ids": ids, "special_tokens_mask": mask}
+
+        def convert_ids_to_tokens(self, ids):
+            return [str(i) for i in ids]
+
+    model = tiny_model("siglip_text_model", max_position_embeddings=6).double()
+    maps = normlens.load(model, Tokenizer()).maps("a cat")
+    assert maps.token_ids == [6, 8, 2, 1, 1, 1]
+    assert maps.special == [False, False, True, True, True, True]
+    assert_maps_match(maps, references(model, [6, 8, 2, 1, 1, 1]), 1e-9)
+    clip = normlens.load(tiny_model("clip_text_model"), Tokenizer())
+    assert clip.maps("a cat").token_ids == [6, 8, 2]
+
+
+# What reads texts only ---------------------------------------------------------------------------
+
+
+def test_what_is_over_texts_refuses_models_that_read_none(tmp_path, tiny):
+    tiny("vit", torch.float32).save_pretrained(tmp_path / "vit")
+    (tmp_path / "texts.txt").write_text("A cat.\nA dog.\n")
+    with pytest.raises(InputError, match="a run is over texts"):
+        normlens.run(str(tmp_path / "vit"), str(tmp_path / "texts.txt"), tmp_path / "run")
+    with pytest.raises(InputError, match="cosines are of two texts"):
+        normlens.load(tiny("vit", torch.float32)).cosine("a.png", "b.png")
+    served = ServedModels([str(tmp_path / "vit")], Limits())
+    with pytest.raises(UnsupportedModelError, match="a server takes texts"):
+        served.describe()
+
+
+def test_runs_leave_padding_out_and_say_so(tmp_path, tiny):
+    tiny("siglip_text_model", torch.float32).save_pretrained(tmp_path / "siglip")
+    tiny_tokenizer().save_pretrained(tmp_path / "siglip")
+    (tmp_path / "texts.txt").write_text("the cats sat\na dog\n")
+    with pytest.raises(InputError, match="with their padding"):
+        normlens.run(str(tmp_path / "siglip"), str(tmp_path / "texts.txt"), tmp_path / "run")
