@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from normlens.late import formed
 from normlens.matmul import splits, times
 from normlens.reach import Reach
 from normlens.scopes import WEIGHT_SCOPES
@@ -40,7 +41,7 @@ C = TypeVar("C")
 
 
 def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
-    """The same component with its tensors converted to `dtype`.
+    """The same component with its tensors converted to `dtype`, those formed that are late.
 
     With `split`, matrices stay as they are where products with them are split (`normlens.matmul`).
     """
@@ -50,6 +51,7 @@ def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
     for field in fields(component):  # type: ignore[arg-type]
         value = getattr(component, field.name)
         if isinstance(value, Tensor):
+            value = formed(value)
             stays = split and value.dim() == 2 and splits(value)
             changes[field.name] = value.detach() if stays else value.detach().to(dtype)
         elif isinstance(value, (Linear, Norm, FeedForward)):

@@ -24,7 +24,9 @@ from normlens.encoding import Encodes, Features, encode_any
 from normlens.explaining import Explains
 from normlens.inputs import check_stacks
 from normlens.models import adapt
+from normlens.models.offloading import execution_device
 from normlens.models.two_stacks import TwoStacks
+from normlens.models.unwrapping import adapters_in_words
 from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions
 from normlens.pair_inputs import GivenPairs, SourceTarget
@@ -71,8 +73,9 @@ class Lens(Encodes, Explains):
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
         self.tokenizer = None if tokenizer is False else tokenizer
-        self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-        self.revision = revision or getattr(model.config, "_commit_hash", None)
+        whole = self.adapter.whole
+        self.name = name or _name_of(whole)
+        self.revision = revision or getattr(whole.config, "_commit_hash", None)
         self._read_pooling = pooling
         self._products: ProductStore | None = None
         check_finite(self.model, self.name)
@@ -116,7 +119,7 @@ class Lens(Encodes, Explains):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return execution_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -242,3 +245,9 @@ class Lens(Encodes, Explains):
         refresh_products(products, self, range(self.n_layers))
         self._products = products
         return self
+
+
+def _name_of(model: nn.Module) -> str:
+    """Where a model says it is from, with the adapters at work in it, or its class."""
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return f"{name}{adapters_in_words(model)}"

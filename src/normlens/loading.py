@@ -17,7 +17,7 @@ from normlens.checkpoints.headed import complete_part, headed_class
 from normlens.checkpoints.hub import Origin, explained, file_of, is_local, quiet_transformers
 from normlens.checkpoints.sentences import Finder, read_pooling
 from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
-from normlens.errors import InputError, ModelLoadError
+from normlens.errors import InputError, ModelLoadError, NormLensError, reason_of
 from normlens.lens import Lens
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
@@ -120,10 +120,19 @@ def _from_object(
     dtype: str | torch.dtype,
     revision: str | None,
 ) -> Lens:
-    if device != "auto":
-        model = model.to(pick_device(device))
-    if dtype != "auto":
-        model = model.to(pick_dtype(dtype, torch.device("cpu")))
+    try:
+        if device != "auto":
+            model = model.to(pick_device(device))
+        if dtype != "auto":
+            model = model.to(pick_dtype(dtype, torch.device("cpu")))
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        if isinstance(error, NormLensError):
+            raise
+        # Weights that are offloaded or quantised stay what they are.
+        raise InputError(
+            f"{type(model).__name__} cannot be moved or converted ({reason_of(error)}); leave "
+            "device and dtype out, or load it anew where and how you want it"
+        ) from error
     return Lens(model, tokenizer, revision=revision)
 
 

@@ -264,7 +264,8 @@ def adapter_class(config: Any) -> type[Adapter]:
 
 
 def adapt(model: nn.Module) -> Adapter:
-    """The adapter of a model, which is read without any head class on top."""
+    """The adapter of a model, which is read without any wrapper or head class on top."""
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModelError(
@@ -272,7 +273,7 @@ def adapt(model: nn.Module) -> Adapter:
             "`config.model_type` is registered with normlens.register"
         )
     adapter = adapter_class(config)(body(model))
-    adapter.whole = unwrapped(model)
+    adapter.whole = model
     try:
         for block in {id(block): block for block in adapter.blocks()}.values():
             adapter.layer(block)
