@@ -26,12 +26,13 @@ from normlens.inputs import check_stacks
 from normlens.models import adapt
 from normlens.models.offloading import execution_device
 from normlens.models.two_stacks import TwoStacks
-from normlens.models.unwrapping import adapters_in_words
+from normlens.models.unwrapping import name_of_model
 from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions
 from normlens.pair_inputs import GivenPairs, SourceTarget
 from normlens.pairs import Item
 from normlens.parsing import parse_bytes
+from normlens.precisions import expected_in_words
 from normlens.results.maps import Maps
 from normlens.text import Ids, Text, Texts, Tokenizer
 from normlens.text_sides import Side
@@ -69,14 +70,15 @@ class Lens(Encodes, Explains):
         name: str | None = None,
         revision: str | None = None,
         pooling: Callable[[], Pooling] = Pooling,
+        max_tokens: int | None = None,
     ):
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
         self.tokenizer = None if tokenizer is False else tokenizer
-        whole = self.adapter.whole
-        self.name = name or _name_of(whole)
-        self.revision = revision or getattr(whole.config, "_commit_hash", None)
+        self.name = name or name_of_model(self.adapter.whole)
+        self.revision = revision or getattr(self.adapter.whole.config, "_commit_hash", None)
         self._read_pooling = pooling
+        self._max_tokens = max_tokens
         self._products: ProductStore | None = None
         check_finite(self.model, self.name)
 
@@ -132,13 +134,14 @@ class Lens(Encodes, Explains):
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest sequence that the model's positions allow."""
-        return self.adapter.max_positions()
+        """The longest sequence that the model's positions allow, or the object it came in."""
+        return min(filter(None, (self.adapter.max_positions(), self._max_tokens)), default=None)
 
     def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"Lens({self.name}: {self.model_type}, {self.n_layers} layers of "
-            f"{self.component_sequence}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
+            f"{self.component_sequence}, {dtype} on {self.device}{expected_in_words(dtype)})"
         )
 
     # What it shows ------------------------------------------------------------------------------
@@ -245,9 +248,3 @@ class Lens(Encodes, Explains):
         refresh_products(products, self, range(self.n_layers))
         self._products = products
         return self
-
-
-def _name_of(model: nn.Module) -> str:
-    """Where a model says it is from, with the adapters at work in it, or its class."""
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    return f"{name}{adapters_in_words(model)}"

@@ -41,13 +41,15 @@ def estimate_command(
     from normlens import estimate as cost
     from normlens.checkpoints.devices import device_anywhere, pick_dtype
     from normlens.decomposition.least import check_limit
+    from normlens.fitting import dtype_to_load
     from normlens.loading import load_config
 
     place = device_anywhere(loading.device)
-    stored = pick_dtype(loading.dtype, place)
+    asked_dtype = pick_dtype(loading.dtype)
     config = load_config(
         model, revision=loading.revision, trust_remote_code=loading.trust_remote_code
     )
+    stored = dtype_to_load(asked_dtype, config, place, model or DEFAULT)
     lens = cost.skeleton(config, name=model or DEFAULT)
     if lens.max_tokens is not None and tokens > lens.max_tokens:
         raise InputError(f"{lens.name} takes at most {lens.max_tokens} tokens, not {tokens}")
@@ -65,7 +67,7 @@ def estimate_command(
         device=str(place),
         precision=asked.precision,
     )
-    kind = _checkpoint_dtype(config) if stored == "auto" else stored
+    kind = _checkpoint_dtype(config) if isinstance(stored, str) else stored
     if asked.memory_limit is not None:
         check_limit(
             limit,

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from normlens import layers
 from normlens.cli.printing import add_row, console_for, new_table, print_table
+from normlens.precisions import cost_in_words
 from normlens.scopes import consecutive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from normlens.results.maps import Maps
+from normlens.results.maps import Maps
 
 PRINTED_TOKENS = 16  # a map with more tokens is too wide for a table
 PRINTED_PAIRS = 3
@@ -53,9 +54,10 @@ def layers_in_words(maps: Maps) -> str:
 def completeness(maps: Maps) -> str:
     if not any(scope.endswith("-N") for scope in maps.scopes):
         return "completeness: not measured, because attention weights have no parts"
+    cost = cost_in_words(str(maps.provenance.get("dtype")))
     return (
-        f"completeness: {maps.completeness:.1e} (worst relative error of parts + bias against the "
-        f"model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
+        f"completeness: {maps.completeness:.1e}{cost} (worst relative error of parts + bias against "
+        f"the model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
     )
 
 

@@ -31,15 +31,16 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
-def adapters_in_words(model: Any) -> str:
-    """The adapters at work in a model, for its name: " + default"; "" where there are none."""
+def name_of_model(model: Any) -> str:
+    """Where a model says it is from, or its class, with the adapters at work: "gpt2 + default"."""
     active = {
         name
-        for module in unwrapped(model).modules()
+        for module in model.modules()
         if hasattr(module, "base_layer") or hasattr(module, "modules_to_save")
         for name in active_adapters(module)
     }
-    return "".join(f" + {name}" for name in sorted(active))
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return " + ".join([name, *sorted(active)])
 
 
 def body(model: Any) -> Any:

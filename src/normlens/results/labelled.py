@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from normlens.errors import InputError, UnknownScopeError
 from normlens.layers import layers_in_words
 from normlens.origins import IN_WORDS, LAYER
+from normlens.precisions import cost_in_words
 from normlens.results.axes import (
     GROUPS,
     Allowed,
@@ -229,7 +230,8 @@ class LabelledMaps:
         tokens = f"{len(self.raw_tokens)} tokens"
         if self.source_axis is not None:
             tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
+        cost = cost_in_words(str(self.provenance.get("dtype")))
         return (
             f"Maps({model}: {tokens}, {len(self.layers)} layers, "
-            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e})"
+            f"{len(self.scopes)} scopes, {sources}completeness {self.completeness:.1e}{cost})"
         )

@@ -16,7 +16,9 @@ def model_name(model: str | os.PathLike[str] | Lens) -> str:
         return model.name
     name = os.fspath(model)
     # A folder without a model may happen to be called like one that is not a folder.
-    no_model = os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json"))
+    no_model = os.path.isdir(name) and not any(
+        os.path.isfile(os.path.join(name, file)) for file in ("config.json", "adapter_config.json")
+    )
     return name if no_model else fixed_path(name)
 
 
