@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.inputs import check_one_sequence_given, encode_input
+from normlens.iterables import as_list
 from normlens.pair_inputs import GivenPairs, SourceTarget, encode_pairs
 from normlens.pairs import Item, Pair
 from normlens.text import Encoded, Ids, Text, Texts
@@ -36,8 +38,9 @@ class Encodes:
         truncate: bool = False,
     ) -> list[Encoded]:
         """Texts, or token ids, as `analyse` takes them."""
+        texts = as_list(text)
         return encode_input(
-            cast("Lens", self), text, input_ids, attention_mask, token_type_ids, truncate=truncate
+            cast("Lens", self), texts, input_ids, attention_mask, token_type_ids, truncate=truncate
         )[0]
 
     def encode_pairs(
@@ -69,6 +72,8 @@ def encode_any(
     lens: Lens, given: GivenPairs, token_type_ids: Ids | None, *, truncate: bool
 ) -> tuple[Sequence[Item], bool]:
     """Sequences or pairs, as the model takes them, and whether they were given as a list."""
+    if given.target is None:
+        given = replace(given, source=as_list(given.source))
     if lens.two_stacks:
         if token_type_ids is not None:
             raise InputError(f"{lens.name} has no token types; leave token_type_ids out")

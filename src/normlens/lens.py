@@ -147,7 +147,9 @@ class Lens(Encodes, Explains):
     # What it shows ------------------------------------------------------------------------------
 
     @overload
-    def maps(self, text: Text, **options: Unpack[TextKeywords]) -> Maps: ...
+    def maps(  # type: ignore[overload-overlap] # a text is an iterable of texts, too
+        self, text: Text, **options: Unpack[TextKeywords]
+    ) -> Maps: ...
 
     @overload
     def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
@@ -182,7 +184,7 @@ class Lens(Encodes, Explains):
         progress: Progress | None = None,
         **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
-        """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
+        """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
 
         An encoder–decoder takes a source and a `target`, each a text or a list of words, or a list
         of such pairs; without a target the model generates one, always the likeliest token. Its

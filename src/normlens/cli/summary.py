@@ -56,8 +56,8 @@ def completeness(maps: Maps) -> str:
         return "completeness: not measured, because attention weights have no parts"
     cost = cost_in_words(str(maps.provenance.get("dtype")))
     return (
-        f"completeness: {maps.completeness:.1e}{cost} (worst relative error of parts + bias against "
-        f"the model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
+        f"completeness: {maps.completeness:.1e}{cost} (worst relative error of parts + bias "
+        f"against the model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
     )
 
 

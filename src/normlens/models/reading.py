@@ -133,7 +133,7 @@ def _held(module: Any) -> tuple[Tensor, Tensor | None]:
     weight: Any = getattr(module, "weight", None)
     matrix: Tensor | None
     if _is_quantised(weight):
-        matrix = late(weight.shape, weight.dtype, partial(_dequantised, module))
+        matrix = late(weight.shape, weight.dtype, lambda: numbers_of(module.weight))
     elif type(weight) is Tensor and _is_plain(weight):
         # No parameter: it is computed at every look (parametrizations) or at every run
         # (weight_norm), and a view would keep the result.
@@ -190,16 +190,15 @@ def _probed(
     return weight, late((d_out,), kind, partial(probed_bias, module, d_in, kind))
 
 
-def _dequantised(module: Any) -> Tensor:
+def numbers_of(tensor: Tensor) -> Tensor:
+    """A tensor as plain numbers: itself, or what a quantised one stands for."""
     with torch.no_grad():
-        return module.weight.dequantize().detach()
+        return tensor.dequantize().detach() if _is_quantised(tensor) else tensor
 
 
 def _loaded_tensor(module: Any, name: str) -> Tensor:
     with torch.no_grad(), loaded(module):
-        tensor = getattr(module, name)
-        values = tensor.dequantize() if _is_quantised(tensor) else tensor
-        return values.detach().clone()
+        return numbers_of(getattr(module, name)).detach().clone()
 
 
 def _is_plain(tensor: Any) -> bool:

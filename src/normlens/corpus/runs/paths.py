@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
+#: What stands behind the name of a model that was passed as an object.
+OBJECT = " (an object)"
+
+
 def model_name(model: str | os.PathLike[str] | Lens) -> str:
     """What a run calls a model: a folder absolutely, everything else as it is given."""
     if not isinstance(model, (str, os.PathLike)):
