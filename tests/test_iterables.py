@@ -57,7 +57,7 @@ def test_a_column_of_datasets():
     datasets = pytest.importorskip("datasets", reason="columns: pip install datasets")
     rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [0, 1, 0]})
     assert as_list(rows["text"]) == TEXTS
-    with pytest.raises(InputError, match="a Dataset has several columns; pass one of them"):
+    with pytest.raises(InputError, match="a Dataset, which has several columns; pass one of them"):
         as_list(rows)
 
 
@@ -81,12 +81,12 @@ def test_one_text_stays_one(one, lens):
     [
         (
             pd.DataFrame({"text": TEXTS}),
-            'a DataFrame has several columns; pass one of them, .*"text"',
+            'a DataFrame, which has several columns; pass one of them, .*"text"',
         ),
-        (pa.table({"text": TEXTS}), "a Table has several columns"),
-        ({"a": "the cat"}, "a dict has keys and values"),
-        (OrderedDict(a="the cat"), "a OrderedDict has keys and values"),
-        (set(TEXTS), "a set has no order"),
+        (pa.table({"text": TEXTS}), "a Table, which has several columns"),
+        ({"a": "the cat"}, "a dict, which has keys and values"),
+        (OrderedDict(a="the cat"), "a OrderedDict, which has keys and values"),
+        (set(TEXTS), "a set, which has no order"),
         (np.ones((2, 2)), "expected a text or a pair of texts"),
         (torch.ones(2), "expected a text or a pair of texts"),
         (pd.Series([1, 2]), "expected a text or a pair of texts"),

@@ -16,30 +16,30 @@ def as_list(value: Any) -> Any:
     """A list of what an iterable holds, in its order; anything that is one input as it is."""
     if value is None or isinstance(value, (str, bytes, tuple, list)):
         return value
+    kind = type(value).__name__
     if is_table(value):
-        raise InputError(
-            f'a {type(value).__name__} has several columns; pass one of them, such as data["text"]'
-        )
+        raise _refused(kind, "several columns", 'one of them, such as data["text"]')
     if isinstance(value, Mapping):
-        raise InputError(
-            f"a {type(value).__name__} has keys and values; pass the texts, such as "
-            "list(texts.values())"
-        )
+        raise _refused(kind, "keys and values", "the texts, such as list(texts.values())")
     if isinstance(value, Set) and not hasattr(value, "mapping"):  # the view of a dict has order
-        raise InputError(
-            f"a {type(value).__name__} has no order, so results could not be told apart; pass a "
-            "list, such as sorted(texts)"
-        )
+        raise _refused(kind, "no order", "a list, such as sorted(texts)")
     if hasattr(value, "to_pylist"):  # pyarrow's arrays hold scalars of their own
         return value.to_pylist()
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if hasattr(value, "__array__") and kind is not None and kind not in "OUT":
+    numbers = getattr(getattr(value, "dtype", None), "kind", "O") not in "OUT"
+    if hasattr(value, "__array__") and numbers:
         return value  # numbers are no texts
     if not isinstance(value, Iterable) or hasattr(value, "is_floating_point"):
         return value  # a tensor of torch is iterable, too
     if getattr(value, "shape", None) == ():
         return value.item()  # type: ignore[attr-defined]
     return list(value)
+
+
+def _refused(kind: str, has: str, instead: str) -> InputError:
+    return InputError(
+        f"expected a text or a pair of texts, or several, got a {kind}, which has {has}; pass "
+        f"{instead}"
+    )
 
 
 def is_table(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from normlens.text import Tokenizer
 
 
 def load(
-    source: str | os.PathLike[str] | nn.Module | None = None,
+    source: str | os.PathLike[str] | nn.Module | Callable[..., object] | None = None,
     tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None = None,
     *,
     device: str | torch.device = "auto",

@@ -80,7 +80,7 @@ def test_pairs_words_and_further_columns():
         ([3], {}, "'data in memory', item 0: 'text' holds a number"),
         ([" "], {}, "the list holds no sequence"),
         (3.5, {}, "data is a name, a path, a list of texts or a table"),
-        ({"a": "b"}, {}, "a dict has keys and values"),
+        ({"a": "b"}, {}, "a dict, which has keys and values"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(data, options, words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 @shows_fields_of(RunOptions, Execution, without=("model", "data"))
 def run(
-    model: str | os.PathLike[str] | Lens | nn.Module,
-    data: str | os.PathLike[str] | Data | Iterable[Any],
+    model: str | os.PathLike[str] | Lens | nn.Module | Callable[..., object],
+    data: str | os.PathLike[str] | Data | Iterable[object],
     out: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
@@ -112,8 +112,8 @@ def run(
 def resume(
     out: str | os.PathLike[str],
     *,
-    model: Lens | str | os.PathLike[str] | nn.Module | None = None,
-    data: Data | str | os.PathLike[str] | Iterable[Any] | None = None,
+    model: Lens | str | os.PathLike[str] | nn.Module | Callable[..., object] | None = None,
+    data: Data | str | os.PathLike[str] | Iterable[object] | None = None,
     progress: Progress | None = None,
     **options: Unpack[RunKeywords],
 ) -> Run:
