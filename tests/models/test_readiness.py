@@ -62,6 +62,15 @@ def test_offloaded_explanations():
     assert largest_error(found[1].contributions, found[0].contributions) < 1e-7
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # DeBERTa's modules are scripted
+def test_weights_that_no_hook_brings():
+    """DeBERTa reads its table of relative positions past the module."""
+    accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
+    model = tiny_model("deberta-v2")
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert "needs weights of a module that does not run" in refusal(model)
+
+
 def test_weights_that_were_never_loaded():
     with torch.device("meta"):
         model = tiny_model("llama")

@@ -15,7 +15,7 @@ from normlens.scopes import consecutive
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-from normlens.results.maps import Maps
+    from normlens.results.maps import Maps
 
 PRINTED_TOKENS = 16  # a map with more tokens is too wide for a table
 PRINTED_PAIRS = 3

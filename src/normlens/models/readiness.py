@@ -42,7 +42,12 @@ def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
 
 
 def explain_failure(model: nn.Module, error: RuntimeError) -> None:
-    """Raise with the cause if the model failed because its weights are of several precisions."""
+    """Raise with the cause if the model failed because of where or in what its weights are."""
+    if "meta tensor" in str(error) and not isinstance(error, NormLensError):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} needs weights of a module that does not run, which "
+            "accelerate's hooks do not bring; load it whole, without device_map or offloading"
+        ) from error
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     about_types = "dtype" in str(error) or "scalar type" in str(error)
     if len(kinds) > 1 and about_types and not isinstance(error, NormLensError):
