@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.inputs import check_one_sequence_given, encode_input
+from normlens.iterables import as_list
 from normlens.pair_inputs import GivenPairs, SourceTarget, encode_pairs
 from normlens.pairs import Item, Pair
 from normlens.signal_inputs import Signal, check_no_signal, encode_signals, takes_signals
@@ -39,7 +41,9 @@ class Encodes:
     ) -> list[Encoded]:
         """Texts, token ids, pictures or sounds as `analyse` takes them."""
         lens = cast("Lens", self)
-        given = GivenPairs(text, None, input_ids, attention_mask, sampling_rate=sampling_rate)
+        given = GivenPairs(
+            as_list(text), None, input_ids, attention_mask, sampling_rate=sampling_rate
+        )
         return encode_one(lens, given, token_type_ids, truncate=truncate)[0]
 
     def encode_pairs(
@@ -71,6 +75,8 @@ def encode_any(
     lens: Lens, given: GivenPairs, token_type_ids: Ids | None, *, truncate: bool
 ) -> tuple[Sequence[Item], bool]:
     """Sequences or pairs, as the model takes them, and whether they were given as a list."""
+    if given.target is None:
+        given = replace(given, source=as_list(given.source))
     if lens.two_stacks:
         check_no_signal(lens, given)
         if token_type_ids is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
 from normlens.pairs import Item, Pair
@@ -44,7 +44,7 @@ def encode_input(
         check_token_types(encoded, lens.adapter.token_types(), lens.name)
         return encoded, many
     many = isinstance(text, list)
-    texts = list(text) if isinstance(text, list) else [text]
+    texts: list[Any] = list(text) if isinstance(text, list) else [text]
     padded = lens.adapter.reads_padding
     encoded = encode_texts(texts, lens.tokenizer, lens.max_tokens, truncate, vocabulary, padded)
     return encoded, many

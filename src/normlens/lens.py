@@ -26,12 +26,15 @@ from normlens.encoding import Encodes, Features, encode_any
 from normlens.explaining import Explains
 from normlens.inputs import check_stacks
 from normlens.models import adapt
+from normlens.models.offloading import execution_device
 from normlens.models.two_stacks import TwoStacks
+from normlens.models.unwrapping import name_of_model
 from normlens.option_fields import shows_fields_of
 from normlens.options import AnalysisKeywords, AnalysisOptions
 from normlens.pair_inputs import GivenPairs, SourceTarget
 from normlens.pairs import Item
 from normlens.parsing import parse_bytes
+from normlens.precisions import expected_in_words
 from normlens.results.maps import Maps
 from normlens.signal_inputs import Signal, takes_signals
 from normlens.text import Ids, Text, Texts, Tokenizer
@@ -71,6 +74,7 @@ class Lens(Encodes, Explains):
         name: str | None = None,
         revision: str | None = None,
         pooling: Callable[[], Pooling] = Pooling,
+        max_tokens: int | None = None,
     ):
         self.adapter = adapt(model)
         self.model: nn.Module = self.adapter.model
@@ -78,9 +82,10 @@ class Lens(Encodes, Explains):
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
         self.processor: Tokenizer | None = given if takes_signals(self) else None
         self.tokenizer = None if takes_signals(self) else given
-        self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
-        self.revision = revision or getattr(model.config, "_commit_hash", None)
+        self.name = name or name_of_model(self.adapter.whole)
+        self.revision = revision or getattr(self.adapter.whole.config, "_commit_hash", None)
         self._read_pooling = pooling
+        self._max_tokens = max_tokens
         self._products: ProductStore | None = None
         self.recordings = Recordings()
         check_finite(self.model, self.name)
@@ -124,7 +129,7 @@ class Lens(Encodes, Explains):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return execution_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,19 +142,22 @@ class Lens(Encodes, Explains):
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest sequence that the model's positions allow."""
-        return self.adapter.max_positions()
+        """The longest sequence that the model's positions allow, or the object it came in."""
+        return min(filter(None, (self.adapter.max_positions(), self._max_tokens)), default=None)
 
     def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"Lens({self.name}: {self.model_type}, {self.n_layers} layers of "
-            f"{self.component_sequence}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
+            f"{self.component_sequence}, {dtype} on {self.device}{expected_in_words(dtype)})"
         )
 
     # What it shows ------------------------------------------------------------------------------
 
     @overload
-    def maps(self, text: Text | Signal, **options: Unpack[TextKeywords]) -> Maps: ...
+    def maps(  # type: ignore[overload-overlap] # a text is an iterable of texts, too
+        self, text: Text | Signal, **options: Unpack[TextKeywords]
+    ) -> Maps: ...
 
     @overload
     def maps(self, text: Side, target: Side, **options: Unpack[TextKeywords]) -> Maps: ...
@@ -185,7 +193,7 @@ class Lens(Encodes, Explains):
         progress: Progress | None = None,
         **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
-        """Attribution maps (`Maps`) of a text or a pair of texts (a tuple); a list gives a list.
+        """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
 
         An encoder–decoder takes a source and a `target`, each a text or a list of words, or a list
         of such pairs; without a target the model generates one, always the likeliest token. Its

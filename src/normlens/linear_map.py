@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from normlens.late import formed
 from normlens.matmul import splits, times
 
 C = TypeVar("C")
 
 
 def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
-    """The same component with its tensors converted to `dtype`.
+    """The same component with its tensors converted to `dtype`, those formed that are late.
 
     With `split`, matrices stay as they are where products with them are split (`normlens.matmul`).
     A component with a method `to` converts itself.
@@ -31,6 +32,7 @@ def cast(component: C, dtype: torch.dtype, split: bool = False) -> C:
     for field in fields(component):  # type: ignore[arg-type]
         value = getattr(component, field.name)
         if isinstance(value, Tensor):
+            value = formed(value)
             stays = split and value.dim() == 2 and splits(value)
             changes[field.name] = value.detach() if stays else value.detach().to(dtype)
         elif is_dataclass(value):

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from normlens.checkpoints.adapters import saved_adapter
 from normlens.checkpoints.devices import pick_device, pick_dtype
 from normlens.checkpoints.embedded import DEFAULT, EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader, file_beside, is_embedded
-from normlens.checkpoints.headed import complete_part, headed_class
-from normlens.checkpoints.hub import Origin, explained, file_of, is_local, quiet_transformers
+from normlens.checkpoints.hub import Origin, file_of, is_local
+from normlens.checkpoints.objects import Held, held_by
 from normlens.checkpoints.processor_loading import processor_of
 from normlens.checkpoints.sentences import Finder, read_pooling
 from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
-from normlens.errors import InputError, ModelLoadError
+from normlens.errors import InputError, NormLensError, reason_of
 from normlens.lens import Lens
 from normlens.models import adapter_class
-from normlens.models.base import bring_installed_families
 from normlens.models.signals import SignalEncoder
+from normlens.precisions import AUTO, CHECKPOINT
+from normlens.pretrained import (
+    adapted_model,
+    check_folder,
+    embedded_model,
+    pretrained_model,
+    read_config,
+)
 from normlens.text import Tokenizer
-
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
 def load(
-    source: str | os.PathLike[str] | nn.Module | None = None,
+    source: str | os.PathLike[str] | nn.Module | Callable[..., object] | None = None,
     tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None = None,
     *,
     device: str | torch.device = "auto",
@@ -39,35 +45,46 @@ def load(
 ) -> Lens:
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
+    A folder or name may be an adapter's (peft), which brings its base model along. An object is a
+    model, also with adapters, quantised, compiled, offloaded or wrapped (`DataParallel`), or what
+    holds one: a transformers pipeline or Trainer, a SentenceTransformer, a CrossEncoder. Nothing
+    in it is changed.
+
     Without `source` it is the embedded default. `tokenizer` is a tokenizer, or the name or folder
     of one, where the model's own is not wanted; False is none at all. A model that comes without
     one loads, too, and takes `input_ids`. Of a model that sees or hears it is the processor, which
     makes pixel or input values; without one the model takes those as tensors.
 
     `device` "auto" takes a GPU where there is one and
-    leaves a model object where it is. `dtype` "auto" is float32 on a CPU, the checkpoint's own
-    on a GPU, and a model object's own; the algebra runs in float32 at least. Code from the hub
-    runs only with `trust_remote_code`; pickled weights are read with ``weights_only=True``.
+    leaves a model object where it is. `dtype` "auto" is float32 where that fits into the device's
+    free memory, else the checkpoint's own, with a warning; "checkpoint" is the checkpoint's own
+    wherever it is; a model object keeps its own. The algebra runs in float32 at least. Code from
+    the hub runs only with `trust_remote_code`; pickled weights are read with
+    ``weights_only=True``.
     """
     named = _given_tokenizer(tokenizer, trust_remote_code)
-    if isinstance(source, nn.Module):
-        return _from_object(source, named, device, dtype, revision)
+    if (held := held_by(source)) is not None:
+        return _from_object(held, named, device, dtype, revision)
     name = _name(source)
     _check_revision(name, revision)
     place = pick_device(device)
-    precision = pick_dtype(dtype, place)
+    precision = pick_dtype(dtype)
     if is_embedded(name):
-        model, with_model = _embedded(name, precision)
+        model, with_model = embedded_model(name, precision, place)
         find: Finder = partial(file_beside, name)
     else:
         if is_local(name):
-            _check_folder(name, weights=True)
+            check_folder(name, weights=True)
         origin = Origin.find(name, revision, trust_remote_code)
-        model = _pretrained(origin, precision)
-        with_model = _read_beside(origin, model) if named is None else None
+        adapter = saved_adapter(origin)
+        if adapter is None:
+            model = pretrained_model(origin, precision, place)
+            with_model = _read_beside(origin, model) if named is None else None
+        else:
+            model, with_model = adapted_model(adapter, precision, place, wanted=named is None)
         find = partial(file_of, origin)
     return Lens(
-        model.to(place),
+        model,
         with_model if named is None else named,
         name=name,
         revision=revision,
@@ -96,8 +113,13 @@ def load_config(
     _check_revision(name, revision)
     if not is_embedded(name):
         if is_local(name):
-            _check_folder(name, weights=False)
-        return _config(Origin.find(name, revision, trust_remote_code))
+            check_folder(name, weights=False)
+        origin = Origin.find(name, revision, trust_remote_code)
+        if (adapter := saved_adapter(origin)) is not None:
+            return load_config(
+                adapter.base, revision=adapter.base_revision, trust_remote_code=trust_remote_code
+            )
+        return read_config(origin)
     return embedded_reader(name)(AutoConfig)
 
 
@@ -116,7 +138,10 @@ def _given_tokenizer(
 
 def _name(source: object) -> str:
     if source is not None and not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"load takes a name, a folder or a model, not {type(source).__name__}")
+        raise InputError(
+            "load takes a name, a folder, a model, or an object that holds one (a pipeline, a "
+            f"SentenceTransformer, a CrossEncoder, a Trainer), not {type(source).__name__}"
+        )
     name = DEFAULT if source is None else os.fspath(source)
     if not name.strip():
         raise InputError(
@@ -127,61 +152,33 @@ def _name(source: object) -> str:
 
 
 def _from_object(
-    model: nn.Module,
+    held: Held,
     tokenizer: Tokenizer | Literal[False] | None,
     device: str | torch.device,
     dtype: str | torch.dtype,
     revision: str | None,
 ) -> Lens:
-    if device != "auto":
-        model = model.to(pick_device(device))
-    if dtype != "auto":
-        model = model.to(pick_dtype(dtype, torch.device("cpu")))
-    return Lens(model, tokenizer, revision=revision)
-
-
-def _embedded(name: str, dtype: Any) -> tuple[Any, Any]:
-    """An embedded model, with its head if it has one, and its tokenizer."""
-    read = embedded_reader(name)
-    from transformers import AutoTokenizer
-
-    kind = headed_class([EMBEDDED[name].architecture])
-    return read(kind, dtype=dtype, attn_implementation="eager"), read(AutoTokenizer)
-
-
-def _config(origin: Origin) -> Any:
+    model = held.model
     try:
-        return _read_config(origin)
-    except ModelLoadError as error:
-        # transformers does not know this model type, but an installed family may teach it.
-        if not isinstance(error.__cause__, ValueError) or not bring_installed_families():
+        if device != "auto":
+            model = model.to(pick_device(device))
+        if dtype not in (AUTO, CHECKPOINT):
+            model = model.to(pick_dtype(dtype))
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        if isinstance(error, NormLensError):
             raise
-        return _read_config(origin)
-
-
-def _read_config(origin: Origin) -> Any:
-    from transformers import AutoConfig
-
-    with quiet_transformers(), explained(origin):
-        return AutoConfig.from_pretrained(origin.name, **origin.options)
-
-
-def _pretrained(origin: Origin, dtype: Any) -> Any:
-    # An unsupported architecture is refused before its weights are fetched.
-    config = _config(origin)
-    adapter_class(config)
-    kind = headed_class(getattr(config, "architectures", None) or [], config)
-    with quiet_transformers(), explained(origin):
-        model, report = kind.from_pretrained(
-            origin.name,
-            dtype=dtype,
-            attn_implementation="eager",
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
-            **origin.options,
-        )
-    return complete_part(origin.name, model, report)
+        # Weights that are offloaded or quantised stay what they are.
+        raise InputError(
+            f"{type(model).__name__} cannot be moved or converted ({reason_of(error)}); leave "
+            "device and dtype out, or load it anew where and how you want it"
+        ) from error
+    return Lens(
+        model,
+        held.tokenizer if tokenizer is None else tokenizer,
+        revision=revision,
+        pooling=held.pooling,
+        max_tokens=held.max_tokens,
+    )
 
 
 def _check_revision(name: str, revision: str | None) -> None:
@@ -189,23 +186,4 @@ def _check_revision(name: str, revision: str | None) -> None:
         raise InputError(
             f"revision {revision!r} is for models on the hub; {name!r} is "
             f"{'an embedded model' if is_embedded(name) else 'a folder'}, so leave it out"
-        )
-
-
-def _check_folder(name: str, *, weights: bool) -> None:
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise ModelLoadError(
-            f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
-        )
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(
-            f"the folder {name!r} holds no config.json, so it is not a model; save one there with "
-            "model.save_pretrained(…), or give another folder"
-        )
-    if weights and not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
-        raise ModelLoadError(
-            f"the folder {name!r} holds no weights (model.safetensors or "
-            "pytorch_model.bin); save the model there with model.save_pretrained(…)"
         )

@@ -17,7 +17,7 @@ from normlens.nonlinearities import IG, NOT_LINEAR, RULES, SHAPLEY
 from normlens.option_fields import Option
 from normlens.origins import INPUT, LAYER, ORIGINS
 from normlens.parsing import FROM_ZERO, parse_batch_size, parse_bytes, parse_layers, parse_scopes
-from normlens.precisions import AUTO, DTYPES, PRECISIONS
+from normlens.precisions import AUTO, CHECKPOINT, DTYPES, PRECISIONS
 from normlens.wording import listed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Options that analyses and runs have in common.
 DEVICE = Option("auto, cpu, cuda, mps, …", metavar="DEVICE")
-DTYPE = Option(f"{listed((AUTO, *DTYPES), 'or')}.", metavar="TYPE")
+DTYPE = Option(f"{listed((AUTO, CHECKPOINT, *DTYPES), 'or')}.", metavar="TYPE")
 REVISION = Option("Branch, tag or commit on the hub.", metavar="REV")
 TRUST = Option("Run Python code that the model brings along.")
 PRECISION = Option(f"Of FF products on a GPU: {listed(PRECISIONS, 'or')}.", metavar="KIND")

@@ -16,7 +16,8 @@ from normlens.token_words import words_of
 from normlens.tracing.turns import alone_with
 
 Text: TypeAlias = str | tuple[str, str]
-Texts: TypeAlias = list[str] | list[tuple[str, str]] | list[str | tuple[str, str]]
+#: Several texts or pairs of texts: a list, a column of a table, an array, a generator.
+Texts: TypeAlias = Iterable[str] | Iterable[tuple[str, str]] | Iterable[str | tuple[str, str]]
 #: Token ids of one sequence or of a batch: lists, a tensor or an array.
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer]
 #: A Hugging Face tokenizer, or anything that is called like one.
@@ -72,7 +73,8 @@ def _encode_text(
 ) -> Encoded:
     pair = tuple(text) if isinstance(text, (tuple, list)) else (text,)
     if not 1 <= len(pair) <= 2 or not all(isinstance(part, str) for part in pair):
-        raise InputError(f"expected a text or a pair of texts, got {text!r}")
+        shown = " ".join(repr(text).split())  # arrays and tables are written in several lines
+        raise InputError(f"expected a text or a pair of texts, got {shown[:120]}")
     if any(not part.strip() for part in pair):
         raise InputError("the text is empty; give at least one word")
     options: dict[str, Any] = {"return_special_tokens_mask": True}

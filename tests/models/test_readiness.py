@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from reference import largest_error
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.models.readiness import check_weights, padding_spoils
-from normlens.models.tiny import tiny_model
+from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 LONG = [3 + k for k in range(20)]
@@ -28,17 +29,52 @@ def refusal(model: torch.nn.Module) -> str:
 # Where the weights are ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", ["llama", "bert"])
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_offloaded_weights(place, tmp_path):
+def test_offloaded_weights(place, family, tmp_path):
+    """A module's weights are in memory while they are read, and away again afterwards."""
     accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
-    model = tiny_model("llama")
+    expected = normlens.load(tiny_model(family)).prepare().maps(input_ids=IDS)
+    model = tiny_model(family)
     if place == "cpu":
         accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
     else:
         accelerate.disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
-    message = refusal(model)
-    assert "not in memory (accelerate offloads them" in message
-    assert "without device_map" in message
+    lens = normlens.load(model)
+    assert lens.device == torch.device("cpu")
+    maps = lens.prepare().maps(input_ids=IDS)
+    for scope in expected.scopes:
+        assert largest_error(maps[scope], expected[scope]) < 1e-7, scope
+    assert all(parameter.is_meta for parameter in model.parameters())
+    with pytest.raises(InputError, match=r"(Llama|Bert)Model cannot be moved"):
+        normlens.load(model, device="cpu")
+
+
+def test_offloaded_explanations():
+    accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
+    found = []
+    for offloaded in (False, True):
+        model = transformers.AutoModelForCausalLM.from_config(tiny_config("gpt2"))
+        scramble(model)
+        if offloaded:
+            accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+        found.append(normlens.load(model).explain(input_ids=IDS))
+    assert largest_error(found[1].contributions, found[0].contributions) < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # DeBERTa's modules are scripted
+def test_weights_that_no_hook_brings():
+    """DeBERTa reads its table of relative positions past the module."""
+    accelerate = pytest.importorskip("accelerate", reason="offloading: pip install accelerate")
+    model = tiny_model("deberta-v2")
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert "needs weights of a module that does not run" in refusal(model)
+
+
+def test_weights_that_were_never_loaded():
+    with torch.device("meta"):
+        model = tiny_model("llama")
+    assert "not in memory, and no hook of accelerate" in refusal(model)
 
 
 class Spread(torch.nn.Module):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from reference import largest_error
 from torch import nn
 
 import normlens
+from normlens import late
 from normlens.errors import UnsupportedModelError
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
-
-# One line that names the module, its class and what to do.
-ADAPTED = r"^layers\.0\.\S*{name} \(peft Linear\) computes with the adapter default.*merge"
 
 
 def with_head(family: str = "llama", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -61,17 +61,81 @@ def assert_same(found: normlens.Maps, expected: normlens.Maps) -> None:
 
 # Adapters -----------------------------------------------------------------------------------------
 
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+KINDS = {
+    "lora": dict(lora_dropout=0.5),
+    "rslora": dict(use_rslora=True, lora_alpha=3),
+    "dora": dict(use_dora=True),
+    "bias": dict(lora_bias=True),
+    "other alpha": dict(alpha_pattern={"up_proj": 16}, rank_pattern={"v_proj": 2}),
+}
 
-@pytest.mark.parametrize("size", [0.1, 1e-3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
-def test_an_adapter_on_a_linear_map_is_named(name, dtype, size):
-    """In half precision a small one would pass for rounding."""
-    with pytest.raises(UnsupportedModelError, match=ADAPTED.format(name=name)):
-        normlens.load(lora(tiny_model("llama").to(dtype), name, size=size)).maps(input_ids=IDS)
+
+def adapted(model: nn.Module, config: object) -> nn.Module:
+    """The model with an adapter whose parameters are shaken, and every mode a training one."""
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    model = peft.get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and "base_layer" not in name:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.train()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def assert_maps_of_sum(model: nn.Module, tolerance: float = 1e-5) -> None:
+    """A model with adapters has the maps of the merged one, and stays as it is."""
+    plain = normlens.load(copy.deepcopy(model).eval().merge_and_unload()).maps(input_ids=IDS)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    maps = normlens.load(model).maps(input_ids=IDS)
+    for scope in plain.scopes:
+        assert largest_error(maps[scope], plain[scope]) < tolerance, scope
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_part_of_the_maps(kind):
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    config = peft.LoraConfig(target_modules=PROJECTIONS, r=4, **KINDS[kind])
+    assert_maps_of_sum(adapted(with_head(), config))
+
+
+def test_other_kinds_of_adapters_are_part_of_the_maps():
+    """Some scale, some rotate: whatever is affine is read by running it."""
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    some = ["v_proj", "o_proj", "up_proj"]
+    for config in (
+        peft.IA3Config(target_modules=[*some, "down_proj"], feedforward_modules=["down_proj"]),
+        peft.AdaLoraConfig(target_modules=some, total_step=10),
+        peft.VeraConfig(target_modules=["v_proj", "o_proj"], r=4),
+        peft.LoHaConfig(target_modules=some),
+        peft.OFTConfig(target_modules=some, oft_block_size=4),
+    ):
+        assert_maps_of_sum(adapted(with_head(), config))
+
+
+def test_an_adapter_that_is_not_linear_is_noticed():
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    if not hasattr(peft, "LilyConfig"):
+        pytest.skip("this peft has no adapter that is not linear")
+    config = peft.LilyConfig(target_modules=["v_proj"])
+    assert "(peft Linear) of layer 0 does not compute x W + b" in refusal(
+        adapted(with_head(), config)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_an_adapter_in_half_precision(dtype):
+    """Were it left out, a small one would pass for rounding."""
+    model = lora(with_head().to(dtype), *PROJECTIONS, size=1e-2)
+    maps = normlens.load(model).maps(input_ids=IDS)
+    exact = normlens.load(copy.deepcopy(model).float()).maps(input_ids=IDS)
+    base = normlens.load(with_head().to(dtype)).maps(input_ids=IDS)
+    error = largest_error(maps["ATTN-N"][0], exact["ATTN-N"][0])
+    assert error < 0.3 * largest_error(base["ATTN-N"][0], exact["ATTN-N"][0])
+
+
 @pytest.mark.parametrize(
     "inside",
     [
@@ -82,20 +146,74 @@ def test_an_adapter_on_a_linear_map_is_named(name, dtype, size):
     ],
     ids=["add_adapter", "PeftModel", "LoraModel", "base_model.model"],
 )
-def test_an_adapter_is_found_however_it_came_in(inside, dtype):
-    assert "merge" in refusal(inside().to(dtype))
+def test_an_adapter_is_read_however_it_came_in(inside):
+    expected = normlens.load(lora(with_head(), "v_proj").merge_and_unload()).maps(input_ids=IDS)
+    assert_same(normlens.load(inside()).maps(input_ids=IDS), expected)
 
 
-@pytest.mark.parametrize("name", ["c_attn", "c_proj"])
-def test_an_adapter_on_gpt_2s_transposed_modules(name):
-    assert f"{name} (peft Linear)" in refusal(lora(tiny_model("gpt2"), name))
+@pytest.mark.parametrize("names", [["c_attn"], ["c_proj", "c_fc"]])
+def test_an_adapter_on_gpt_2s_transposed_modules(names):
+    assert_maps_of_sum(lora(with_head("gpt2"), *names))
 
 
-def test_an_adapter_on_queries_and_keys_changes_the_weights_alone():
-    """Their maps need nothing of the adapter but the weights that it makes."""
-    model = lora(with_head(), "q_proj", "k_proj")
-    found = normlens.load(model).maps(input_ids=IDS)
-    assert_same(found, normlens.load(model.merge_and_unload()).maps(input_ids=IDS))
+def test_several_adapters():
+    """Those that are active count, each with its own scaling; the fingerprint is of their sum."""
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    model = adapted(with_head(), peft.LoraConfig(target_modules=["v_proj", "up_proj"], r=4))
+    model.add_adapter("other", peft.LoraConfig(target_modules=["up_proj"], r=2, lora_alpha=9))
+    lora_weights = [p for name, p in model.named_parameters() if "other" in name]
+    for weight in lora_weights:
+        torch.nn.init.normal_(weight.data, std=0.3, generator=torch.Generator().manual_seed(8))
+    lens = normlens.load(model).prepare()
+    for active in ("default", "other", ["default", "other"]):
+        model.base_model.set_adapter(active)
+        merged = copy.deepcopy(model).eval().merge_and_unload()
+        plain = normlens.load(merged).prepare().maps(input_ids=IDS)
+        maps = lens.maps(input_ids=IDS)
+        for scope in plain.scopes:
+            assert largest_error(maps[scope], plain[scope]) < 1e-5, (active, scope)
+    assert lens.name.endswith(" + default")  # as it was made
+
+
+def test_weights_are_formed_one_layer_at_a_time(monkeypatch):
+    held: list[weakref.ref] = []
+    most = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, late.LateTensor):
+            return tensor
+        values = late.formed(tensor).numpy().copy()  # alive as long as a tensor has its memory
+        held.append(weakref.ref(values))
+        most.append(sum(ref() is not None for ref in held))
+        return torch.from_numpy(values)
+
+    monkeypatch.setattr("normlens.components.formed", noted)
+    lens = normlens.load(lora(with_head(), *PROJECTIONS))
+    assert lens.n_layers > 1
+    assert not held  # the layers are described without their weights
+    lens.maps(input_ids=IDS)
+    per_layer = 5  # queries and keys are not read
+    assert len(held) == per_layer * lens.n_layers
+    assert max(most) == per_layer
+
+
+def test_explanations_with_adapters():
+    """An adapter on the words' output, and a classifier that was trained whole."""
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    model = lora(with_head(), "v_proj", "lm_head")
+    merged = normlens.load(copy.deepcopy(model).merge_and_unload())
+    why, expected = (lens.explain(input_ids=IDS) for lens in (normlens.load(model), merged))
+    assert why.completeness < 1e-5
+    assert largest_error(why.contributions, expected.contributions) < 1e-4
+    classifier = transformers.AutoModelForSequenceClassification.from_config(tiny_config("bert"))
+    scramble(classifier)
+    config = peft.LoraConfig(
+        target_modules=["value"], modules_to_save=["classifier"], task_type="SEQ_CLS"
+    )
+    model = adapted(classifier, config)
+    merged = normlens.load(copy.deepcopy(model).eval().merge_and_unload())
+    why, expected = (lens.explain(input_ids=IDS) for lens in (normlens.load(model), merged))
+    assert largest_error(why.contributions, expected.contributions) < 1e-4
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -113,18 +231,15 @@ def test_an_adapter_that_is_switched_off_does_nothing():
     with model.disable_adapter():
         lens = normlens.load(model)
         assert_same(lens.maps(input_ids=IDS), plain)
-    with pytest.raises(UnsupportedModelError, match="merge"):
-        lens.maps(input_ids=IDS)  # it is on again
+    merged = normlens.load(copy.deepcopy(model).merge_and_unload())
+    assert_same(lens.maps(input_ids=IDS), merged.maps(input_ids=IDS))  # it is on again
 
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # peft, of any norm
-def test_other_adapters_are_named_too():
+def test_norms_that_an_adapter_trains():
     peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
-    scaled = peft.IA3Config(target_modules=["v_proj"], feedforward_modules=[])
-    assert "v_proj (peft Linear)" in refusal(peft.get_peft_model(with_head(), scaled))
-    norms = peft.LNTuningConfig(target_modules=["ln_1"])
-    message = refusal(peft.get_peft_model(with_head("gpt2"), norms))
-    assert message.startswith("h.0.ln_1 (peft LNTuningLayer)")
+    model = adapted(with_head("gpt2"), peft.LNTuningConfig(target_modules=["ln_1", "ln_2"]))
+    assert_maps_of_sum(model)
 
 
 def test_modules_that_were_trained_whole_are_read_as_they_are():
@@ -186,3 +301,72 @@ def test_packed_weights(weight, words):
     message = refusal(model)
     assert message.startswith(f"layers.1.mlp.up_proj (torch Linear) {words}")
     assert "without quantisation" in message
+
+
+class PackedLinear(nn.Module):
+    """As in GPTQ and AWQ: integers in a buffer, their scales, and no weight."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        scales = linear.weight.detach().abs().amax(1) / 7  # (out,)
+        self.register_buffer("scales", scales)
+        packed = (linear.weight.detach() / scales[:, None]).round().to(torch.int32)
+        self.register_buffer("qweight", packed)
+        self.register_buffer("bias", linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.qweight.to(x.dtype) * self.scales[:, None].to(x.dtype)
+        return nn.functional.linear(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("family", ["bert", "phi3"])
+def test_weights_that_only_the_module_can_read(family):
+    """They are what it makes of unit vectors, whatever the bias is."""
+    model, plain = tiny_model(family), tiny_model(family)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and "pooler" not in name:
+            if module.bias is not None:
+                module.bias.data += 5
+            packed = PackedLinear(module)
+            model.set_submodule(name, packed)
+            weight = packed.qweight * packed.scales[:, None]
+            plain.get_submodule(name).weight.data.copy_(weight)
+            if packed.bias is not None:
+                plain.get_submodule(name).bias.data.copy_(packed.bias)
+    maps = normlens.load(model).maps(input_ids=IDS)
+    assert maps.completeness < 1e-5
+    assert_same(maps, normlens.load(plain).maps(input_ids=IDS))
+
+
+def test_a_forward_that_somebody_has_replaced():
+    """As compressed-tensors does with the modules of a model that it quantises."""
+    model, plain = tiny_model("llama"), tiny_model("llama")
+    rounded = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            weight = rounded[name] = module.weight.detach().round(decimals=1)
+            module.forward = lambda x, w=weight, b=module.bias: nn.functional.linear(x, w, b)
+    for name, weight in rounded.items():
+        plain.get_submodule(name).weight.data.copy_(weight)
+    expected = normlens.load(plain).maps(input_ids=IDS)
+    assert_same(normlens.load(model).maps(input_ids=IDS), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # torch, of the old one
+@pytest.mark.parametrize(
+    "norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm], ids=["new", "old"]
+)
+def test_weights_that_are_computed(norm):
+    model, plain = tiny_model("llama"), tiny_model("llama")
+    lens = normlens.load(model)
+    for layer, same in zip(model.layers, plain.layers, strict=True):
+        module = norm(layer.mlp.up_proj)
+        size = (
+            module.parametrizations.weight.original0
+            if hasattr(module, "parametrizations")
+            else module.weight_g
+        )
+        size.data *= 2
+        same.mlp.up_proj.weight.data *= 2
+    assert_same(lens.maps(input_ids=IDS), normlens.load(plain).maps(input_ids=IDS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from reference import largest_error
 from torch import nn
 
 import normlens
@@ -44,18 +45,80 @@ def test_an_object_that_only_looks_like_a_family():
         normlens.load(module)
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")])
-def test_heads_and_compilation_are_taken_off(wrap):
+WRAPPERS = {
+    "none": lambda m: m,
+    "compiled": lambda m: torch.compile(m, backend="eager"),
+    "DataParallel": nn.DataParallel,
+    "compiled DataParallel": lambda m: torch.compile(nn.DataParallel(m), backend="eager"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_heads_and_wrappers_are_taken_off(name):
+    wrap = WRAPPERS[name]
     model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
-    assert adapt(wrap(model)).model is model.model
+    adapter = adapt(wrap(model))
+    assert (adapter.model, adapter.whole) == (model.model, model)
     assert adapt(wrap(model.model)).model is model.model
+
+
+@pytest.mark.parametrize("how", ["each block", "each block in place", "each projection"])
+def test_compiled_parts(how):
+    model, plain = tiny_model("llama"), tiny_model("llama")
+    for index, block in enumerate(model.layers):
+        if how == "each block":
+            model.layers[index] = torch.compile(block, backend="eager")
+        elif how == "each block in place":
+            block.compile(backend="eager")
+        else:
+            block.mlp.up_proj = torch.compile(block.mlp.up_proj, backend="eager")
+            block.self_attn.v_proj = torch.compile(block.self_attn.v_proj, backend="eager")
+    maps, expected = (normlens.load(each).maps(input_ids=IDS) for each in (model, plain))
+    for scope in expected.scopes:
+        assert largest_error(maps[scope], expected[scope]) < 1e-6, scope
+
+
+def test_a_model_in_distributed_training():
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = tiny_model("llama").train()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        maps = normlens.load(wrapped).maps(input_ids=IDS)
+    finally:
+        distributed.destroy_process_group()
+    assert all(module.training for module in wrapped.modules())
+    expected = normlens.load(tiny_model("llama")).maps(input_ids=IDS)
+    assert largest_error(maps[expected.scopes[-1]], expected[expected.scopes[-1]]) < 1e-6
+
+
+class FullyShardedDataParallel(nn.Module):
+    """As in torch: a model whose weights lie in several processes."""
+
+
+def test_weights_in_several_processes_are_refused():
+    with pytest.raises(UnsupportedModelError, match=r"shared out among processes \(FSDP\); save"):
+        normlens.load(FullyShardedDataParallel())
+
+
+class Own(transformers.BertModel):
+    """A subclass as users write them."""
+
+
+def test_a_subclass_of_ones_own():
+    model = Own(tiny_config("bert"))
+    assert normlens.load(model).maps(input_ids=IDS).completeness < 1e-5
 
 
 def test_peft_is_taken_off():
     peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
     model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
-    assert adapt(wrapped).model is model.model
+    adapter = adapt(nn.DataParallel(wrapped))
+    assert (adapter.model, adapter.whole) == (model.model, model)
+    assert normlens.load(wrapped).name == "LlamaForCausalLM + default"
 
 
 def test_virtual_tokens_have_no_place_in_a_map():
@@ -63,4 +126,15 @@ def test_virtual_tokens_have_no_place_in_a_map():
     model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
     config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     with pytest.raises(UnsupportedModelError, match=r"virtual tokens.*get_base_model\(\)"):
+        normlens.load(peft.get_peft_model(model, config))
+
+
+def test_adapters_that_act_beside_the_layers():
+    """An activated LoRA acts behind certain tokens, which only its wrapper looks for."""
+    peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
+    config = peft.LoraConfig(
+        target_modules=["v_proj"], alora_invocation_tokens=[3], task_type="CAUSAL_LM"
+    )
+    with pytest.raises(UnsupportedModelError, match=r"activated LoRA.*get_base_model\(\)"):
         normlens.load(peft.get_peft_model(model, config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normlens.errors import CompletenessError, ModelLoadError
 from normlens.scopes import components_of
@@ -82,7 +82,9 @@ def check_kernels(
 def check_finite(model: nn.Module, name: str) -> None:
     """Refuse weights with NaN or infinity, which give maps without meaning."""
     for key, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or parameter.is_meta:
+        # Quantised tensors have no sums; NaN in one of them is noticed as a lack of completeness.
+        plain = type(parameter) in (Tensor, nn.Parameter)
+        if not plain or not parameter.is_floating_point() or parameter.is_meta:
             continue
         # The sum is finite unless a value is not; it needs no copy of the weights.
         if not torch.isfinite(parameter.detach().sum(dtype=torch.float64)):

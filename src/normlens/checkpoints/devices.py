@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from normlens.errors import InputError, reason_of, valid_choice
-from normlens.precisions import AUTO, DTYPES
+from normlens.precisions import AUTO, CHECKPOINT, DTYPES
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -53,10 +51,9 @@ def _named_device(device: str | torch.device) -> torch.device:
         ) from error
 
 
-def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> Any:
-    """The dtype that weights are read in; "auto" is float32 on a CPU, else the checkpoint's."""
+def pick_dtype(dtype: str | torch.dtype) -> torch.dtype | str:
+    """The dtype of this name, or "auto" or "checkpoint" as they are (`normlens.fitting`)."""
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
-    if dtype == AUTO:
-        return torch.float32 if device.type == "cpu" else AUTO
-    return getattr(torch, valid_choice(dtype, DTYPES, "dtype"))
+    name = valid_choice(dtype, (AUTO, CHECKPOINT, *DTYPES), "dtype")
+    return name if name in (AUTO, CHECKPOINT) else getattr(torch, name)

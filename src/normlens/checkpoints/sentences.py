@@ -7,10 +7,11 @@ Normalize, which a cosine does anyway.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from normlens.components import Linear
 from normlens.errors import ModelLoadError, UnsupportedModelError, reason_of
 from normlens.heads import FIRST, LAST, MEAN, SENTENCES, Dense, Elementwise, Head, HeadStep
+from normlens.models.reading import read_linear
 
 #: Finds a file that lies beside a model's weights; None where there is none.
 Finder = Callable[[str], Path | None]
@@ -61,26 +63,77 @@ def read_pooling(find: Finder) -> Pooling:
     listed = find("modules.json")
     if listed is None:
         return Pooling()
-    reads, steps, normalised = None, [], False
-    for folder, kind in _modules(listed):
-        settings = _json(_needed(find, f"{folder}/config.json")) if kind not in _PASSED else {}
-        if kind == "Pooling":
-            reads = _mode(settings)
-        elif kind == "Dense" and reads is not None:
+
+    def parts() -> Iterator[Part]:
+        for folder, kind in _modules(listed):
+            settings = _json(_needed(find, f"{folder}/config.json")) if kind not in _PASSED else {}
+            yield Part(kind, settings, partial(_weights, find, folder))
+
+    reads, steps = _behind(parts(), str(listed))
+    return Pooling(reads, steps, *_transformer(find))
+
+
+def pooling_of(sentences: Any) -> Pooling:
+    """What a `SentenceTransformer` does with the vectors of its model."""
+    first, *behind = sentences
+    parts = [
+        Part(
+            type(module).__name__,
+            module.get_config_dict() if hasattr(module, "get_config_dict") else {},
+            partial(_linear_of, module),
+        )
+        for module in behind
+    ]
+    reads, steps = _behind(parts, type(sentences).__name__)
+    if (width := getattr(sentences, "truncate_dim", None)) is not None:
+        dense = [step.linear.weight.shape[1] for step in steps if isinstance(step, Dense)]
+        whole = (dense or [first.auto_model.config.hidden_size])[-1]
+        steps = (*steps, Dense(Linear(torch.eye(whole, min(width, whole)))))
+    name = getattr(sentences, "default_prompt_name", None)
+    return Pooling(
+        reads,
+        steps,
+        getattr(sentences, "max_seq_length", None),
+        bool(getattr(first, "do_lower_case", False)),
+        _about_prompt(name if getattr(sentences, "prompts", {}).get(name) else None),
+    )
+
+
+def _linear_of(module: Any) -> Linear:
+    return read_linear(module.linear)
+
+
+class Part(NamedTuple):
+    """A module of a sentence encoder: its kind, its settings, and its linear map if it has one."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    linear: Callable[[], Linear]
+
+
+def _behind(parts: Iterable[Part], whose: str) -> tuple[str, tuple[HeadStep, ...]]:
+    """Which vectors are read, and the steps behind; what a cosine does anyway is left out."""
+    reads: str | None = None
+    steps: list[HeadStep] = []
+    normalised = False
+    for part in parts:
+        if part.kind == "Pooling":
+            reads = _mode(part.settings)
+        elif part.kind == "Dense" and reads is not None:
             if normalised:
                 raise UnsupportedModelError(
                     "Normalize stands before Dense in this sentence encoder, which is not described"
                 )
-            steps += _dense(settings, find, folder)
-        elif kind not in _PASSED:
+            steps += _dense(part)
+        elif part.kind not in _PASSED:
             raise UnsupportedModelError(
-                f"the module {kind!r} of this sentence encoder ({listed}) is not "
+                f"the module {part.kind!r} of this sentence encoder ({whose}) is not "
                 "described there; cosines go through Pooling, then Dense, then Normalize"
             )
-        normalised = normalised or kind == "Normalize"
+        normalised = normalised or part.kind == "Normalize"
     if reads is None:
-        raise UnsupportedModelError(f"{listed} names no Pooling, so the model gives no one vector")
-    return Pooling(reads, tuple(steps), *_transformer(find))
+        raise UnsupportedModelError(f"{whose} names no Pooling, so the model gives no one vector")
+    return reads, tuple(steps)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -109,18 +162,21 @@ def _mode(settings: Mapping[str, Any]) -> str:
     return _MODES[modes[0]]
 
 
-def _dense(settings: Mapping[str, Any], find: Finder, folder: str) -> list[HeadStep]:
+def _dense(part: Part) -> list[HeadStep]:
     """A Dense module as a map and its activation."""
-    safe = find(f"{folder}/model.safetensors")
-    path = safe or _needed(find, f"{folder}/pytorch_model.bin")
-    try:
-        weights = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
-        linear = Linear(weights["linear.weight"].T, weights.get("linear.bias"))
-    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
-        raise ModelLoadError(
-            f"cannot read the weights in {str(path)!r} ({reason_of(error)})"
-        ) from error
-    name = str(settings.get("activation_function", "")).rpartition(".")[2]
+    if part.settings.get("use_residual"):
+        raise UnsupportedModelError(
+            "a Dense module of this sentence encoder has a residual connection, which is not "
+            "described"
+        )
+    reads = part.settings.get("module_input_name") or "sentence_embedding"
+    if reads != "sentence_embedding":
+        raise UnsupportedModelError(
+            f"a Dense module of this sentence encoder reads {reads!r}, which is not described; "
+            "cosines go through Pooling, then Dense"
+        )
+    linear = part.linear()
+    name = str(part.settings.get("activation_function", "")).rpartition(".")[2]
     if name == "Identity":
         return [Dense(linear)]
     if name not in _ACTIVATIONS:
@@ -131,15 +187,32 @@ def _dense(settings: Mapping[str, Any], find: Finder, folder: str) -> list[HeadS
     return [Dense(linear), Elementwise(_ACTIVATIONS[name])]
 
 
+def _weights(find: Finder, folder: str) -> Linear:
+    """The linear map of a Dense module in its file."""
+    safe = find(f"{folder}/model.safetensors")
+    path = safe or _needed(find, f"{folder}/pytorch_model.bin")
+    try:
+        weights = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
+        return Linear(weights["linear.weight"].T, weights.get("linear.bias"))
+    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+        raise ModelLoadError(
+            f"cannot read the weights in {str(path)!r} ({reason_of(error)})"
+        ) from error
+
+
 def _transformer(find: Finder) -> tuple[int | None, bool, str | None]:
     """Where a text is cut, whether it is lower-cased, and what is said about prompts."""
     path, about = find("sentence_bert_config.json"), find("config_sentence_transformers.json")
     settings = _json(path) if path is not None else {}
     name = _json(about).get("default_prompt_name") if about is not None else None
-    note = None
-    if name is not None:
-        note = f"the default prompt {name!r} of this sentence encoder is not put before the texts"
-    return settings.get("max_seq_length"), bool(settings.get("do_lower_case")), note
+    lower = bool(settings.get("do_lower_case"))
+    return settings.get("max_seq_length"), lower, _about_prompt(name)
+
+
+def _about_prompt(name: str | None) -> str | None:
+    if name is None:
+        return None
+    return f"the default prompt {name!r} of this sentence encoder is not put before the texts"
 
 
 def _needed(find: Finder, name: str) -> Path:

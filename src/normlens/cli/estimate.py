@@ -50,13 +50,15 @@ def estimate_command(
 
     from normlens import estimate as cost
     from normlens.checkpoints.devices import device_anywhere, pick_dtype
+    from normlens.fitting import dtype_to_load
     from normlens.loading import load_config
 
     place = device_anywhere(loading.device)
-    stored = pick_dtype(loading.dtype, place)
+    asked_dtype = pick_dtype(loading.dtype)
     config = load_config(
         model, revision=loading.revision, trust_remote_code=loading.trust_remote_code
     )
+    stored = dtype_to_load(asked_dtype, config, place, model or DEFAULT)
     lens = cost.skeleton(config, name=model or DEFAULT)
     cost.check_lengths(lens, tokens, target_tokens)
     limit = asked.settings.memory_limit
@@ -73,7 +75,7 @@ def estimate_command(
         device=str(place),
         precision=asked.precision,
     )
-    kind = _checkpoint_dtype(config) if stored == "auto" else stored
+    kind = _checkpoint_dtype(config) if isinstance(stored, str) else stored
     sizes = cost.sizes_of(lens, kind)
     if asked.memory_limit is not None:
         cost.check_memory_limit(lens, sizes, analysis)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from normlens.cli.printing import add_row, console_for, new_table, print_table
+from normlens.precisions import cost_in_words
 from normlens.results.contribution_rows import explained_rows
 from normlens.results.explanation_words import (
     PREFIX,
@@ -131,9 +132,10 @@ def completeness_words(
     """How exactly parts and biases make what the model itself says."""
     tolerance = provenance.get("tolerance")
     behind = "" if tolerance is None else f"; tolerance {tolerance:.0e}"
+    cost = cost_in_words(str(provenance.get("dtype")))
     return (
-        f"completeness: {completeness:.1e} (worst relative error of parts + biases against {what}"
-        f"{behind})"
+        f"completeness: {completeness:.1e}{cost} (worst relative error of parts + biases "
+        f"against {what}{behind})"
     )
 
 

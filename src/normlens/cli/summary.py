@@ -9,6 +9,7 @@ from rich.table import Table
 
 from normlens import layers
 from normlens.cli.printing import add_row, console_for, new_table, print_table
+from normlens.precisions import cost_in_words
 from normlens.results.both_stacks import by_stack
 from normlens.scopes import consecutive, holds
 
@@ -103,9 +104,10 @@ def _titled(maps: Maps, title: str) -> str:
 def completeness(maps: Maps) -> str:
     if not any(scope.endswith("-N") for scope in maps.scopes):
         return "completeness: not measured, because attention weights have no parts"
+    cost = cost_in_words(str(maps.provenance.get("dtype")))
     return (
-        f"completeness: {maps.completeness:.1e} (worst relative error of parts + bias against the "
-        f"model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
+        f"completeness: {maps.completeness:.1e}{cost} (worst relative error of parts + bias "
+        f"against the model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
     )
 
 

@@ -14,6 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from normlens.late import formed
+
 ROW = 1 << 15  # words that are multiplied by the same factors
 SLAB = 1 << 7  # rows at a time, so that the products stay small beside the weights
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -29,7 +31,7 @@ def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable,
     tensors = [tensor for group in weights.values() for tensor in group]
     if not tensors:
         return dict.fromkeys(weights, ())
-    numbers = iter(torch.stack([_content(tensor) for tensor in tensors]).tolist())
+    numbers = iter(torch.stack([_content(formed(tensor)) for tensor in tensors]).tolist())
     return {
         key: tuple((*description(tensor), next(numbers)) for tensor in group)
         for key, group in weights.items()

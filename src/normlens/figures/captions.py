@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from normlens.precisions import cost_in_words
 from normlens.results.rolled import rollout_words
 from normlens.scopes import components_of, consecutive
 from normlens.wording import quoted
@@ -95,8 +96,11 @@ def generated_note(maps: Maps) -> list[str]:
 
 def made(facts: Mapping[str, Any], completeness: float | None, what: str = "contributions") -> str:
     """Say in one line how the numbers were made, and how exactly."""
+    cost = cost_in_words(str(facts.get("dtype")))
     words = [
-        "completeness not measured" if completeness is None else f"completeness {completeness:.1e}"
+        "completeness not measured"
+        if completeness is None
+        else f"completeness {completeness:.1e}{cost}"
     ]
     if "dtype" in facts:
         model_dtype, own_dtype = facts["dtype"], facts.get("compute_dtype", facts["dtype"])

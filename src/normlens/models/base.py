@@ -276,7 +276,8 @@ def adapter_class(config: Any) -> type[Adapter]:
 
 
 def adapt(model: nn.Module) -> Adapter:
-    """The adapter of a model, which is read without any head class on top."""
+    """The adapter of a model, which is read without any wrapper or head class on top."""
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None:
         raise UnsupportedModelError(
@@ -284,9 +285,9 @@ def adapt(model: nn.Module) -> Adapter:
             "`config.model_type` is registered with normlens.register"
         )
     inner = body(model)
-    kind = adapter_class(inner.config if is_vision_classifier(unwrapped(model)) else config)
+    kind = adapter_class(inner.config if is_vision_classifier(model) else config)
     adapter = kind(inner)
-    adapter.whole = unwrapped(model)
+    adapter.whole = model
     try:
         for block in {id(block): block for block in adapter.blocks()}.values():
             adapter.layer(block)

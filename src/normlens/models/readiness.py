@@ -10,16 +10,22 @@ from torch import nn
 
 from normlens.components import Layer
 from normlens.errors import InputError, NormLensError, UnsupportedModelError
+from normlens.late import LateTensor
+from normlens.models.offloading import execution_device, is_offloaded
 
 
 def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
     """Raise unless all weights are in memory, on one device, and in one precision."""
     name = type(model).__name__
-    places = {parameter.device for parameter in model.parameters()}
+    places = {
+        execution_device(module) if is_offloaded(module) else parameter.device
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+    }
     if torch.device("meta") in places:
         raise UnsupportedModelError(
-            f"the weights of {name} are not in memory (accelerate offloads them to the CPU or the "
-            "disk, or they were never loaded); load it whole, without device_map or offloading"
+            f"the weights of {name} are not in memory, and no hook of accelerate brings them when "
+            "a module runs; load it whole, without device_map or offloading"
         )
     if len(places) > 1:
         spread = ", ".join(sorted(map(str, places)))
@@ -28,13 +34,20 @@ def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
             '(without device_map, then model.to("cuda"))'
         )
     first = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    kinds = {first} | {linear.weight.dtype for layer in layers for linear in layer.linear_maps}
+    held = [linear.weight for layer in layers for linear in layer.linear_maps]
+    # What is formed late takes and gives vectors in the model's precision, whatever it holds.
+    kinds = {first} | {weight.dtype for weight in held if not isinstance(weight, LateTensor)}
     if len(kinds) > 1:
         raise _mixed(name, kinds)
 
 
 def explain_failure(model: nn.Module, error: RuntimeError) -> None:
-    """Raise with the cause if the model failed because its weights are of several precisions."""
+    """Raise with the cause if the model failed because of where or in what its weights are."""
+    if "meta tensor" in str(error) and not isinstance(error, NormLensError):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} needs weights of a module that does not run, which "
+            "accelerate's hooks do not bring; load it whole, without device_map or offloading"
+        ) from error
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     about_types = "dtype" in str(error) or "scalar type" in str(error)
     if len(kinds) > 1 and about_types and not isinstance(error, NormLensError):

@@ -8,14 +8,40 @@ from typing import Any
 from torch import nn
 
 from normlens.errors import UnsupportedModelError
+from normlens.models.reading import active_adapters
+
+#: Kinds of peft whose wrapper does more than run the model inside it.
+_BEYOND_LAYERS = ("XLORA", "POLY", "ADAPTION_PROMPT", "SHADOW")
 
 
 def unwrapped(model: Any) -> Any:
-    """The model without compilation and peft's wrapper, with any head on top."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        model = _without_peft(model)
-    return model
+    """The model without compilation, parallel wrappers and peft's, with any head on top."""
+    while True:
+        if hasattr(model, "_orig_mod"):  # torch.compile's wrapper
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif _is_sharded(model):
+            raise UnsupportedModelError(
+                f"the weights of this {type(model).__name__} are shared out among processes "
+                "(FSDP); save the whole model and load it in one process"
+            )
+        elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+            model = _without_peft(model)
+        else:
+            return model
+
+
+def name_of_model(model: Any) -> str:
+    """Where a model says it is from, or its class, with the adapters at work: "gpt2 + default"."""
+    active = {
+        name
+        for module in model.modules()
+        if hasattr(module, "base_layer") or hasattr(module, "modules_to_save")
+        for name in active_adapters(module)
+    }
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return " + ".join([name, *sorted(active)])
 
 
 def body(model: Any) -> Any:
@@ -42,14 +68,27 @@ def tower_config(config: Any) -> Any:
     return getattr(config, "vision_config", config) if alone else config
 
 
+def _is_sharded(model: Any) -> bool:
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    return not kinds.isdisjoint(("FullyShardedDataParallel", "FSDPModule"))
+
+
 def _without_peft(model: Any) -> Any:
-    kind = getattr(model, "active_peft_config", None)
-    if getattr(kind, "is_prompt_learning", False):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} puts virtual tokens of {type(kind).__name__} before the text, "
-            "and they have no place in maps of its tokens; load the base model "
-            "(model.get_base_model())"
-        )
+    name = type(model).__name__
+    configs = [model.peft_config[active] for active in model.active_adapters]
+    for config in configs:
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if getattr(config, "is_prompt_learning", False):
+            raise UnsupportedModelError(
+                f"{name} puts virtual tokens of {type(config).__name__} before the text, and they "
+                "have no place in maps of its tokens; load the base model (model.get_base_model())"
+            )
+        if kind in _BEYOND_LAYERS or getattr(config, "alora_invocation_tokens", None):
+            what = "an activated LoRA" if kind == "LORA" else kind
+            raise UnsupportedModelError(
+                f"{name} has {what}, whose wrapper acts beside the model's layers, so maps of the "
+                "layers would not be the model's; load the base model (model.get_base_model())"
+            )
     return model.get_base_model()
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from normlens.analysis import sum_words
 from normlens.errors import MissingDependencyError
+from normlens.precisions import cost_in_words
 from normlens.results import store
 from normlens.results.cosine_file import saved
 from normlens.results.equality import same
@@ -204,10 +205,11 @@ class Cosine:
     def __repr__(self) -> str:
         model = self.provenance.get("model", "?")
         note = f", {self.note}" if self.note else ""
+        cost = cost_in_words(str(self.provenance.get("dtype")))
         return (
             f"Cosine({model}: {self.value:.4f} = {float(self.matrix.sum()):.4f} from "
             f"{_size(self.matrix.shape)} pairs of tokens + {sum(self.remainder.values()):.4f} from "
-            f"biases, completeness {self.completeness:.1e}{note})"
+            f"biases, completeness {self.completeness:.1e}{cost}{note})"
         )
 
 

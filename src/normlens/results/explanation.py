@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.precisions import cost_in_words
 from normlens.results import conversions, explanation_file, store
 from normlens.results.equality import same
 from normlens.results.explained_sequences import ExplainsSequences
@@ -220,7 +221,8 @@ class Explanation(ExplainsSequences):
         return (
             f"Explanation({self.question}: {self.value:.4g} = "
             f"{float(self.contributions.sum(dtype=np.float64)):.4g} from {len(self.raw_tokens)} "
-            f"tokens + {self.remainder:.4g} from biases, completeness {self.completeness:.1e})"
+            f"tokens + {self.remainder:.4g} from biases, completeness {self.completeness:.1e}"
+            f"{cost_in_words(str(self.provenance.get('dtype')))})"
         )
 
     @property

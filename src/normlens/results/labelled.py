@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from normlens.errors import InputError, UnknownScopeError
 from normlens.layers import layers_in_words
 from normlens.origins import IN_WORDS, LAYER
+from normlens.precisions import cost_in_words
 from normlens.results.axes import (
     GROUPS,
     Allowed,
@@ -240,9 +241,10 @@ class LabelledMaps:
         beside = ""
         if self.encoder is not None:
             beside = f"; encoder: {self.encoder._sizes}"
+        cost = cost_in_words(str(self.provenance.get("dtype")))
         return (
             f"Maps({model}: {stack}{self._sizes}, {sources}"
-            f"completeness {self.completeness:.1e}{beside})"
+            f"completeness {self.completeness:.1e}{cost}{beside})"
         )
 
     @property

@@ -64,7 +64,8 @@ class ServedModels:
         from normlens.signal_inputs import takes_signals
 
         trust = self._loading.trust_remote_code
-        pick_dtype(self._loading.dtype, pick_device(self._loading.device))
+        pick_device(self._loading.device)
+        pick_dtype(self._loading.dtype)
         for name in self.names:
             config = load_config(name, trust_remote_code=trust)
             lens = skeleton(config, name)

@@ -104,9 +104,10 @@ class Checks:
                     f"{self.adapter.name_of(module)} ({class_name(module)}) of "
                     f"{self.layer_in_words} {index} "
                     "does not compute x W + b with the weight that it holds (relative error "
-                    f"{error:.1e}, tolerance {tolerance:.0e}): an adapter, a hook or another "
-                    "precision acts inside it; merge adapters (model.merge_and_unload()) or load "
-                    "the plain model"
+                    f"{error:.1e}, tolerance {tolerance:.0e}): an adapter that is not linear, "
+                    "quantised activations, a hook or another precision act inside it; merge "
+                    "adapters (model.merge_and_unload()), turn quantised weights back "
+                    "(model.dequantize()) or load the plain model"
                 )
         for (index, _), weight in zip(self._padding, seen_padding, strict=True):
             if float(weight) > NEGLIGIBLE:

@@ -72,7 +72,11 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
 
 
 def located_fields(
-    path: Path, where: str, row: Mapping[str, Any], options: ReadOptions, structured: bool = True
+    path: Path | str,
+    where: str,
+    row: Mapping[str, Any],
+    options: ReadOptions,
+    structured: bool = True,
 ) -> Iterator[Located]:
     """Yield the record of a row, or nothing if its text is blank."""
     with located(f"{str(path)!r}, {where}"):

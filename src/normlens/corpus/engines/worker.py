@@ -229,7 +229,7 @@ def _check_tokenizer(lens: Lens) -> None:
     if lens.tokenizer is None:
         raise InputError(
             f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
-            "tokenizer.save_pretrained(…)"
+            "tokenizer.save_pretrained(…), or pass normlens.load(model, tokenizer) as the model"
         )
 
 

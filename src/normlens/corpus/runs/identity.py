@@ -8,15 +8,20 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from normlens.analysing.collect import versions
 from normlens.errors import NormLensError
 from normlens.heads import Dense
+from normlens.late import formed, late
 from normlens.lens import Lens
+from normlens.models.offloading import loaded_tensor
+from normlens.models.reading import active_adapters, numbers_of
 from normlens.models.two_stacks import DECODER, ENCODER
 from normlens.targets import can_generate
 
@@ -67,19 +72,25 @@ def digest(identity: dict[str, Any]) -> str:
 
 
 def weights_hash(lens: Lens) -> str:
-    """Hash every tensor of the model's body (SHA-256): its name, type, shape and values."""
-    return _tensors_hash(lens.model.state_dict())
+    """Hash every tensor of the model's body (SHA-256): its name, type, shape and values.
+
+    Of adapters it also depends on which are at work, and how strongly.
+    """
+    adapters = [
+        f"{name} {active_adapters(module)} {getattr(module, 'scaling', None)}\n"
+        for name, module in lens.model.named_modules()
+        if hasattr(module, "base_layer")
+    ]
+    return _tensors_hash(_state(lens.model), "".join(adapters))
 
 
 def head_hash(lens: Lens) -> str:
     """Hash what stands behind the body: a head's tensors, and how a text's vector is pooled."""
     whole, body = lens.adapter.whole, lens.model.state_dict(keep_vars=True)
     own = {id(tensor) for tensor in body.values()}
-    tensors = {
-        name: tensor
-        for name, tensor in whole.state_dict(keep_vars=True).items()
-        if id(tensor) not in own
-    }
+    state = whole.state_dict(keep_vars=True)
+    behind = [name for name, tensor in state.items() if id(tensor) not in own]
+    tensors = {name: tensor for name, tensor in _state(whole).items() if name in behind}
     described = [type(whole).__name__]
     try:
         pooling = lens.pooling
@@ -97,11 +108,23 @@ def head_hash(lens: Lens) -> str:
     return _tensors_hash(tensors, "\n".join(described))
 
 
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Every tensor of a model by its name; those that are offloaded come when they are needed."""
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        if getattr(tensor, "is_meta", False):
+            state[name] = late(tensor.shape, tensor.dtype, partial(loaded_tensor, model, name))
+    return state
+
+
 def _tensors_hash(tensors: Mapping[str, Any], described: str = "") -> str:
     digest = hashlib.sha256(described.encode())
     for name, tensor in sorted(tensors.items()):
+        if not isinstance(tensor, Tensor):  # a setting of a quantised module
+            digest.update(f"{name} {tensor!r}\n".encode())
+            continue
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        values = tensor.detach().cpu().contiguous().reshape(-1)
+        values: Any = numbers_of(formed(tensor).detach()).cpu().contiguous().reshape(-1)
         if values.numel():
             digest.update(memoryview(values.view(torch.uint8).numpy()))
     return f"sha256:{digest.hexdigest()}"

@@ -10,13 +10,19 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
+#: What stands behind the name of a model that was passed as an object.
+OBJECT = " (an object)"
+
+
 def model_name(model: str | os.PathLike[str] | Lens) -> str:
     """What a run calls a model: a folder absolutely, everything else as it is given."""
     if not isinstance(model, (str, os.PathLike)):
         return model.name
     name = os.fspath(model)
     # A folder without a model may happen to be called like one that is not a folder.
-    no_model = os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json"))
+    no_model = os.path.isdir(name) and not any(
+        os.path.isfile(os.path.join(name, file)) for file in ("config.json", "adapter_config.json")
+    )
     return name if no_model else fixed_path(name)
 
 

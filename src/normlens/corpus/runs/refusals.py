@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from normlens.corpus.data.in_memory import NAME as IN_MEMORY
 from normlens.corpus.data.parallel import has_target
 from normlens.corpus.data.records import Data
 from normlens.corpus.runs import manifest as manifests
@@ -15,6 +16,7 @@ from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
+from normlens.corpus.runs.paths import OBJECT
 from normlens.corpus.runs.recovery import is_run_file
 from normlens.corpus.runs.shards import recorded
 from normlens.errors import InputError, OutputError
@@ -65,3 +67,20 @@ def check_named(folder: Folder, options: RunOptions, measures: bool, settings: b
         f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
         f"{' '.join(again)}"
     )
+
+
+def check_objects(options: RunOptions, model: bool, data: bool) -> None:
+    """Refuse to go on without the objects that a run was given, which no name can bring back."""
+    lacking = [
+        f"{name}=…"
+        for name, given, is_object in (
+            ("model", model, options.model.endswith(OBJECT)),
+            ("data", data, options.data == IN_MEMORY),
+        )
+        if is_object and not given
+    ]
+    if lacking:
+        raise InputError(
+            "this run was given objects, so pass the same again in Python: "
+            f"normlens.resume(out, {', '.join(lacking)})"
+        )

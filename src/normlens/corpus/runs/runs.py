@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from normlens.corpus.data.readers import open_data
+from torch import nn
+
 from normlens.corpus.data.records import Data
 from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.folder import Folder, open_folder
+from normlens.corpus.runs.given import data_name, given_model, opened_data
 from normlens.corpus.runs.lock import locked
 from normlens.corpus.runs.manifest import (
     Manifest,
@@ -31,10 +34,14 @@ from normlens.corpus.runs.options import (
     parse_names,
     split_keywords,
 )
-from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import recover
-from normlens.corpus.runs.refusals import check_free, check_named, check_targets
+from normlens.corpus.runs.refusals import (
+    check_free,
+    check_named,
+    check_objects,
+    check_targets,
+)
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
@@ -47,14 +54,18 @@ if TYPE_CHECKING:
 
 @shows_fields_of(RunOptions, Execution, without=("model", "data"))
 def run(
-    model: str | os.PathLike[str] | Lens,
-    data: str | os.PathLike[str] | Data,
+    model: str | os.PathLike[str] | Lens | nn.Module | Callable[..., object],
+    data: str | os.PathLike[str] | Data | Iterable[object],
     out: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
     **options: Unpack[RunKeywords],
 ) -> Run:
     """Measure every sequence of `data` with `model` and keep the tables in the folder `out`.
+
+    `model` is a name, a folder, a lens, or an object that `normlens.load` takes. `data` is a name,
+    a path, an open data set, an iterable of texts, or a table (pandas, pyarrow, datasets) with the
+    text in the column `column`. A run of objects is resumed with the same ones.
 
     `out` is a new folder or a URL that fsspec knows. A sequence that cannot be analysed is a row of
     the table `failures`. The options are those of `RunOptions`, on which the tables depend, and of
@@ -63,26 +74,27 @@ def run(
     given, how = split_keywords(options, "run")
     given["extra_columns"] = parse_names(given.get("extra_columns", ()))
     chosen = Choice.of(given.pop("measures", None), given.pop("settings", None))
+    execution = Execution(**how)
+    lens, name = given_model(model, execution)
     fixed = RunOptions(
-        model=model_name(model),
-        data=data.name if isinstance(data, Data) else fixed_path(data),
+        model=name,
+        data=data_name(data),
         measures=chosen.names,
         settings=chosen.settings,
         **given,
     )
-    execution = Execution(**how)
     chosen.tables()  # raises where two measures write one
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
-    source = data if isinstance(data, Data) else _open_data(fixed)
+    source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
     described = _described(source)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, model) as engine:
+        with _engine(fixed, chosen, execution, lens) as engine:
             check_targets(engine.identity, source)
             manifest = Manifest(
                 options=fixed,
@@ -106,8 +118,8 @@ def run(
 def resume(
     out: str | os.PathLike[str],
     *,
-    model: Lens | str | os.PathLike[str] | None = None,
-    data: Data | str | os.PathLike[str] | None = None,
+    model: Lens | str | os.PathLike[str] | nn.Module | Callable[..., object] | None = None,
+    data: Data | str | os.PathLike[str] | Iterable[object] | None = None,
     progress: Progress | None = None,
     **options: Unpack[RunKeywords],
 ) -> Run:
@@ -122,11 +134,16 @@ def resume(
     manifest = Manifest.load(folder)
     progress = progress or Progress()
     given, how = split_keywords(options, "resume")
-    if model is not None:
-        given["model"] = model_name(model)
-    if data is not None:
-        given["data"] = data.name if isinstance(data, Data) else fixed_path(data)
     fixed = manifest.options
+    check_objects(fixed, model is not None, data is not None)
+    # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
+    before = {name: manifest.model[name] for name in ("device", "dtype")}
+    execution = Execution(**{**before, **how})
+    lens, name = given_model(model, Execution(**how))
+    if model is not None:
+        given["model"] = name
+    if data is not None:
+        given["data"] = data_name(data)
     measures = given.pop("measures", None)
     wanted = fixed.measures if measures is None else measures
     listed = parse_measures(wanted) if isinstance(wanted, str) else wanted
@@ -141,14 +158,11 @@ def resume(
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
-        source = data if isinstance(data, Data) else _open_data(fixed)
+        source = opened_data(fixed, data)
         now = {"data": _described(source), "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
-        # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
-        before = {name: manifest.model[name] for name in ("device", "dtype")}
-        execution = Execution(**{**before, **how})
-        with _engine(fixed, chosen, execution, model) as engine:
+        with _engine(fixed, chosen, execution, lens) as engine:
             refuse(
                 folder,
                 changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
@@ -176,22 +190,11 @@ def _described(data: Data) -> dict[str, Any]:
     }
 
 
-def _open_data(options: RunOptions) -> Data:
-    return open_data(
-        options.data,
-        column=options.column,
-        pair_column=options.pair_column,
-        paragraphs=options.paragraphs,
-        limit=options.limit,
-        extra=options.extra_columns,
-    )
-
-
 def _engine(
     options: RunOptions,
     chosen: Choice,
     execution: Execution,
-    model: Lens | str | os.PathLike[str] | None,
+    lens: Lens | None,
 ) -> Engine:
     task = Task(
         options=options,
@@ -201,8 +204,7 @@ def _engine(
         batch_size=execution.batch_size,
         trust_remote_code=execution.trust_remote_code,
     )
-    loaded = None if model is None or isinstance(model, (str, os.PathLike)) else model
-    return open_engine(task, execution, loaded)
+    return open_engine(task, execution, lens)
 
 
 def _warn(manifest: Manifest, engine: Engine, progress: Progress) -> None:

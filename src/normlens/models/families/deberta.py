@@ -9,6 +9,7 @@ from normlens.components import Attention
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import interleaved_values, linear, register
 from normlens.models.families.deberta_v2 import DebertaV2
+from normlens.models.reading import read_tensor
 from normlens.models.tiny import ENCODER
 
 
@@ -34,7 +35,7 @@ class Deberta(DebertaV2):
         heads = attention.self.num_attention_heads
         value = interleaved_values(attention.self.in_proj, heads)
         return Attention(
-            value=replace(value, bias=attention.self.v_bias, bias_outside=True),
+            value=replace(value, bias=read_tensor(attention.self, "v_bias"), bias_outside=True),
             output=linear(attention.output.dense),
             heads=heads,
             groups=heads,

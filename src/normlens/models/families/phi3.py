@@ -15,7 +15,7 @@ class Phi3(Mistral):
     def attention(self, block: Any) -> Attention:
         attention, config = block.self_attn, self.config
         values = config.num_key_value_heads * attention.head_dim
-        width = attention.qkv_proj.weight.shape[0]
+        width = linear(attention.qkv_proj).weight.shape[1]
         return Attention(
             value=columns(attention.qkv_proj, width - values, width),
             output=linear(attention.o_proj),
@@ -31,7 +31,7 @@ class Phi3(Mistral):
 
 def fused_gate(mlp: Any, activation: str) -> FeedForward:
     """A gated block whose first projection gives the gate and then the values that it gates."""
-    m = mlp.down_proj.weight.shape[1]
+    m = linear(mlp.down_proj).weight.shape[0]
     return FeedForward(
         gate=columns(mlp.gate_up_proj, 0, m),
         up=columns(mlp.gate_up_proj, m, 2 * m),

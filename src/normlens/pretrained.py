@@ -1,0 +1,141 @@
+"""Checkpoints as models: what lies in a folder or on the hub, read with its head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlens.checkpoints.adapters import CONFIG, SavedAdapter
+from normlens.checkpoints.embedded import EMBEDDED
+from normlens.checkpoints.embedded_files import embedded_reader
+from normlens.checkpoints.headed import complete_part, headed_class
+from normlens.checkpoints.hub import Origin, explained, is_local, quiet_transformers
+from normlens.checkpoints.tokenizer_loading import tokenizer_of
+from normlens.errors import ModelLoadError
+from normlens.fitting import dtype_to_load
+from normlens.models import adapter_class
+from normlens.models.base import bring_installed_families
+from normlens.models.unwrapping import unwrapped
+from normlens.precisions import AUTO
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
+
+
+def embedded_model(name: str, asked: Any, place: torch.device) -> tuple[Any, Any]:
+    """An embedded model, with its head if it has one, and its tokenizer."""
+    read = embedded_reader(name)
+    from transformers import AutoTokenizer
+
+    kind = headed_class([EMBEDDED[name].architecture])
+    dtype = torch.float32 if asked == AUTO else dtype_to_load(asked, None, place, name)
+    model = read(kind, dtype=dtype, attn_implementation="eager")
+    return model.to(place), read(AutoTokenizer)
+
+
+def adapted_model(
+    adapter: SavedAdapter, asked: Any, place: torch.device, *, wanted: bool
+) -> tuple[Any, Any]:
+    """An adapter on its base model, and a tokenizer, where one is wanted."""
+    trust = adapter.origin.options["trust_remote_code"]
+    classifies = adapter.task in ("SEQ_CLS", "TOKEN_CLS")
+    settings = adapter.head_settings if classifies else {}
+    try:
+        if is_local(adapter.base):
+            check_folder(adapter.base, weights=True)
+        base = Origin.find(adapter.base, adapter.base_revision, trust)
+        model, report = _read(base, asked, place, adapter.model_class, settings)
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"{adapter.origin.name!r} is an adapter for the model {adapter.base!r}, which cannot "
+            f"be loaded: {error}"
+        ) from error
+    # A head that the base lacks is the adapter's, or it is random numbers and left out.
+    saved = {name.removeprefix("base_model.model.") for name in adapter.shapes()}
+    lacking = {
+        "missing_keys": [key for key in report.get("missing_keys", ()) if key not in saved],
+        "mismatched_keys": [it for it in report.get("mismatched_keys", ()) if it[0] not in saved],
+    }
+    wrapped = adapter.applied_to(model)
+    if complete_part(adapter.base, model, lacking) is not model:
+        wrapped = unwrapped(wrapped).base_model
+    if not wanted:
+        return wrapped, None
+    return wrapped, tokenizer_of(adapter.origin) or tokenizer_of(base)
+
+
+def read_config(origin: Origin) -> Any:
+    """The configuration of a checkpoint, whatever family it is of."""
+    try:
+        return _config(origin)
+    except ModelLoadError as error:
+        # transformers does not know this model type, but an installed family may teach it.
+        if not isinstance(error.__cause__, ValueError) or not bring_installed_families():
+            raise
+        return _config(origin)
+
+
+def _config(origin: Origin) -> Any:
+    from transformers import AutoConfig
+
+    with quiet_transformers(), explained(origin):
+        return AutoConfig.from_pretrained(origin.name, **origin.options)
+
+
+def pretrained_model(origin: Origin, asked: Any, place: torch.device) -> Any:
+    """The model of a checkpoint in the precision that was asked for, all of it that is there."""
+    model, report = _read(origin, asked, place)
+    return complete_part(origin.name, model, report)
+
+
+def _read(
+    origin: Origin, asked: Any, place: torch.device, kind: Any = None, settings: Any = None
+) -> tuple[Any, dict[str, Any]]:
+    """A model, and what transformers says of its weights.
+
+    `kind` is the class to load, by default the one that the checkpoint names; `settings` replace
+    some of the configuration.
+    """
+    # An unsupported architecture is refused before its weights are fetched.
+    config = read_config(origin)
+    adapter_class(config)
+    kind = kind or headed_class(getattr(config, "architectures", None) or [], config)
+    packed = getattr(config, "quantization_config", None) is not None
+    dtype = dtype_to_load(asked, config, place, origin.name)
+    with quiet_transformers(), explained(origin):
+        model, report = kind.from_pretrained(
+            origin.name,
+            dtype=dtype,
+            attn_implementation="eager",
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
+            # Quantised weights are put in their place as they are read; many cannot be moved.
+            **({"device_map": {"": place}} if packed else {}),
+            **origin.options,
+            **(settings or {}),
+        )
+    return model if packed else model.to(place), report
+
+
+def check_folder(name: str, *, weights: bool) -> None:
+    """Raise unless a folder holds a model or an adapter; with `weights`, all of a model."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "does not exist"
+        raise ModelLoadError(
+            f"{name!r} {what}; give a folder that save_pretrained wrote, or a hub name"
+        )
+    if not (path / "config.json").is_file() and (path / CONFIG).is_file():
+        return  # an adapter, whose base model is looked for next
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(
+            f"the folder {name!r} holds no config.json, so it is not a model; save one there with "
+            "model.save_pretrained(…), or give another folder"
+        )
+    if weights and not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
+        raise ModelLoadError(
+            f"the folder {name!r} holds no weights (model.safetensors or "
+            "pytorch_model.bin); save the model there with model.save_pretrained(…)"
+        )

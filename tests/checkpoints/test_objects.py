@@ -1,0 +1,158 @@
+"""Objects of other libraries: the model inside them, and what they do to texts."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_loading import SENTENCE, save_tiny, tiny_tokenizer
+
+import normlens
+from normlens.errors import InputError, UnsupportedModelError
+from normlens.models.tiny import scramble, tiny_config
+
+TEXTS = ("the cats sat on a mat", "the mat sat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("objects") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Any:
+    model = transformers.AutoModelForSequenceClassification.from_config(tiny_config("bert"))
+    scramble(model)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def sentences() -> Any:
+    """The package sentence-transformers; importing it may warn of what others will drop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = pytest.importorskip(
+            "sentence_transformers",
+            reason="sentence encoders as objects: pip install sentence-transformers",
+        )
+        importlib.import_module("sentence_transformers.models")
+    return package
+
+
+# sentence-transformers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls", "dense", "short", "tuned"])
+def test_a_sentence_encoder_brings_what_makes_its_vector(kind, sentences, folder):
+    modules = sentences.models
+    encoder = modules.Transformer(str(folder))
+    mode = "cls" if kind == "cls" else "mean"
+    parts = [encoder, modules.Pooling(16, pooling_mode=mode)]
+    if kind == "dense":
+        parts.append(modules.Dense(16, 8, activation_function=torch.nn.Tanh()))
+    parts.append(modules.Normalize())
+    whole = sentences.SentenceTransformer(
+        modules=parts, device="cpu", truncate_dim=5 if kind == "short" else None
+    )
+    whole.train(kind == "tuned")
+    lens = normlens.load(whole)
+    cosine = lens.cosine(*TEXTS)
+    assert encoder.auto_model.training == (kind == "tuned")
+    a, b = whole.eval().encode(list(TEXTS))
+    assert cosine.value == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)
+    expected = normlens.load(folder).maps(SENTENCE)
+    np.testing.assert_array_equal(lens.maps(SENTENCE)["ATTN-N"], expected["ATTN-N"])
+
+
+def test_a_dense_module_that_is_not_described_is_refused(sentences, folder):
+    modules = sentences.models
+    parts = [modules.Transformer(str(folder)), modules.Pooling(16)]
+    try:
+        parts.append(modules.Dense(16, 16, use_residual=True))
+    except TypeError:
+        pytest.skip("this sentence-transformers has no such module")
+    lens = normlens.load(sentences.SentenceTransformer(modules=parts, device="cpu"))
+    with pytest.raises(UnsupportedModelError, match="residual connection, which is not described"):
+        lens.cosine(*TEXTS)
+
+
+def test_a_cross_encoder_brings_its_head_and_its_limit(sentences, classifier, tmp_path):
+    classifier.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    encoder = sentences.CrossEncoder(str(tmp_path), max_length=7, device="cpu")
+    lens = normlens.load(encoder)
+    assert lens.max_tokens == 7
+    explained = lens.explain(("the cat", "a mat"))
+    with torch.no_grad():
+        logits = classifier(**tiny_tokenizer()("the cat", "a mat", return_tensors="pt")).logits
+    assert explained.value == pytest.approx(float(logits.max()), abs=1e-5)
+
+
+class StaticSentences(torch.nn.Sequential):
+    """As a SentenceTransformer of word vectors: no transformers model is inside."""
+
+
+StaticSentences.__module__ = "sentence_transformers.model"
+StaticSentences.__name__ = "SentenceTransformer"
+
+
+def test_a_sentence_encoder_without_layers():
+    with pytest.raises(UnsupportedModelError, match="no transformers model in torch"):
+        normlens.load(StaticSentences(torch.nn.Linear(2, 2)))
+
+
+# transformers -------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_brings_its_tokenizer_and_its_limit(classifier):
+    tokenizer = tiny_tokenizer()
+    pipe = transformers.pipeline(
+        "text-classification", model=classifier, tokenizer=tokenizer, device="cpu"
+    )
+    lens = normlens.load(pipe)
+    assert lens.tokenizer is tokenizer
+    assert lens.adapter.whole is classifier
+    assert lens.explain(SENTENCE).completeness < 1e-5
+    other = normlens.load(pipe, tokenizer=False)
+    assert other.tokenizer is None
+    cutting = transformers.pipeline(
+        "text-classification",
+        model=classifier,
+        tokenizer=tokenizer,
+        device="cpu",
+        truncation=True,
+        max_length=5,
+    )
+    short = normlens.load(cutting)
+    with pytest.raises(InputError, match="at most 5"):
+        short.maps(SENTENCE)
+    assert len(short.maps(SENTENCE, truncate=True).tokens) == 5
+
+
+class Trainer:
+    """As transformers' Trainer, which has a model and what reads texts for it."""
+
+    def __init__(self, model: Any, processing_class: Any):
+        self.model, self.processing_class = model, processing_class
+
+
+Trainer.__module__ = "transformers.trainer"
+
+
+def test_a_trainer_brings_its_model(classifier):
+    tokenizer = tiny_tokenizer()
+    lens = normlens.load(Trainer(classifier, tokenizer))
+    assert (lens.adapter.whole, lens.tokenizer) == (classifier, tokenizer)
+
+
+@pytest.mark.parametrize("thing", [3.5, ["bert"], {"model": 1}, object()])
+def test_anything_else_is_refused_in_one_line(thing):
+    with pytest.raises(InputError, match="load takes a name, a folder, a model") as raised:
+        normlens.load(thing)
+    assert "\n" not in str(raised.value)
