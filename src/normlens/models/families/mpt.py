@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
-from normlens.errors import UnsupportedModelError
 from normlens.heads import HeadStep
 from normlens.models.base import Decoder, columns, layer_norm, linear, register
+from normlens.models.readiness import check_causal
 
 
 @register(
@@ -27,11 +27,7 @@ class Mpt(Decoder):
         return self.config.max_seq_len  # its table of ALiBi's distances
 
     def reach(self, block: Any) -> Reach:
-        if not self.causal:
-            raise UnsupportedModelError(
-                "transformers runs MPT with a causal mask alone; set is_causal to True in its "
-                "configuration"
-            )
+        check_causal(self.config, "MPT")
         return super().reach(block)
 
     def steps(self, block: Any) -> list[Step]:
