@@ -31,13 +31,16 @@ _GROUPS = {
     "some of its layers are short convolutions over tokens instead of attention": "lfm2 lfm2_moe",
     "its layers mix tokens with a Fourier transform instead of attention": "fnet",
     "it is a network of convolutions (or of pooling), without attention": (
-        "align_vision_model bit chameleon_vqgan convnext convnextv2 dac dinov3_convnext "
-        "efficientnet emu3_vqgan encodec fastspeech2_conformer_hifigan flava_image_codebook "
-        "focalnet glm_image_vqmodel hgnet_v2 janus_vqgan mobilenet_v1 mobilenet_v2 poolformer "
+        "align_vision_model bit convnext convnextv2 dac dinov3_convnext "
+        "efficientnet encodec fastspeech2_conformer_hifigan "
+        "focalnet hgnet_v2 mobilenet_v1 mobilenet_v2 poolformer "
         "pp_lcnet pp_lcnet_v3 pp_lcnet_v4 qwen2_5_omni_bigvgan regnet resnet rt_detr_resnet "
         "speecht5_hifigan superpoint textnet univnet uvdoc uvdoc_backbone "
         "vibevoice_acoustic_tokenizer vibevoice_acoustic_tokenizer_decoder "
         "vibevoice_acoustic_tokenizer_encoder"
+    ),
+    "it turns images into codes by a network of convolutions": (
+        "chameleon_vqgan emu3_vqgan flava_image_codebook janus_vqgan"
     ),
     # Attention beside something else that mixes tokens.
     "half of its heads are convolutions whose kernels depend on the text, beside the attention": (
@@ -64,16 +67,17 @@ _GROUPS = {
     "its layers attend to blocks of tokens compressed into one, and carry several versions of each "
     "vector side by side (hyper-connections)": "deepseek_v4",
     "its layers carry several versions of each vector side by side (hyper-connections)": "hy_v4",
+    "its attention is inside shifted windows and gives its weights by window, not as targets by "
+    "sources": "swin2sr",
     "its layers are reversible, with attention inside hashed buckets of tokens": "reformer",
     # Tokens that are not the same in every layer.
     "it pools tokens between layers, so that layers have different tokens": (
-        "funnel sew sew-d blt groupvit_vision_model"
+        "funnel blt groupvit_vision_model"
     ),
     "it pools characters before its deep layers, so that layers have different tokens": "canine",
     "it merges patches between its stages, so that layers have different tokens": (
         "clap_audio_model cvt dinat donut-swin florence_vision glpn hiera levit maskformer-swin "
-        "mobilevit mobilevitv2 pvt pvt_v2 sam2_hiera_det_model segformer swiftformer swin swin2sr "
-        "swinv2"
+        "mobilevit mobilevitv2 pvt pvt_v2 sam2_hiera_det_model segformer swiftformer swin swinv2"
     ),
     "its layers attend among latent vectors, not among the tokens of the text": "perceiver",
     "its layers attend among learned queries, which are no tokens of the input": (
@@ -106,7 +110,8 @@ _GROUPS = {
     "own), so no hook sees a layer run": "flaubert xlm",
     "each of its layers has several feed-forward blocks, one after the other, in a bottleneck "
     "narrower than the model": "mobilebert",
-    "its layers compute with integers (quantised weights and activations)": "ibert",
+    "its modules return a scale of quantisation beside each vector and can compute with "
+    "integers": "ibert",
     "each of its layers learns an activation of its own (xIELU)": "apertus",
     "its layers carry several versions of each vector side by side (AltUp) and normalise the value "
     "vectors of each head": "gemma3n gemma3n_text",
