@@ -94,8 +94,8 @@ class Electra(Bert):
 
 @register("dpr", tiny=ENCODER)
 class Dpr(Bert):
-    def blocks(self) -> list[Any]:
-        return list(getattr(self.model, "bert_model", self.model).encoder.layer)
+    def __init__(self, model: Any):
+        super().__init__(getattr(model, "bert_model", model))  # the encoder returns only a tuple
 
 
 @register("rembert", tiny=dict(ENCODER, input_embedding_size=8, output_embedding_size=12))

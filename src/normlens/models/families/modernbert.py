@@ -94,7 +94,7 @@ class ModernBert(Adapter):
         ]
 
 
-@register("modernbert-decoder", tiny=_TINY)
+@register("modernbert-decoder", tiny=dict(_TINY, local_attention=6))
 class ModernBertDecoder(ModernBert):
     causal = True
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
+from normlens.components import Attention, FeedForward, Reach, Step
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, columns, layer_norm, linear, register
+from normlens.models.base import Decoder, columns, layer_norm, linear, register, sublayers
 from normlens.models.readiness import check_causal
 
 
@@ -32,25 +32,22 @@ class Mpt(Decoder):
 
     def steps(self, block: Any) -> list[Step]:
         attention, ffn, d = block.attn, block.ffn, self.config.hidden_size
-        return [
-            Branch(),
-            layer_norm(block.norm_1),
-            Attention(
-                value=columns(attention.Wqkv, 2 * d, 3 * d),
-                output=linear(attention.out_proj),
-                heads=attention.n_heads,
-                groups=attention.n_heads,
-                weights=attention,
-                module=attention.out_proj,
-            ),
-            Residual(),
-            Branch(),
-            layer_norm(block.norm_2),
-            FeedForward(
-                up=linear(ffn.up_proj),
-                down=linear(ffn.down_proj),
-                activation="gelu",
-                module=ffn.down_proj,  # the block itself adds the residual as well
-            ),
-            Residual(),
-        ]
+        attend = Attention(
+            value=columns(attention.Wqkv, 2 * d, 3 * d),
+            output=linear(attention.out_proj),
+            heads=attention.n_heads,
+            groups=attention.n_heads,
+            weights=attention,
+            module=attention.out_proj,
+        )
+        feed_forward = FeedForward(
+            up=linear(ffn.up_proj),
+            down=linear(ffn.down_proj),
+            activation="gelu",
+            module=ffn.down_proj,  # the block itself adds the residual as well
+        )
+        return sublayers(
+            (layer_norm(block.norm_1), attend),
+            (layer_norm(block.norm_2), feed_forward),
+            norm_first=True,
+        )

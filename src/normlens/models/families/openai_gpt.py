@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, FeedForward, Step
+from normlens.components import Attention
 from normlens.heads import HeadStep
-from normlens.models.base import columns, layer_norm, linear, register, sublayers
+from normlens.models.base import columns, linear, register
 from normlens.models.families.gpt2 import GPT2
 from normlens.models.tiny import GPT
 
 
 @register("openai-gpt", tiny=GPT)
 class OpenAIGPT(GPT2):
+    norm_first = False
     causal = True  # each layer has a triangular mask, whatever the configuration says
 
     def end(self) -> list[HeadStep]:
@@ -30,17 +31,7 @@ class OpenAIGPT(GPT2):
             module=attention.c_proj,
         )
 
-    def steps(self, block: Any) -> list[Step]:
-        mlp, activation = block.mlp, self.config.afn
-        feed_forward = FeedForward(
-            up=linear(mlp.c_fc),
-            down=linear(mlp.c_proj),
-            # What it calls GELU is the approximation by a hyperbolic tangent.
-            activation="gelu_new" if activation == "gelu" else activation,
-            module=mlp.c_proj,
-        )
-        return sublayers(
-            (layer_norm(block.ln_1), self.attention(block)),
-            (layer_norm(block.ln_2), feed_forward),
-            norm_first=False,
-        )
+    @property
+    def activation(self) -> str:
+        # What it calls GELU is the approximation by a hyperbolic tangent.
+        return "gelu_new" if self.config.afn == "gelu" else self.config.afn
