@@ -233,7 +233,7 @@ def test_the_model_is_left_as_it_was(family):
     modes = {name: module.training for name, module in model.named_modules()}
     implementation = model.config._attn_implementation
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    trained = [parameter.requires_grad for parameter in model.parameters()]
+    learnt = [parameter.requires_grad for parameter in model.parameters()]
 
     maps = normlens.load(model).maps(input_ids=IDS)
 
@@ -246,7 +246,7 @@ def test_the_model_is_left_as_it_was(family):
     for name, value in model.state_dict().items():
         assert torch.equal(value, weights[name]), name
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert [parameter.requires_grad for parameter in model.parameters()] == trained
+    assert [parameter.requires_grad for parameter in model.parameters()] == learnt
 
 
 @every_family
