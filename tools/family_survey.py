@@ -51,6 +51,7 @@ SECONDS = 120  # for one model type
 BYTES = 3 << 30  # that one model type may allocate
 IDS = [3, 9, 27, 14, 5, 33, 8, 40, 12]
 TARGET_IDS = [7, 12, 60, 22]
+SAMPLES = 4000  # of sound: a dozen frames
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def refused_by_configuration(model_type: str) -> Outcome | None:
 def judged(model_type: str, model: Any) -> Outcome:
     """The outcome of loading a model and making maps of random input."""
     try:
-        maps = normlens.load(model, False).maps(**inputs_of(model))
+        maps = maps_of(normlens.load(model, False), inputs_of(model))
     # What is not an error of NormLens is a traceback for the user.
     except Exception as error:
         outcome = judged_error(model_type, error)
@@ -131,6 +132,12 @@ def judged(model_type: str, model: Any) -> Outcome:
         return Outcome(model_type, FAILED, "maps that are not finite")
     detail = f"completeness {maps.completeness:.0e}"
     return Outcome(model_type, SUPPORTED, detail, maps.completeness)
+
+
+def maps_of(lens: normlens.Lens, inputs: dict[str, Any]) -> normlens.Maps:
+    """Maps of an input; a picture or a sound takes the place of a text."""
+    signals = [inputs[name] for name in ("pixel_values", "input_values") if name in inputs]
+    return lens.maps(torch.as_tensor(signals[0])) if signals else lens.maps(**inputs)
 
 
 def judged_error(model_type: str, error: Exception) -> Outcome:
@@ -156,15 +163,18 @@ def problem_of(model: Any) -> str | None:
 
 
 def inputs_of(model: Any) -> dict[str, Any]:
-    """The input of `lens.maps` for a model: ids, a source and a target, or sound."""
+    """What a model is called with: ids, a source and a target, a picture, or sound."""
+    config, draw = model.config, np.random.default_rng(0).standard_normal
     inputs: dict[str, Any] = dict(input_ids=IDS)
     if model.main_input_name == "input_features":
-        config = model.config
-        frames = 2 * getattr(config, "max_source_positions", 10)
-        inputs = dict(
-            input_features=np.random.default_rng(0).normal(size=(config.num_mel_bins, frames))
-        )
-    if model.config.is_encoder_decoder:
+        shape = config.num_mel_bins, 2 * config.max_source_positions
+        inputs = dict(input_features=draw(shape, np.float32))
+    elif model.main_input_name == "pixel_values":
+        side = getattr(config, "image_size", 16)
+        inputs = dict(pixel_values=draw((3, side, side), np.float32))
+    elif model.main_input_name == "input_values":
+        inputs = dict(input_values=draw(SAMPLES, np.float32))
+    if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = TARGET_IDS
     return inputs
 

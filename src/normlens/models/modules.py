@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,7 @@ def _eps(module: Any) -> float:
     return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
 
 
-def sublayers(*parts: tuple[Norm, Step], norm_first: bool) -> list[Step]:
+def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[Step]:
     """Steps of a block: each part with its norm, before the part or behind its residual."""
     steps: list[Step] = []
     for norm, part in parts:

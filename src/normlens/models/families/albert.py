@@ -50,7 +50,9 @@ class Albert(Adapter):
             module=block.ffn_output,
         )
         return sublayers(
-            (layer_norm(attention.LayerNorm), attend),
-            (layer_norm(block.full_layer_layer_norm), feed_forward),
+            [
+                (layer_norm(attention.LayerNorm), attend),
+                (layer_norm(block.full_layer_layer_norm), feed_forward),
+            ],
             norm_first=False,
         )

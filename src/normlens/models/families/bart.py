@@ -34,7 +34,7 @@ class Bart(TwoStacks):
             module=block.fc2,
         )
         parts.append((layer_norm(block.final_layer_norm), feed_forward))
-        return sublayers(*parts, norm_first=self.norm_first)
+        return sublayers(parts, norm_first=self.norm_first)
 
 
 def _attention(module: Any, source: str | None = None) -> Attention:

@@ -73,8 +73,10 @@ class Bert(Adapter):
     def steps(self, block: Any) -> list[Step]:
         first, second = self.norms(block)
         return sublayers(
-            (first, self.attention(block)),
-            (second, self.feed_forward(block)),
+            [
+                (first, self.attention(block)),
+                (second, self.feed_forward(block)),
+            ],
             norm_first=self.norm_first,
         )
 

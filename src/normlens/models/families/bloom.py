@@ -50,4 +50,4 @@ class Bloom(Decoder):
         if block.apply_residual_connection_post_layernorm:
             attention_steps: list[Step] = [first, Branch(), attend, Residual()]
             return [*attention_steps, second, Branch(), feed_forward, Residual()]
-        return sublayers((first, attend), (second, feed_forward), norm_first=True)
+        return sublayers([(first, attend), (second, feed_forward)], norm_first=True)

@@ -46,7 +46,9 @@ class DistilBert(Adapter):
             module=ffn.lin2,
         )
         return sublayers(
-            (layer_norm(block.sa_layer_norm), attend),
-            (layer_norm(block.output_layer_norm), feed_forward),
+            [
+                (layer_norm(block.sa_layer_norm), attend),
+                (layer_norm(block.output_layer_norm), feed_forward),
+            ],
             norm_first=False,
         )

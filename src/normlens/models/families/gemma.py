@@ -44,8 +44,10 @@ class Gemma2(Gemma):
 class VaultGemma(Gemma2):
     def steps(self, block: Any) -> list[Step]:
         return sublayers(
-            (self.norm(block.input_layernorm), self.attention(block)),
-            (self.norm(block.pre_feedforward_layernorm), self.feed_forward(block)),
+            [
+                (self.norm(block.input_layernorm), self.attention(block)),
+                (self.norm(block.pre_feedforward_layernorm), self.feed_forward(block)),
+            ],
             norm_first=True,
         )
 

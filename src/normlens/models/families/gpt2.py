@@ -46,7 +46,9 @@ class GPT2(Decoder):
 
     def steps(self, block: Any) -> list[Step]:
         return sublayers(
-            (layer_norm(block.ln_1), self.attention(block)),
-            (layer_norm(block.ln_2), self.feed_forward(block)),
+            [
+                (layer_norm(block.ln_1), self.attention(block)),
+                (layer_norm(block.ln_2), self.feed_forward(block)),
+            ],
             norm_first=self.norm_first,
         )

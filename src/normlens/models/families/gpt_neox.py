@@ -55,4 +55,4 @@ class GPTNeoX(Decoder):
         if block.use_parallel_residual:
             parallel = ParallelFeedForward(feed_forward, second)
             return [Branch(), first, attention, parallel, Residual()]
-        return sublayers((first, attention), (second, feed_forward), norm_first=True)
+        return sublayers([(first, attention), (second, feed_forward)], norm_first=True)

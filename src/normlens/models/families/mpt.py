@@ -47,7 +47,9 @@ class Mpt(Decoder):
             module=ffn.down_proj,  # the block itself adds the residual as well
         )
         return sublayers(
-            (layer_norm(block.norm_1), attend),
-            (layer_norm(block.norm_2), feed_forward),
+            [
+                (layer_norm(block.norm_1), attend),
+                (layer_norm(block.norm_2), feed_forward),
+            ],
             norm_first=True,
         )

@@ -49,8 +49,10 @@ class NomicBert(Adapter):
 
     def steps(self, block: Any) -> list[Step]:
         return sublayers(
-            (layer_norm(block.post_attention_layernorm), self.attention(block)),
-            (layer_norm(block.post_mlp_layernorm), self.feed_forward(block)),
+            [
+                (layer_norm(block.post_attention_layernorm), self.attention(block)),
+                (layer_norm(block.post_mlp_layernorm), self.feed_forward(block)),
+            ],
             norm_first=False,
         )
 

@@ -60,8 +60,10 @@ class OPT(Decoder):
             module=block.fc2,
         )
         return sublayers(
-            (layer_norm(block.self_attn_layer_norm), attend),
-            (layer_norm(block.final_layer_norm), feed_forward),
+            [
+                (layer_norm(block.self_attn_layer_norm), attend),
+                (layer_norm(block.final_layer_norm), feed_forward),
+            ],
             norm_first=self.norm_first(block),
         )
 

@@ -87,7 +87,7 @@ class T5(TwoStacks):
             for layer in cross
         ]
         parts.append((rms_norm(last.layer_norm), self.feed_forward(last.DenseReluDense)))
-        return sublayers(*parts, norm_first=True)
+        return sublayers(parts, norm_first=True)
 
     def attention(self, module: Any, source: str | None = None) -> Attention:
         return Attention(
