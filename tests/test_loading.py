@@ -158,9 +158,9 @@ def add_custom_code(folder: Path) -> None:
     )
 
 
-def become_longt5(folder: Path) -> None:
+def become_prophetnet(folder: Path) -> None:
     config = AutoConfig.for_model(
-        "longt5", d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, vocab_size=64
+        "prophetnet", hidden_size=16, num_encoder_layers=1, num_decoder_layers=1, vocab_size=64
     )
     AutoModel.from_config(config).save_pretrained(folder)
 
@@ -204,7 +204,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], type[NormLensError], tuple[str,
     "NaN": (change_tensor(spoil_tensor), ModelLoadError, ("not finite", "layer.1.output.dense")),
     "a missing tensor": (change_tensor(drop_tensor), ModelLoadError, ("lack", "incomplete")),
     "a reshaped tensor": (change_tensor(reshape_tensor), ModelLoadError, ("wrong shape",)),
-    "an encoder–decoder": (become_longt5, UnsupportedModelError, ("encoder–decoder", "'longt5'")),
+    "an encoder–decoder": (
+        become_prophetnet,
+        UnsupportedModelError,
+        ("encoder–decoder", "'prophetnet'"),
+    ),
     "another architecture": (become_mamba, UnsupportedModelError, ("'mamba'", "state-space")),
 }
 

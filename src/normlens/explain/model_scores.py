@@ -43,8 +43,13 @@ class ModelScores:
 
 
 def chooses_positions(model: Any) -> bool:
-    """Whether a model can be asked for the scores of some positions only."""
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
+    """Whether a model can be asked for the scores of some positions only.
+
+    A classifier of sequences may take the argument, too, and look for its last token among all.
+    """
+    kinds = [kind.__name__ for kind in type(model).__mro__]
+    of_sequences = any(name.endswith("ForSequenceClassification") for name in kinds)
+    return not of_sequences and "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def ask_for_places(

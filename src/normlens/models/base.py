@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from normlens.components import Layer, Reach, Step
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import ANY, CAUSAL, LAST, SEQUENCES, TOKENS, Head, HeadStep
+from normlens.models.composites import composite_refusal
 from normlens.models.heads import class_names, described_by_task
 from normlens.models.installed import is_available, load_installed
 from normlens.models.modules import (
@@ -27,9 +28,10 @@ from normlens.models.modules import (
     linear,
     rms_norm,
     scaled,
+    sublayers,
 )
 from normlens.models.reading import UnreadableModule, read_linear
-from normlens.models.refusals import refusal
+from normlens.models.refusals import UnknownModelType, refusal
 from normlens.models.unwrapping import (
     body,
     is_vision_classifier,
@@ -52,6 +54,7 @@ __all__ = [
     "register",
     "rms_norm",
     "scaled",
+    "sublayers",
     "supported_families",
     "tiny_settings",
 ]
@@ -253,25 +256,23 @@ def tiny_settings(model_type: str) -> dict[str, Any] | None:
     return _TINY.get(model_type)
 
 
-def adapter_class(config: Any) -> type[Adapter]:
-    """The adapter class for a configuration, or an error that says what to do."""
+def adapter_class(config: Any, model: nn.Module | None = None) -> type[Adapter]:
+    """The adapter class for a configuration, or an error that says what to do.
+
+    Given the model as well, the error can name the modules inside it.
+    """
     config = tower_config(config)
     model_type = getattr(config, "model_type", None) or type(config).__name__
     decoder_too = getattr(config, "is_encoder_decoder", False)
     if model_type not in _ADAPTERS:
         bring_installed_families()
     adapter = _ADAPTERS.get(model_type)
-    if adapter is None and (reason := refusal(model_type)) is not None:
-        raise UnsupportedModelError(reason)
+    if adapter is None:
+        reason = refusal(model_type) or composite_refusal(config, _ADAPTERS.__contains__, model)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
     if adapter is None or (decoder_too and not adapter.two_stacks):
-        kind = "is an encoder–decoder and" if decoder_too else "is"
-        base = "normlens.models.two_stacks.TwoStacks" if decoder_too else "normlens.Adapter"
-        raise UnsupportedModelError(
-            f"model type {model_type!r} {kind} not supported; supported are: "
-            f"{', '.join(sorted(supported_families()))}. "
-            f"To add it, subclass {base} and decorate it with "
-            f'@normlens.register("{model_type}") (docs/adapters.md has an example)'
-        )
+        raise UnknownModelType(model_type, two_stacks=decoder_too)
     return adapter
 
 
@@ -285,7 +286,7 @@ def adapt(model: nn.Module) -> Adapter:
             "`config.model_type` is registered with normlens.register"
         )
     inner = body(model)
-    kind = adapter_class(inner.config if is_vision_classifier(model) else config)
+    kind = adapter_class(inner.config if is_vision_classifier(model) else config, model)
     adapter = kind(inner)
     adapter.whole = model
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from normlens.components import Linear, Norm
+from normlens.components import Branch, Linear, Norm, Residual, Step
 from normlens.models.reading import read_linear, read_tensor, without_adapters
 
 
@@ -66,3 +66,14 @@ def _gamma(module: Any, offset: float) -> Tensor | None:
 
 def _eps(module: Any) -> float:
     return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+
+
+def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[Step]:
+    """Steps of a block: each part with its norm, before the part or behind its residual."""
+    steps: list[Step] = []
+    for norm, part in parts:
+        if norm_first:
+            steps += [Branch(), norm, part, Residual()]
+        else:
+            steps += [Branch(), part, Residual(), norm]
+    return steps

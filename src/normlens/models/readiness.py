@@ -73,6 +73,15 @@ def check_chunks(blocks: Sequence[Any], n: int) -> None:
         )
 
 
+def check_causal(config: Any, name: str) -> None:
+    """Raise where a configuration asks to look both ways, and the model's code cannot do so."""
+    if not getattr(config, "is_causal", True):
+        raise UnsupportedModelError(
+            f"transformers runs {name} with a causal mask alone; set is_causal to True in its "
+            "configuration"
+        )
+
+
 def padding_spoils(layers: Sequence[Layer], dtype: torch.dtype, lengths: Sequence[int]) -> bool:
     """Whether a padded batch has rows that see no token at all, which give NaN in this precision.
 

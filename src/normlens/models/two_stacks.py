@@ -7,13 +7,13 @@ the steps of a block of either; what is said here is the same for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from normlens.components import Attention, Branch, FeedForward, Norm, Reach, Residual, Step
+from normlens.components import Reach
 from normlens.errors import InputError
 from normlens.heads import ANY, GENERATOR, Head, HeadStep
 from normlens.models.base import Adapter, linear
@@ -110,16 +110,3 @@ class TwoStacks(Adapter):
     def generation_options(self, labels: Sequence[int] | None) -> dict[str, Any]:
         """What `generate` has to be told, given how the tokenizer writes some target, if any."""
         return {}
-
-
-def sublayers(
-    parts: Iterable[tuple[Norm, Attention | FeedForward]], *, norm_first: bool
-) -> list[Step]:
-    """Steps of a block: each part with its norm, before the part or behind its residual."""
-    steps: list[Step] = []
-    for norm, part in parts:
-        if norm_first:
-            steps += [Branch(), norm, part, Residual()]
-        else:
-            steps += [Branch(), part, Residual(), norm]
-    return steps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.components import Attention, FeedForward, Step
 from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
-from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.base import Adapter, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
@@ -35,25 +35,24 @@ class Albert(Adapter):
     def steps(self, block: Any) -> list[Step]:
         attention = block.attention
         heads = attention.num_attention_heads
-        return [
-            Branch(),
-            Attention(
-                value=linear(attention.value),
-                output=linear(attention.dense),
-                heads=heads,
-                groups=heads,
-                weights=attention,
-                module=attention.dense,
-            ),
-            Residual(),
-            layer_norm(attention.LayerNorm),
-            Branch(),
-            FeedForward(
-                up=linear(block.ffn),
-                down=linear(block.ffn_output),
-                activation=self.config.hidden_act,
-                module=block.ffn_output,
-            ),
-            Residual(),
-            layer_norm(block.full_layer_layer_norm),
-        ]
+        attend = Attention(
+            value=linear(attention.value),
+            output=linear(attention.dense),
+            heads=heads,
+            groups=heads,
+            weights=attention,
+            module=attention.dense,
+        )
+        feed_forward = FeedForward(
+            up=linear(block.ffn),
+            down=linear(block.ffn_output),
+            activation=self.config.hidden_act,
+            module=block.ffn_output,
+        )
+        return sublayers(
+            [
+                (layer_norm(attention.LayerNorm), attend),
+                (layer_norm(block.full_layer_layer_norm), feed_forward),
+            ],
+            norm_first=False,
+        )

@@ -6,11 +6,11 @@ from typing import Any
 
 from normlens.components import Attention, FeedForward, Norm, Step
 from normlens.heads import HeadStep
-from normlens.models.base import layer_norm, linear, register
-from normlens.models.two_stacks import ENCODER, TINY, TwoStacks, sublayers
+from normlens.models.base import layer_norm, linear, register, sublayers
+from normlens.models.two_stacks import ENCODER, TINY, TwoStacks
 
 
-@register("bart", tiny=TINY)
+@register("bart", "blenderbot-small", "plbart", tiny=TINY)
 class Bart(TwoStacks):
     norm_first = False
 
@@ -21,7 +21,7 @@ class Bart(TwoStacks):
         return _final_norm(self.model.decoder)
 
     def steps(self, block: Any) -> list[Step]:
-        parts: list[tuple[Norm, Attention | FeedForward]] = [
+        parts: list[tuple[Norm, Step]] = [
             (layer_norm(block.self_attn_layer_norm), _attention(block.self_attn))
         ]
         if hasattr(block, "encoder_attn"):

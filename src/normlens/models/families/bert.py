@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Linear, Residual, Step
+from normlens.components import Attention, FeedForward, Linear, Norm, Step
 from normlens.heads import ANY, CAUSAL, FIRST, MASKED, SEQUENCES, Elementwise, Head
-from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.base import Adapter, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
@@ -16,6 +16,8 @@ from normlens.models.tiny import ENCODER
 @register("ernie", tiny=dict(ENCODER, use_task_id=True))
 @register("layoutlm", tiny=dict(ENCODER, max_2d_position_embeddings=8))
 class Bert(Adapter):
+    norm_first = False
+
     @property
     def causal(self) -> bool:  # type: ignore[override]
         # As a decoder it takes the mask that transformers gives every decoder.
@@ -52,22 +54,31 @@ class Bert(Adapter):
             module=attention.output.dense,
         )
 
+    @property
+    def activation(self) -> str:
+        return self.config.hidden_act
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        return FeedForward(
+            up=linear(block.intermediate.dense),
+            down=linear(block.output.dense),
+            activation=self.activation,
+            module=block.output.dense,
+        )
+
+    def norms(self, block: Any) -> tuple[Norm, Norm]:
+        """The norm of the attention, and the one of the feed-forward block."""
+        return layer_norm(block.attention.output.LayerNorm), layer_norm(block.output.LayerNorm)
+
     def steps(self, block: Any) -> list[Step]:
-        return [
-            Branch(),
-            self.attention(block),
-            Residual(),
-            layer_norm(block.attention.output.LayerNorm),
-            Branch(),
-            FeedForward(
-                up=linear(block.intermediate.dense),
-                down=linear(block.output.dense),
-                activation=self.config.hidden_act,
-                module=block.output.dense,
-            ),
-            Residual(),
-            layer_norm(block.output.LayerNorm),
-        ]
+        first, second = self.norms(block)
+        return sublayers(
+            [
+                (first, self.attention(block)),
+                (second, self.feed_forward(block)),
+            ],
+            norm_first=self.norm_first,
+        )
 
 
 @register("electra", tiny=dict(ENCODER, embedding_size=8))
@@ -81,6 +92,29 @@ class Electra(Bert):
         head = model.classifier
         first = dense(head.dense)
         return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("gelu"))
+
+
+@register("dpr", tiny=ENCODER)
+class Dpr(Bert):
+    def __init__(self, model: Any):
+        super().__init__(getattr(model, "bert_model", model))  # the encoder returns only a tuple
+
+
+@register("rembert", tiny=dict(ENCODER, input_embedding_size=8, output_embedding_size=12))
+class RemBert(Bert):
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.cls.predictions
+        steps = transform(head.dense, self.config.hidden_act, layer_norm(head.LayerNorm))
+        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+
+
+@register("roformer", tiny=dict(ENCODER, embedding_size=8))
+class RoFormer(Bert):
+    """With `rotary_value`, values are rotated as well; its maps are not complete, and refused."""
+
+    def sequence_head(self, model: Any) -> Head | None:
+        head, activation = model.classifier, Elementwise(self.config.hidden_act)
+        return self.classifier(SEQUENCES, FIRST, head.out_proj, dense(head.dense), activation)
 
 
 @register("roberta", "xlm-roberta", "camembert", "data2vec-text", tiny=ENCODER)

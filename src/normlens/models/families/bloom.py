@@ -6,7 +6,14 @@ from typing import Any
 
 from normlens.components import Attention, Branch, FeedForward, Residual, Step
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
+from normlens.models.base import (
+    Decoder,
+    interleaved_values,
+    layer_norm,
+    linear,
+    register,
+    sublayers,
+)
 
 
 @register("bloom", tiny=dict(vocab_size=64, hidden_size=16, n_layer=2, n_head=4))
@@ -43,5 +50,4 @@ class Bloom(Decoder):
         if block.apply_residual_connection_post_layernorm:
             attention_steps: list[Step] = [first, Branch(), attend, Residual()]
             return [*attention_steps, second, Branch(), feed_forward, Residual()]
-        attention_steps = [Branch(), first, attend, Residual()]
-        return [*attention_steps, Branch(), second, feed_forward, Residual()]
+        return sublayers([(first, attend), (second, feed_forward)], norm_first=True)

@@ -7,9 +7,9 @@ from typing import Any
 from normlens.components import Attention, FeedForward, Step
 from normlens.heads import MEAN, PATCHES, Head, HeadStep
 from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.modules import sublayers
 from normlens.models.signals import ImageEncoder
 from normlens.models.tiny import ENCODER, IMAGE
-from normlens.models.two_stacks import sublayers
 
 
 class Tower(Adapter):

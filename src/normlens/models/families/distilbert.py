@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.components import Attention, FeedForward, Step
 from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
-from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.base import Adapter, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense, transform
 
 
@@ -31,25 +31,24 @@ class DistilBert(Adapter):
 
     def steps(self, block: Any) -> list[Step]:
         attention, ffn = block.attention, block.ffn
-        return [
-            Branch(),
-            Attention(
-                value=linear(attention.v_lin),
-                output=linear(attention.out_lin),
-                heads=attention.n_heads,
-                groups=attention.n_heads,
-                weights=attention,
-                module=attention.out_lin,
-            ),
-            Residual(),
-            layer_norm(block.sa_layer_norm),
-            Branch(),
-            FeedForward(
-                up=linear(ffn.lin1),
-                down=linear(ffn.lin2),
-                activation=self.config.activation,
-                module=ffn.lin2,
-            ),
-            Residual(),
-            layer_norm(block.output_layer_norm),
-        ]
+        attend = Attention(
+            value=linear(attention.v_lin),
+            output=linear(attention.out_lin),
+            heads=attention.n_heads,
+            groups=attention.n_heads,
+            weights=attention,
+            module=attention.out_lin,
+        )
+        feed_forward = FeedForward(
+            up=linear(ffn.lin1),
+            down=linear(ffn.lin2),
+            activation=self.config.activation,
+            module=ffn.lin2,
+        )
+        return sublayers(
+            [
+                (layer_norm(block.sa_layer_norm), attend),
+                (layer_norm(block.output_layer_norm), feed_forward),
+            ],
+            norm_first=False,
+        )

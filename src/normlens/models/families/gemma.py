@@ -1,11 +1,11 @@
-"""Gemma: Llama's block with 1 + γ; Gemma 2 and 3 add a norm behind each branch."""
+"""Gemma: Llama's block with 1 + γ; Gemma 2 and 3 add a norm behind each branch, VaultGemma none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from normlens.components import Branch, Norm, Reach, Residual, Step
-from normlens.models.base import register, rms_norm
+from normlens.models.base import register, rms_norm, sublayers
 from normlens.models.families.llama import Llama
 from normlens.models.tiny import GROUPED
 
@@ -38,6 +38,18 @@ class Gemma2(Gemma):
             self.norm(block.post_feedforward_layernorm),
             Residual(),
         ]
+
+
+@register("vaultgemma", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
+class VaultGemma(Gemma2):
+    def steps(self, block: Any) -> list[Step]:
+        return sublayers(
+            [
+                (self.norm(block.input_layernorm), self.attention(block)),
+                (self.norm(block.pre_feedforward_layernorm), self.feed_forward(block)),
+            ],
+            norm_first=True,
+        )
 
 
 @register("gemma3_text", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.components import Attention, FeedForward, Step
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, columns, layer_norm, linear, register
+from normlens.models.base import Decoder, columns, layer_norm, linear, register, sublayers
 from normlens.models.tiny import GPT
 
 
 @register("gpt2", tiny=GPT)
 class GPT2(Decoder):
+    norm_first = True
+
     def blocks(self) -> list[Any]:
         return list(self.model.h)
 
@@ -29,19 +31,24 @@ class GPT2(Decoder):
             module=attention.c_proj,
         )
 
+    @property
+    def activation(self) -> str:
+        return self.config.activation_function
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        mlp = block.mlp
+        return FeedForward(
+            up=linear(mlp.c_fc),
+            down=linear(mlp.c_proj),
+            activation=self.activation,
+            module=mlp.c_proj,
+        )
+
     def steps(self, block: Any) -> list[Step]:
-        return [
-            Branch(),
-            layer_norm(block.ln_1),
-            self.attention(block),
-            Residual(),
-            Branch(),
-            layer_norm(block.ln_2),
-            FeedForward(
-                up=linear(block.mlp.c_fc),
-                down=linear(block.mlp.c_proj),
-                activation=self.config.activation_function,
-                module=block.mlp.c_proj,
-            ),
-            Residual(),
-        ]
+        return sublayers(
+            [
+                (layer_norm(block.ln_1), self.attention(block)),
+                (layer_norm(block.ln_2), self.feed_forward(block)),
+            ],
+            norm_first=self.norm_first,
+        )

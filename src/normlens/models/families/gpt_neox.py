@@ -13,7 +13,14 @@ from normlens.components import (
     Step,
 )
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
+from normlens.models.base import (
+    Decoder,
+    interleaved_values,
+    layer_norm,
+    linear,
+    register,
+    sublayers,
+)
 from normlens.models.tiny import DECODER
 
 
@@ -48,13 +55,4 @@ class GPTNeoX(Decoder):
         if block.use_parallel_residual:
             parallel = ParallelFeedForward(feed_forward, second)
             return [Branch(), first, attention, parallel, Residual()]
-        return [
-            Branch(),
-            first,
-            attention,
-            Residual(),
-            Branch(),
-            second,
-            feed_forward,
-            Residual(),
-        ]
+        return sublayers([(first, attention), (second, feed_forward)], norm_first=True)

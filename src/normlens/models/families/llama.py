@@ -10,8 +10,17 @@ from normlens.models.base import Decoder, linear, register, rms_norm
 from normlens.models.experts import SHARED, StackedExperts, routed
 from normlens.models.tiny import GROUPED
 
+MIXED = ["sliding_attention", "full_attention"]
+
 
 @register("llama", tiny=dict(GROUPED, attention_bias=True, mlp_bias=True))
+@register("ernie4_5", tiny=dict(GROUPED, use_bias=True))
+@register("helium", tiny=dict(GROUPED, attention_bias=True, mlp_bias=True))
+@register("hunyuan_v1_dense", tiny=dict(GROUPED, attention_bias=True))
+@register("qwen3_vl_text", tiny=dict(GROUPED, attention_bias=True))
+@register(
+    "seed_oss", tiny=dict(GROUPED, attention_bias=True, attention_out_bias=True, mlp_bias=True)
+)
 class Llama(Decoder):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
@@ -75,6 +84,20 @@ class Llama(Decoder):
         ]
 
 
+@register(
+    "ministral3",
+    tiny=dict(
+        GROUPED,
+        sliding_window=3,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=1e4,
+            factor=16.0,
+            llama_4_scaling_beta=0.1,
+            original_max_position_embeddings=3,
+        ),
+    ),
+)
 @register("mistral", tiny=dict(GROUPED, sliding_window=3))
 class Mistral(Llama):
     def window(self, block: Any) -> int | None:
@@ -90,10 +113,28 @@ class Mistral(Llama):
         no_rope_layers=[1, 0],
         use_sliding_window=True,
         sliding_window=3,
-        layer_types=["sliding_attention", "full_attention"],
+        layer_types=MIXED,
+    ),
+)
+@register(
+    "ministral",
+    "cwm",
+    tiny=dict(
+        GROUPED,
+        sliding_window=3,
+        layer_types=MIXED,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4),
     ),
 )
 @register("qwen3", tiny=dict(GROUPED, attention_bias=True))
+@register(
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    tiny=dict(
+        GROUPED,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 0]),
+    ),
+)
 @register(
     "qwen2",
     tiny=dict(GROUPED, use_sliding_window=True, sliding_window=3, max_window_layers=1),

@@ -1,4 +1,4 @@
-"""ModernBERT: pre-LN, GeGLU, and local attention in two layers of three."""
+"""ModernBERT, also as a decoder: pre-LN, GeGLU, and local attention in two layers of three."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Any
 
 from torch import nn
 
-from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
-from normlens.heads import ANY, FIRST, MASKED, MEAN, SEQUENCES, TOKENS, Head, HeadStep
+from normlens.components import Attention, Branch, FeedForward, Linear, Reach, Residual, Step
+from normlens.heads import ANY, CAUSAL, FIRST, LAST, MASKED, MEAN, SEQUENCES, TOKENS, Head, HeadStep
 from normlens.models.base import Adapter, columns, layer_norm, linear, register
 from normlens.models.heads import transform
+from normlens.models.readiness import check_causal
 from normlens.models.tiny import ENCODER
 
-
-@register(
-    "modernbert",
-    tiny=dict(
-        ENCODER,
-        num_hidden_layers=3,
-        local_attention=4,
-        global_attn_every_n_layers=3,
-        mlp_bias=True,
-        norm_bias=True,
-        attention_bias=True,
-        cls_token_id=0,
-        sep_token_id=2,
-    ),
+_TINY = dict(
+    ENCODER,
+    num_hidden_layers=3,
+    local_attention=4,
+    global_attn_every_n_layers=3,
+    mlp_bias=True,
+    norm_bias=True,
+    attention_bias=True,
+    cls_token_id=0,
+    sep_token_id=2,
 )
+
+
+@register("modernbert", tiny=_TINY)
 class ModernBert(Adapter):
     def blocks(self) -> list[Any]:
         return list(self.model.layers)
@@ -55,10 +55,23 @@ class ModernBert(Adapter):
         side = block.attn.sliding_window - 1
         return Reach(side, side)
 
-    def steps(self, block: Any) -> list[Step]:
-        attention, mlp = block.attn, block.mlp
-        d, m = self.config.hidden_size, self.config.intermediate_size
+    def attention(self, block: Any) -> Attention:
+        attention, d = block.attn, self.config.hidden_size
+        return self._attend(attention, columns(attention.Wqkv, 2 * d, 3 * d))
+
+    def _attend(self, attention: Any, value: Linear) -> Attention:
         heads = self.config.num_attention_heads
+        return Attention(
+            value=value,
+            output=linear(attention.Wo),
+            heads=heads,
+            groups=heads,
+            weights=attention,
+            module=attention.Wo,
+        )
+
+    def steps(self, block: Any) -> list[Step]:
+        mlp, m = block.mlp, self.config.intermediate_size
         # The embeddings end in a norm already, so the first layer has none.
         first_norm = (
             [] if isinstance(block.attn_norm, nn.Identity) else [layer_norm(block.attn_norm)]
@@ -66,14 +79,7 @@ class ModernBert(Adapter):
         return [
             Branch(),
             *first_norm,
-            Attention(
-                value=columns(attention.Wqkv, 2 * d, 3 * d),
-                output=linear(attention.Wo),
-                heads=heads,
-                groups=heads,
-                weights=attention,
-                module=attention.Wo,
-            ),
+            self.attention(block),
             Residual(),
             Branch(),
             layer_norm(block.mlp_norm),
@@ -86,3 +92,24 @@ class ModernBert(Adapter):
             ),
             Residual(),
         ]
+
+
+@register("modernbert-decoder", tiny=dict(_TINY, local_attention=6))
+class ModernBertDecoder(ModernBert):
+    causal = True
+
+    def causal_head(self, model: Any) -> Head | None:
+        norm = layer_norm(model.lm_head.norm)
+        steps = transform(model.lm_head.dense, self.config.classifier_activation, norm)
+        return Head(CAUSAL, ANY, tuple(self.end()), steps, linear(model.decoder))
+
+    def sequence_head(self, model: Any) -> Head | None:
+        return self.classifier(SEQUENCES, LAST, model.classifier, *self._transform(model))
+
+    def attention(self, block: Any) -> Attention:
+        return self._attend(block.attn, linear(block.attn.v_proj))
+
+    def reach(self, block: Any) -> Reach:
+        check_causal(self.config, "ModernBERT's decoder")
+        window = block.attn.sliding_window
+        return Reach(None if window is None else window - 1, 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Reach, Residual, Step
-from normlens.errors import UnsupportedModelError
+from normlens.components import Attention, FeedForward, Reach, Step
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, columns, layer_norm, linear, register
+from normlens.models.base import Decoder, columns, layer_norm, linear, register, sublayers
+from normlens.models.readiness import check_causal
 
 
 @register(
@@ -27,34 +27,29 @@ class Mpt(Decoder):
         return self.config.max_seq_len  # its table of ALiBi's distances
 
     def reach(self, block: Any) -> Reach:
-        if not self.causal:
-            raise UnsupportedModelError(
-                "transformers runs MPT with a causal mask alone; set is_causal to True in its "
-                "configuration"
-            )
+        check_causal(self.config, "MPT")
         return super().reach(block)
 
     def steps(self, block: Any) -> list[Step]:
         attention, ffn, d = block.attn, block.ffn, self.config.hidden_size
-        return [
-            Branch(),
-            layer_norm(block.norm_1),
-            Attention(
-                value=columns(attention.Wqkv, 2 * d, 3 * d),
-                output=linear(attention.out_proj),
-                heads=attention.n_heads,
-                groups=attention.n_heads,
-                weights=attention,
-                module=attention.out_proj,
-            ),
-            Residual(),
-            Branch(),
-            layer_norm(block.norm_2),
-            FeedForward(
-                up=linear(ffn.up_proj),
-                down=linear(ffn.down_proj),
-                activation="gelu",
-                module=ffn.down_proj,  # the block itself adds the residual as well
-            ),
-            Residual(),
-        ]
+        attend = Attention(
+            value=columns(attention.Wqkv, 2 * d, 3 * d),
+            output=linear(attention.out_proj),
+            heads=attention.n_heads,
+            groups=attention.n_heads,
+            weights=attention,
+            module=attention.out_proj,
+        )
+        feed_forward = FeedForward(
+            up=linear(ffn.up_proj),
+            down=linear(ffn.down_proj),
+            activation="gelu",
+            module=ffn.down_proj,  # the block itself adds the residual as well
+        )
+        return sublayers(
+            [
+                (layer_norm(block.norm_1), attend),
+                (layer_norm(block.norm_2), feed_forward),
+            ],
+            norm_first=True,
+        )

@@ -1,25 +1,16 @@
-"""Nemotron: LayerNorms that multiply by 1 + γ, squared ReLU, no gate."""
+"""Nemotron: Arcee's block with LayerNorms that multiply by 1 + γ."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import FeedForward, Norm
-from normlens.models.base import layer_norm, linear, register
-from normlens.models.families.llama import Llama
+from normlens.components import Norm
+from normlens.models.base import layer_norm, register
+from normlens.models.families.arcee import Arcee
 from normlens.models.tiny import GROUPED
 
 
 @register("nemotron", tiny=dict(GROUPED, attention_bias=True, mlp_bias=True))
-class Nemotron(Llama):
+class Nemotron(Arcee):
     def norm(self, module: Any) -> Norm:
         return layer_norm(module, offset=1.0)
-
-    def feed_forward(self, block: Any) -> FeedForward:
-        mlp = block.mlp
-        return FeedForward(
-            up=linear(mlp.up_proj),
-            down=linear(mlp.down_proj),
-            activation=self.activation,
-            module=mlp.down_proj,
-        )

@@ -1,12 +1,12 @@
-"""Nomic BERT: post-LN with SwiGLU and rotary positions."""
+"""Nomic BERT and its kin: post-LN with rotary positions; SwiGLU, or no gate in Jina's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.components import Attention, FeedForward, Step
 from normlens.heads import ANY, FIRST, MASKED, SEQUENCES, Elementwise, Head
-from normlens.models.base import Adapter, layer_norm, linear, register
+from normlens.models.base import Adapter, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense, transform
 from normlens.models.tiny import ENCODER
 
@@ -26,29 +26,57 @@ class NomicBert(Adapter):
         pooler = dense(self.model.pooler.dense)
         return self.classifier(SEQUENCES, FIRST, model.classifier, pooler, Elementwise("tanh"))
 
+    def attention(self, block: Any) -> Attention:
+        attention, heads = block.self_attn, self.config.num_attention_heads
+        return Attention(
+            value=linear(attention.v_proj),
+            output=linear(attention.o_proj),
+            heads=heads,
+            groups=heads,
+            weights=attention,
+            module=attention.o_proj,
+        )
+
+    def feed_forward(self, block: Any) -> FeedForward:
+        mlp = block.mlp
+        return FeedForward(
+            gate=linear(mlp.gate_proj),
+            up=linear(mlp.up_proj),
+            down=linear(mlp.down_proj),
+            activation=self.config.hidden_act,
+            module=mlp.down_proj,
+        )
+
     def steps(self, block: Any) -> list[Step]:
-        attention, mlp = block.self_attn, block.mlp
-        heads = self.config.num_attention_heads
-        return [
-            Branch(),
-            Attention(
-                value=linear(attention.v_proj),
-                output=linear(attention.o_proj),
-                heads=heads,
-                groups=heads,
-                weights=attention,
-                module=attention.o_proj,
-            ),
-            Residual(),
-            layer_norm(block.post_attention_layernorm),
-            Branch(),
-            FeedForward(
-                gate=linear(mlp.gate_proj),
-                up=linear(mlp.up_proj),
-                down=linear(mlp.down_proj),
-                activation=self.config.hidden_act,
-                module=mlp.down_proj,
-            ),
-            Residual(),
-            layer_norm(block.post_mlp_layernorm),
-        ]
+        return sublayers(
+            [
+                (layer_norm(block.post_attention_layernorm), self.attention(block)),
+                (layer_norm(block.post_mlp_layernorm), self.feed_forward(block)),
+            ],
+            norm_first=False,
+        )
+
+
+@register("gte", tiny=dict(ENCODER, head_dim=4))
+class Gte(NomicBert):
+    def masked_head(self, model: Any) -> Head | None:
+        head = model.lm_head
+        steps = transform(head.dense, "gelu", layer_norm(head.layer_norm))
+        return Head(MASKED, ANY, steps=steps, output=linear(head.decoder))
+
+
+@register("jina_embeddings_v3", tiny=dict(ENCODER, head_dim=4))
+class JinaEmbeddings(Gte):
+    def feed_forward(self, block: Any) -> FeedForward:
+        mlp = block.mlp
+        return FeedForward(
+            up=linear(mlp.fc1),
+            down=linear(mlp.fc2),
+            activation=self.config.hidden_act,
+            module=mlp.fc2,
+        )
+
+    def sequence_head(self, model: Any) -> Head | None:
+        head = model.classifier
+        first = dense(head.dense)
+        return self.classifier(SEQUENCES, FIRST, head.out_proj, first, Elementwise("tanh"))

@@ -1,13 +1,14 @@
-"""OPT: pre-LN, but post-LN in the 350M model, which also projects its embeddings."""
+"""OPT: pre-LN, but post-LN in the 350M model, which also projects its embeddings; BioGPT."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, Branch, FeedForward, Residual, Step
+from normlens.components import Attention, FeedForward, Step
 from normlens.heads import HeadStep
-from normlens.models.base import Decoder, layer_norm, linear, register
+from normlens.models.base import Decoder, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense
+from normlens.models.tiny import DECODER
 
 
 @register(
@@ -35,6 +36,13 @@ class OPT(Decoder):
             steps.append(dense(decoder.project_out))
         return steps
 
+    def norm_first(self, block: Any) -> bool:
+        return block.do_layer_norm_before
+
+    @property
+    def activation(self) -> str:
+        return self.config.activation_function
+
     def steps(self, block: Any) -> list[Step]:
         attention = block.self_attn
         attend = Attention(
@@ -48,20 +56,29 @@ class OPT(Decoder):
         feed_forward = FeedForward(
             up=linear(block.fc1),
             down=linear(block.fc2),
-            activation=self.config.activation_function,
+            activation=self.activation,
             module=block.fc2,
         )
-        first, second = layer_norm(block.self_attn_layer_norm), layer_norm(block.final_layer_norm)
-        if block.do_layer_norm_before:
-            attention_steps: list[Step] = [Branch(), first, attend, Residual()]
-            return [*attention_steps, Branch(), second, feed_forward, Residual()]
-        return [
-            Branch(),
-            attend,
-            Residual(),
-            first,
-            Branch(),
-            feed_forward,
-            Residual(),
-            second,
-        ]
+        return sublayers(
+            [
+                (layer_norm(block.self_attn_layer_norm), attend),
+                (layer_norm(block.final_layer_norm), feed_forward),
+            ],
+            norm_first=self.norm_first(block),
+        )
+
+
+@register("biogpt", tiny=DECODER)
+class BioGpt(OPT):
+    def blocks(self) -> list[Any]:
+        return list(self.model.layers)
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.layer_norm)]
+
+    def norm_first(self, block: Any) -> bool:
+        return True
+
+    @property
+    def activation(self) -> str:
+        return self.config.hidden_act

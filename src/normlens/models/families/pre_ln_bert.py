@@ -1,19 +1,36 @@
-"""BERT's block with its norms before the branches: RoBERTa-PreLayerNorm, XLM-RoBERTa-XL, ESM."""
+"""BERT's block with its norms first: Megatron-BERT, RoBERTa-PreLayerNorm, XLM-RoBERTa-XL, ESM."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from normlens.components import Branch, FeedForward, Linear, Norm, Residual, Step
+from normlens.components import Linear, Norm
 from normlens.heads import Head, HeadStep
 from normlens.models.base import layer_norm, linear, register
-from normlens.models.families.bert import Roberta
+from normlens.models.families.bert import Bert, Roberta
 from normlens.models.tiny import ENCODER
+
+
+@register("megatron-bert", tiny=ENCODER)
+class MegatronBert(Bert):
+    norm_first = True
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.encoder.ln)]
+
+    def masked_head(self, model: Any) -> Head | None:
+        head = super().masked_head(model)
+        return None if head is None else replace(head, body=tuple(self.end()))
+
+    def norms(self, block: Any) -> tuple[Norm, Norm]:
+        return layer_norm(block.attention.ln), layer_norm(block.ln)
 
 
 @register("roberta-prelayernorm", tiny=ENCODER)
 class RobertaPreLayerNorm(Roberta):
+    norm_first = True
+
     def end(self) -> list[HeadStep]:
         return [layer_norm(self.model.LayerNorm)]
 
@@ -21,24 +38,8 @@ class RobertaPreLayerNorm(Roberta):
         head = super().masked_head(model)
         return None if head is None else replace(head, body=tuple(self.end()))
 
-    @property
-    def activation(self) -> str:
-        return self.config.hidden_act
-
     def norms(self, block: Any) -> tuple[Norm, Norm]:
-        """The norm before the attention, and the one before the feed-forward block."""
         return layer_norm(block.attention.LayerNorm), layer_norm(block.intermediate.LayerNorm)
-
-    def steps(self, block: Any) -> list[Step]:
-        first, second = self.norms(block)
-        feed_forward = FeedForward(
-            up=linear(block.intermediate.dense),
-            down=linear(block.output.dense),
-            activation=self.activation,
-            module=block.output.dense,
-        )
-        attention_steps: list[Step] = [Branch(), first, self.attention(block), Residual()]
-        return [*attention_steps, Branch(), second, feed_forward, Residual()]
 
 
 @register("xlm-roberta-xl", tiny=ENCODER)

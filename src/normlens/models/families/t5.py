@@ -13,8 +13,8 @@ from typing import Any
 
 from normlens.components import Attention, FeedForward, Norm, Step
 from normlens.heads import Head, HeadStep
-from normlens.models.base import linear, register, rms_norm
-from normlens.models.two_stacks import ENCODER, TwoStacks, sublayers
+from normlens.models.base import linear, register, rms_norm, sublayers
+from normlens.models.two_stacks import ENCODER, TwoStacks
 
 TINY = dict(
     vocab_size=64,
@@ -79,7 +79,7 @@ class T5(TwoStacks):
 
     def steps(self, block: Any) -> list[Step]:
         first, *cross, last = block.layer
-        parts: list[tuple[Norm, Attention | FeedForward]] = [
+        parts: list[tuple[Norm, Step]] = [
             (rms_norm(first.layer_norm), self.attention(first.SelfAttention))
         ]
         parts += [

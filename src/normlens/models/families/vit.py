@@ -12,10 +12,9 @@ from normlens.components import Attention, FeedForward, Linear, Step
 from normlens.errors import UnsupportedModelError
 from normlens.heads import FIRST_TWO, MEAN, Head, HeadStep
 from normlens.models.base import layer_norm, linear, register
-from normlens.models.modules import scaled
+from normlens.models.modules import scaled, sublayers
 from normlens.models.signals import ImageEncoder
 from normlens.models.tiny import IMAGE
-from normlens.models.two_stacks import sublayers
 
 
 @register("vit", "vit_msn", tiny=IMAGE)

@@ -10,9 +10,9 @@ from normlens.errors import UnsupportedModelError
 from normlens.heads import MEAN, SEQUENCES, Head, HeadStep
 from normlens.models.base import layer_norm, linear, register
 from normlens.models.heads import dense
+from normlens.models.modules import sublayers
 from normlens.models.signals import SoundEncoder
 from normlens.models.tiny import SOUND
-from normlens.models.two_stacks import sublayers
 
 
 @register("wav2vec2", "unispeech", "unispeech-sat", tiny=dict(SOUND, do_stable_layer_norm=True))

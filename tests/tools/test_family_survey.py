@@ -1,0 +1,107 @@
+"""The survey of all model types, on a few of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("resource")  # limits of memory, which Windows has not
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import family_survey
+
+        yield family_survey
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "verdict", "detail"),
+    [
+        ("nomic_bert", "supported", "completeness "),
+        ("bart", "supported", "completeness "),
+        ("gpt_neo", "supported", "completeness "),  # by its tiny configuration alone
+        ("mamba", "refused", "its layers are state-space models"),
+        ("llava", "refused", "model.language_model ('llama')"),
+        ("xlnet", "unknown", '@normlens.register("xlnet")'),
+        ("detr", "refused", "it detects objects"),  # with or without the package of its backbone
+    ],
+)
+def test_what_becomes_of_a_type(tool, model_type, verdict, detail):
+    outcome = tool.survey(model_type)
+    assert (outcome.verdict, detail in outcome.detail) == (verdict, True), outcome
+    assert "\n" not in outcome.line
+
+
+def test_a_wrong_adapter_fails(tool, monkeypatch):
+    """Its maps are not complete, and an error that is no refusal is a failure of the family."""
+    from normlens.models import base
+    from normlens.models.families.llama import Llama
+
+    monkeypatch.setattr(base, "_ADAPTERS", {**base._ADAPTERS, "doge": Llama, "olmo2": Llama})
+    outcome = tool.survey("doge")
+    assert outcome.verdict == "FAILED"
+    assert "parts and bias miss" in outcome.detail
+    outcome = tool.survey("olmo2")
+    assert outcome.verdict == "FAILED"
+    assert outcome.detail.startswith("its tiny configuration: ")
+
+
+def test_a_wrong_model_inside_another_fails(tool, monkeypatch):
+    from normlens.models import base
+    from normlens.models.families.gemma import Gemma
+
+    monkeypatch.setattr(base, "_ADAPTERS", {**base._ADAPTERS, "llama": Gemma})
+    outcome = tool.survey("llava")
+    assert outcome.verdict == "FAILED"
+    assert outcome.detail.startswith(".language_model: parts and bias miss")
+
+
+def test_a_traceback_fails(tool, monkeypatch):
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(tool.normlens, "load", broken)
+    outcome = tool.survey("bert")
+    assert outcome.verdict == "FAILED"
+    assert "ZeroDivisionError" in outcome.detail
+
+
+def test_the_walk_prints_and_writes_what_it_saw(tmp_path):
+    target = tmp_path / "survey.json"
+    command = [sys.executable, ROOT / "tools" / "family_survey.py", "--only", "mamba2"]
+    run = subprocess.run([*command, "--json", target], capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert lines[0].split()[:2] == ["mamba2", "refused"]
+    assert lines[-1].endswith("0 supported, 1 refused, 0 unknown, 0 not buildable, 0 FAILED")
+    assert [row["verdict"] for row in json.loads(target.read_text())] == ["refused"]
+
+
+def test_the_exit_status_tells_of_failures(tool, monkeypatch, capsys):
+    failed = tool.Outcome("mamba2", tool.FAILED, "an example")
+    monkeypatch.setattr(tool, "quiet", lambda: None)
+    monkeypatch.setattr(tool, "survey", lambda model_type: failed)
+    monkeypatch.setattr(tool, "outcomes", lambda model_types, jobs: [failed])
+    assert tool.main(["--only", "mamba2"]) == 1
+    assert "FAILED         an example" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_type_that_takes_too_long_or_too_much_is_left_alone(tool, monkeypatch):
+    monkeypatch.setattr(tool, "SECONDS", 0)
+    assert tool.in_a_process("mamba2").detail == "takes more than 0 s"
+    monkeypatch.setattr(tool, "SECONDS", 60)
+    monkeypatch.setattr(tool, "BYTES", 1 << 20)
+    monkeypatch.setattr(tool, "survey", lambda model_type: bytearray(1 << 30))
+    outcome = tool.in_a_process("mamba2")
+    assert (outcome.verdict, outcome.detail) == ("not buildable", "takes more than 1 MB")
