@@ -119,6 +119,24 @@ def test_the_code_that_explains_a_translation_runs(monkeypatch):
     assert len(names["every"].shares()) == len(names["every"])
 
 
+@pytest.mark.skipif(
+    "NORMLENS_TEST_MARIAN" not in os.environ,
+    reason="set NORMLENS_TEST_MARIAN to a folder with opus-mt-en-fr",
+)
+def test_the_code_about_maps_of_a_translation_runs(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    lens = normlens.load(os.environ["NORMLENS_TEST_MARIAN"])
+    monkeypatch.setattr(normlens, "load", lambda name: lens)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"normlens": normlens}
+    exec(compile(fences(ROOT / "docs/pairs.md", "python")[0], "docs/pairs.md", "exec"), names)
+    maps = names["maps"]
+    assert normlens.open(tmp_path / "maps.safetensors") == maps
+    between = maps.sources_of("encoder")
+    row = between.at("CROSS-N", 5)[maps.tokens.index("␣maison") - 1]  # where it is predicted
+    assert between.source_tokens[int(row.argmax())] == "␣house"
+
+
 def test_the_adapter_example_registers(monkeypatch):
     from normlens.models import base
 

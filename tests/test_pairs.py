@@ -347,7 +347,6 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [
-        ("map", "--text", "the house", "--device", "cpu"),
         ("cosine", "the house", "is small", "--device", "cpu"),
         ("estimate", "--tokens", "8"),
         ("serve", "--port", "0"),

@@ -26,7 +26,13 @@ def check_lengths(lens: Lens, tokens: int, target_tokens: int | None) -> None:
             f"{lens.name} is an encoder–decoder; give the length of its target with --target-tokens"
         )
     else:
-        source = (tokens, lens.adapter.max_source_positions())
+        frames = lens.adapter.max_source_positions()
+        if lens.adapter.hears and tokens != frames:
+            raise InputError(
+                f"{lens.name} hears its source, which always has {frames} frames; give --tokens "
+                f"{frames}"
+            )
+        source = (tokens, frames)
         limits = {" in its source": source, " in its target": (target_tokens, lens.max_tokens)}
     for where, (count, most) in limits.items():
         if most is not None and count > most:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from normlens.analysis import Pair
 from normlens.errors import InputError
 from normlens.figures.canvas import (
+    HEADING,
     INK,
     LARGEST_TICK,
     MARGIN,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _AXIS_WORD = 0.2
 _BETWEEN = 0.12  # two grids
+_NARROWEST, _HEADING_WIDTH = 4.2, 7.0
 _BAR_GAP, _BAR_WIDTH, _BAR_TICKS = 0.06, 0.07, 0.36
 
 
@@ -102,7 +104,11 @@ def heat_maps(
     columns = max(len(row) for grid in grids for row in grid.rows)
     right = _BAR_GAP + 0.55 if overview else 0.0
     width = left + columns * pitch_x + right + (listing.width if listing else 0.0) + 0.05
-    width = max(width, 4.2)
+    width = max(width, _NARROWEST)
+    if len(grids) > 1:  # whose heading names two stacks
+        width = max(
+            width, min(fonts.width(heading, HEADING, "bold") + 2.2 * MARGIN, _HEADING_WIDTH)
+        )
 
     head = Head(heading, text_lines(maps), fonts, width)
     foot = Notes([*notes, provenance(maps)], fonts, width)

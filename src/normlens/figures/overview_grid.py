@@ -70,6 +70,8 @@ def plot_overview(
     lacking = any(one.coverage for one in both)
     whose = "its map's" if scale == "map" else "its scope's (over the layers shown)"
     heading = listed([stack_words(one, layers_in_words(one.layers)) for one in both])
+    if len(both) > 1 and both[0].layers == both[1].layers:
+        heading = f"{listed([one.stack for one in both])} {layers_in_words(both[0].layers)}"
     return heat_maps(
         grids,
         side=min(max(0.1 * n, 1.15), 1.9, max(1.15, 40 / rows)),  # at most about a metre

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE, SequencedMaps
 from normlens.scopes import holds, resolve
 
@@ -14,7 +15,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def to_bertviz(maps: SequencedMaps, scope: str) -> tuple[torch.Tensor, ...] | dict[str, Any]:
+class HeadViewKeywords(TypedDict, total=False):
+    """The keywords of ``bertviz.head_view`` for an encoder–decoder; attention layer by layer."""
+
+    encoder_attention: tuple[torch.Tensor, ...]  # (1, heads, source, source) each
+    decoder_attention: tuple[torch.Tensor, ...]  # (1, heads, target, target)
+    cross_attention: tuple[torch.Tensor, ...]  # (1, heads, target, source)
+    encoder_tokens: list[str]
+    decoder_tokens: list[str]
+
+
+def to_bertviz(maps: SequencedMaps, scope: str) -> tuple[torch.Tensor, ...] | HeadViewKeywords:
     """Per layer that has the scope, a (1, heads, target, source) tensor.
 
     Of an encoder–decoder the keywords of ``head_view``: each stack's attention to itself, the
@@ -23,35 +34,35 @@ def to_bertviz(maps: SequencedMaps, scope: str) -> tuple[torch.Tensor, ...] | di
     encoder, sequences = maps.encoder, np.array(maps.source_sequences, dtype=object)
     if encoder is None and (not maps.stack or not sequences.size):
         return _by_layer(maps, resolve(scope, maps.scopes))
-    keywords: dict[str, Any] = {}
+    keywords: HeadViewKeywords = {}
     if encoder is not None and scope in encoder:
-        keywords["encoder_attention"] = to_bertviz(encoder, scope)
-    for part, name in _attentions(maps, scope).items():
-        columns = sequences == (OTHER_SEQUENCE if part == "cross_attention" else OWN_SEQUENCE)
-        if columns.any():
-            keywords[part] = _by_layer(maps, name, columns)
+        keywords["encoder_attention"] = _by_layer(encoder, resolve(scope, encoder.scopes))
+    own, other = _attentions(maps, scope)
+    is_own, is_other = sequences == OWN_SEQUENCE, sequences == OTHER_SEQUENCE
+    if own is not None and is_own.any():
+        keywords["decoder_attention"] = _by_layer(maps, own, is_own)
+    if other is not None and is_other.any():
+        keywords["cross_attention"] = _by_layer(maps, other, is_other)
     if not keywords:
-        resolve(scope, maps.scopes)  # raises, and lists them all
+        name = resolve(scope, maps.scopes)  # raises for a scope of neither stack
+        raise InputError(f"{name} has no parts of the sources that these maps still have")
     others = np.array(maps.source_tokens, dtype=object)[sequences == OTHER_SEQUENCE].tolist()
     tokens = others if encoder is None else encoder.tokens
-    return {**keywords, "encoder_tokens": tokens, "decoder_tokens": maps.tokens}
+    keywords["encoder_tokens"], keywords["decoder_tokens"] = tokens, maps.tokens
+    return keywords
 
 
-def _attentions(maps: SequencedMaps, scope: str) -> dict[str, str]:
-    """What of the decoder is shown for a scope: its columns of either sequence, by scope.
+def _attentions(maps: SequencedMaps, scope: str) -> tuple[str | None, str | None]:
+    """The scopes that show the decoder's columns of its own sequence and of the other one.
 
     The weights and the norms of one attention go together with those of the other.
     """
-    parts: dict[str, str] = {}
-    if scope in maps:
-        name = resolve(scope, maps.scopes)
-        own, other = holds(name)
-        parts |= {"decoder_attention": name} if own else {}
-        parts |= {"cross_attention": name} if other else {}
-        counterpart = {"ATTN-W": "CROSS-W", "ATTN-N": "CROSS-N"}.get(name, "")
-        if counterpart in maps:
-            parts["cross_attention"] = resolve(counterpart, maps.scopes)
-    return parts
+    if scope not in maps:
+        return None, None
+    name = resolve(scope, maps.scopes)
+    own, other = (name if held else None for held in holds(name))
+    counterpart = {"ATTN-W": "CROSS-W", "ATTN-N": "CROSS-N"}.get(name, "")
+    return own, resolve(counterpart, maps.scopes) if counterpart in maps else other
 
 
 def _by_layer(

@@ -6,17 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from normlens.errors import InputError, check_choice
-from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 #: The names of the stacks, in the order in which the model runs them.
-STACKS = (OTHER_SEQUENCE, OWN_SEQUENCE)
+STACKS = ("encoder", "decoder")
 
 
 def by_stack(maps: Maps, stack: str | None = None) -> list[Maps]:
@@ -46,8 +43,9 @@ def choose_in_stacks(
     both = by_stack(maps, stack)
     if len(both) == 1:
         return both[0].choose(layers, scopes)
-    wanted = [layers] if isinstance(layers, (int, np.integer)) else layers
-    wanted = None if wanted is None else list(wanted)
+    wanted = None
+    if layers is not None:
+        wanted = list(layers) if isinstance(layers, Iterable) else [layers]
     names = [scopes] if isinstance(scopes, str) else scopes
     names = None if names is None or scopes == "all" else list(names)
     _check_somewhere(both, wanted, names)

@@ -67,7 +67,9 @@ class Maps(MeasurableMaps):
         """
         return conversions.to_xarray(self)
 
-    def to_bertviz(self, scope: str = "ATTN-N") -> tuple[torch.Tensor, ...] | dict[str, Any]:
+    def to_bertviz(
+        self, scope: str = "ATTN-N"
+    ) -> tuple[torch.Tensor, ...] | bertviz.HeadViewKeywords:
         """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
 
         Head-level maps if the lens was asked for them, else the scope's map as a single head; of

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.errors import InputError
 from normlens.json_text import parse_json
 from normlens.results.axes import GROUPS
+from normlens.results.both_stacks import STACKS
 from normlens.results.header_fields import AXIS
 from normlens.results.maps_header import (
     ALLOWED,
@@ -36,6 +38,7 @@ FORMAT_VERSION = 3
 _PLAIN_VERSION, _ONE_STACK_VERSION = 1, 2
 #: The encoder's part of a header, and what the names of its arrays begin with.
 _ENCODER, _OF_ENCODER = "encoder", "encoder/"
+_NO_STACKS = "maps beside each other are those of an encoder and of a decoder"
 #: Fields of a file that maps call otherwise.
 _ATTRIBUTES = {"tokens": "raw_tokens"}
 
@@ -47,6 +50,8 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     version = _PLAIN_VERSION if plain else _ONE_STACK_VERSION
     header = {"format": FORMAT, "maps": json.dumps(fields, ensure_ascii=False)}
     if maps.encoder is not None:
+        if (maps.encoder.stack, maps.stack) != STACKS:
+            raise InputError(f"{_NO_STACKS}; provenance['stack'] says which one maps are")
         version = FORMAT_VERSION
         header[_ENCODER] = json.dumps(_fields_of(maps.encoder), ensure_ascii=False)
         of_encoder = _tensors_of(maps.encoder)
@@ -57,7 +62,10 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 def parts_of(
     header: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The fields of saved maps and of the encoder's beside them; a ValueError where none fit."""
+    """The fields of saved maps, and those of the encoder's beside them, if there are some.
+
+    A ValueError says what does not fit.
+    """
     if _ENCODER not in header:
         return _read(header["maps"], tensors), None
     decoder, encoder = {}, {}
@@ -66,7 +74,10 @@ def parts_of(
             encoder[name.removeprefix(_OF_ENCODER)] = array
         else:
             decoder[name] = array
-    return _read(header["maps"], decoder), _read(header[_ENCODER], encoder)
+    both = _read(header[_ENCODER], encoder), _read(header["maps"], decoder)
+    if tuple(fields["provenance"].get("stack") for fields in both) != STACKS:
+        raise ValueError(_NO_STACKS)
+    return both[1], both[0]
 
 
 def axis_of(fields: Mapping[str, Any]) -> TokenAxis:

@@ -1,0 +1,206 @@
+"""``normlens map`` and ``normlens estimate`` with an encoder–decoder."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from pair_examples import fast_tokenizer, with_head
+from shell import Shell
+
+import normlens
+from normlens.checkpoints.hub import quiet_transformers
+from normlens.models.tiny import tiny_model
+
+SOURCE, TARGET = "the house is small", "la maison est petite"
+GIVEN = ("map", SOURCE, "--target-text", TARGET, "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bart")
+    with quiet_transformers():
+        with_head("bart").save_pretrained(path)
+        fast_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def maps(folder) -> normlens.Maps:
+    return normlens.load(folder, device="cpu").maps(SOURCE, TARGET)
+
+
+@pytest.fixture
+def shell(capsys):
+    return Shell(capsys)
+
+
+# Printed ------------------------------------------------------------------------------------------
+
+
+def test_both_stacks_are_summed_up(folder, maps, shell):
+    out = shell(*GIVEN, "--model", folder)
+    lines = out.splitlines()
+    tokens = maps.encoder.tokens
+    assert (
+        f"encoder: layers 0–1 of {maps.encoder.provenance['components']}; "
+        f"source, {len(tokens)} tokens: {' '.join(tokens)}"
+    ) in lines
+    assert (
+        f"decoder: layers 0–2 of {maps.provenance['components']}; "
+        f"target (given), {len(maps.tokens)} tokens: {' '.join(maps.tokens)}"
+    ) in lines
+    assert f"completeness: {maps.completeness:.1e}" in out
+    assert "Encoder: similarity of each scope" in out
+    assert "Decoder: similarity of each scope" in out
+    assert "CROSS-W → CROSS-N" in out
+    assert f"{maps.similarity('CROSS-W', 'CROSS-N')[1]:.2f}" in out
+    best = maps.top_pairs(count=1).iloc[0]
+    assert (
+        f"{best['source_token']} ({best['source_sequence']}) → {best['target_token']} "
+        f"{best['value']:+.3f}"
+    ) in out
+
+
+def test_one_scope_is_printed_with_the_sequence_that_it_reads(folder, maps, shell):
+    out = shell(*GIVEN, "--model", folder, "--scope", "CROSS-N", "--layers", "1")
+    assert f"source, {len(maps.encoder.tokens)} tokens: " in out
+    assert "layer 1 (rows are targets, columns sources: the encoder)" in out
+    header, _, *rows = out.split("the encoder)\n")[1].strip("\n ").splitlines()
+    assert header.split() == maps.encoder.tokens
+    k = len(maps.encoder.tokens)
+    expected = [f"{value:.3g}" for value in maps.at("CROSS-N", 1)[0, :k]]
+    assert rows[0].split()[1:] == expected
+
+
+def test_a_generated_target_is_said(folder, shell, monkeypatch, tmp_path):
+    monkeypatch.setattr("normlens.targets.MOST_GENERATED", 8)
+    words = ("map", SOURCE, "--device", "cpu", "--model", folder, "--scope", "CROSS-N")
+    assert "target (generated" in shell(*words)
+    assert "target (generated" in shell(*words, "--out", tmp_path / "maps.csv")
+
+
+def test_one_stack_alone(folder, maps, shell):
+    out = shell(*GIVEN, "--model", folder, "--stack", "encoder")
+    assert "Encoder: similarity" in out
+    assert "ecoder" not in out
+    out = shell(*GIVEN, "--model", folder, "--stack", "decoder", "--words")
+    assert "Encoder:" not in out
+    assert "source, 6 tokens: <s> the house is small </s>" in out
+
+
+# Written ------------------------------------------------------------------------------------------
+
+
+def test_files_hold_both_stacks(folder, maps, shell, tmp_path):
+    def written(name, *words):
+        out = shell(*GIVEN, "--model", folder, "--out", tmp_path / name, *words)
+        assert f"source of {len(maps.encoder.tokens)} tokens, encoder layers 0–1, 8 scopes" in out
+        assert f"target (given) of {len(maps.tokens)} tokens, decoder layers 0–2, 12 scopes" in out
+        assert f"completeness: {maps.completeness:.1e}" in out
+        return tmp_path / name
+
+    assert normlens.open(written("maps.safetensors")) == maps
+    table = pd.read_csv(written("maps.csv"), keep_default_na=False)
+    counts = table.groupby(["stack", "source_sequence"]).size().to_dict()
+    k, n = len(maps.encoder.tokens), len(maps.tokens)
+    assert counts == {
+        ("encoder", "encoder"): 2 * 8 * k * k,
+        ("decoder", "encoder"): 3 * 12 * n * k,
+        ("decoder", "decoder"): 3 * 12 * n * n,
+    }
+    document = json.loads(written("maps.json").read_text())
+    np.testing.assert_allclose(
+        document["encoder"]["maps"]["ATTN-N"], maps.encoder["ATTN-N"], rtol=1e-6
+    )
+
+
+def test_pictures_follow_sources(folder, shell, tmp_path):
+    pytest.importorskip("matplotlib")
+    words = (*GIVEN, "--model", folder, "--scope", "FF", "--quiet", "--out")
+    shell(*words, tmp_path / "both.svg", "--layers", "1")
+    both = (tmp_path / "both.svg").read_text()
+    assert "<!-- encoder layer 1 -->" in both
+    assert "<!-- source j: encoder | decoder -->" in both
+    shell(*words, tmp_path / "hidden.svg", "--layers", "2", "--sources", "encoder")
+    hidden = (tmp_path / "hidden.svg").read_text()
+    assert "<!-- source j (encoder) -->" in hidden
+    assert "<!-- target i (decoder) -->" in hidden
+    shell(*words, tmp_path / "pages.pdf", "--sources", "decoder")
+    assert (tmp_path / "pages.pdf").stat().st_size > 1000
+
+
+# Mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((SOURCE, "--pair", TARGET), "give the decoder's text as --target-text"),
+        ((SOURCE, "--target-text", " "), "the target is empty"),
+        (("", "--target-text", TARGET), "the text is empty"),
+        (("the " * 60, "--target-text", TARGET), "the source has"),
+        ((SOURCE, "--target-text", "la " * 60), "the target has"),
+        ((SOURCE, "--stack", "both"), "unknown --stack 'both'"),
+        ((SOURCE, "--sources", "encoder"), "only pictures follow --sources"),
+        ((SOURCE, "--sources", "encoder", "--out", "maps.csv"), "'sources' is for pictures"),
+        ((SOURCE, "--sources", "both", "--out", "maps.png"), "unknown --sources 'both'"),
+        ((SOURCE, "--target-text", TARGET, "--layers", "7"), "layer 7 is out of range"),
+    ],
+)
+def test_mistakes_are_one_line(folder, shell, words, message):
+    line = shell.error("map", *words, "--device", "cpu", "--quiet", "--model", folder)
+    assert message in line
+
+
+def test_models_that_cannot_take_or_make_a_target(shell, tmp_path):
+    with quiet_transformers():
+        tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
+        fast_tokenizer().save_pretrained(tmp_path / "gpt2")
+        tiny_model("bart").save_pretrained(tmp_path / "bart")  # without its head
+        fast_tokenizer().save_pretrained(tmp_path / "bart")
+    common = ("map", SOURCE, "--device", "cpu", "--quiet", "--model")
+    for option in ("--target-text", "--stack"):
+        line = shell.error(*common, tmp_path / "gpt2", option, "encoder")
+        assert f"{option} is for encoder–decoders" in line
+    assert "no head that could generate" in shell.error(*common, tmp_path / "bart")
+
+
+# Estimates ----------------------------------------------------------------------------------------
+
+
+def test_an_estimate_of_both_lengths(folder, shell):
+    words = ("estimate", "--model", folder, "--tokens", 20, "--target-tokens", 12)
+    out = shell(*words)
+    assert "1 × (20 source + 12 target tokens), 8 scopes of the encoder and 12 scopes" in out
+    assert "feed-forward stage (encoder): tiles" in out
+    assert "feed-forward stage (decoder, sources of the encoder): tiles" in out
+    found = json.loads(shell(*words, "--json"))
+    assert [stage["stage"].split(",")[0] for stage in found["stages"]] == [
+        "encoder", "decoder", "decoder",
+    ]  # fmt: skip
+    alone = json.loads(shell(*words, "--json", "--scope", "CROSS-N"))
+    assert alone["operations"]["total"] < found["operations"]["total"]
+    assert "feed-forward pairs" not in alone["operations"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tokens", 20), "give the length of its target with --target-tokens"),
+        (("--tokens", 99, "--target-tokens", 9), "at most 48 tokens in its source, not 99"),
+        (("--tokens", 9, "--target-tokens", 99), "at most 48 tokens in its target, not 99"),
+        (("--tokens", 9, "--target-tokens", 0), "at least 1"),
+        (("--tokens", 9, "--target-tokens", 9, "--memory-limit", "1KB"), "memory limit of 1KB"),
+        (("--tokens", 9, "--target-tokens", 9, "--nonlinearity", "shapley"), "one attention only"),
+    ],
+)
+def test_wrong_estimates_are_one_line(folder, shell, words, message):
+    assert message in shell.error("estimate", "--model", folder, *words)
+
+
+def test_a_target_to_estimate_is_for_encoder_decoders(shell):
+    line = shell.error("estimate", "--tokens", 9, "--target-tokens", 9)
+    assert "--target-tokens is for encoder–decoders" in line

@@ -1,0 +1,235 @@
+"""Pictures of an encoder–decoder's maps: both sequences told apart, both stacks or one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pair_examples import fast_tokenizer, with_head
+from tidy import assert_tidy, words
+
+import normlens
+from normlens.analysis import normalise
+from normlens.errors import InputError
+from normlens.results.both_stacks import choose_in_stacks
+from normlens.scopes import consecutive
+
+pytest.importorskip("matplotlib")
+SOURCE, TARGET = "the house is small and green", "la maison est petite"
+
+
+@pytest.fixture(scope="module")
+def lens() -> normlens.Lens:
+    return normlens.load(with_head("bart"), fast_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def maps(lens: normlens.Lens) -> normlens.Maps:
+    return lens.maps(SOURCE, TARGET)
+
+
+def panels(figure: Any) -> list[Any]:
+    return [axes for axes in figure.axes if axes.images]
+
+
+def shown(axes: Any) -> Any:
+    return axes.images[0].get_array()
+
+
+def lines(axes: Any) -> list[float]:
+    return [float(line.get_xdata()[0]) for line in axes.lines]
+
+
+def ticks(axes: Any) -> tuple[list[str], list[str]]:
+    return (
+        [label.get_text() for label in axes.get_yticklabels()],
+        [label.get_text() for label in axes.get_xticklabels()],
+    )
+
+
+# One layer ----------------------------------------------------------------------------------------
+
+
+def test_a_line_divides_the_sequences_and_the_axes_are_named(maps: normlens.Maps) -> None:
+    k = len(maps.encoder.tokens)
+    figure = maps.plot(1, ["ATTN-N", "CROSS-N", "FF"])
+    assert_tidy(figure)
+    for axes in panels(figure):
+        assert lines(axes) == [k - 0.5]
+        assert axes.get_xlabel() == "source j: encoder | decoder"
+    first = panels(figure)[0]
+    assert first.get_ylabel() == "target i (decoder)"
+    assert "BartForConditionalGeneration, decoder layer 1" in words(figure)
+
+
+def test_what_a_scope_has_no_parts_of_stays_blank(maps: normlens.Maps) -> None:
+    other = np.array(maps.source_sequences) == "encoder"
+    figure = maps.plot(1, ["CROSS-W", "ATTN-N", "CROSS-N", "FF"])
+    blank = [np.ma.getmaskarray(shown(axes)) for axes in panels(figure)]
+    for mask, columns in zip(blank, [other, ~other, other, other | True], strict=True):
+        np.testing.assert_array_equal(mask, ~(maps.allowed[1] & columns))
+
+
+@pytest.mark.parametrize("sources", ["encoder", "decoder"])
+def test_one_sequence_is_hidden_and_the_numbers_stay(maps: normlens.Maps, sources: str) -> None:
+    columns = np.array(maps.source_sequences) == sources
+    figure = maps.plot(2, ["LN2", "FF"], sources=sources, normalise="target")
+    assert_tidy(figure)
+    for axes, scope in zip(panels(figure), ["LN2", "FF"], strict=True):
+        expected = normalise(maps[scope][2], "target")[:, columns]
+        np.testing.assert_allclose(shown(axes).filled(0), expected)
+        assert lines(axes) == []
+        assert axes.get_xlabel() == f"source j ({sources})"
+        assert ticks(axes)[1] == [t for t, c in zip(maps.source_tokens, columns, strict=True) if c]
+
+
+def test_scopes_without_what_is_shown_are_left_out(maps: normlens.Maps) -> None:
+    figure = maps.plot(0, ["ATTN-N", "CROSS-W", "RES2"], sources="encoder")
+    titles = [axes.get_title(loc="left") for axes in panels(figure)]
+    assert titles == ["CROSS-W", "ATTNRESLNCROSSRES-N"]
+    with pytest.raises(InputError, match="ATTN-N has no parts of the encoder's tokens"):
+        maps.plot(0, "ATTN-N", sources="encoder")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda maps: maps.plot(sources="both"),
+        lambda maps: maps.encoder.plot(sources="encoder"),
+        lambda maps: maps.plot_overview(stack="both"),
+        lambda maps: maps.decoder.plot_overview(stack="encoder"),
+        lambda maps: maps.plot_overview(stack="encoder", sources="encoder"),
+        lambda maps: maps.plot_similarity(stack="both"),
+        lambda maps: maps.plot_amplification("ATTN", "RES1", sources="encoder"),
+    ],
+)
+def test_wrong_choices_are_one_line(wrong: Any, maps: normlens.Maps) -> None:
+    with pytest.raises(InputError) as raised:
+        wrong(maps)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_encoder_says_what_it_is(maps: normlens.Maps) -> None:
+    figure = maps.encoder.plot(1, "FF")
+    (axes,) = panels(figure)
+    assert "encoder layer 1" in words(figure)
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("target i (encoder)", "source j (encoder)")
+    assert lines(axes) == []
+
+
+def test_a_generated_target_is_said(lens: normlens.Lens, monkeypatch: Any) -> None:
+    monkeypatch.setattr("normlens.targets.MOST_GENERATED", 8)
+    made = lens.maps(SOURCE, scopes=["CROSS-N"])
+    assert "The target is the model's own (generated" in words(made.plot())
+
+
+# Overview -----------------------------------------------------------------------------------------
+
+
+def test_an_overview_has_the_encoder_above_the_decoder(maps: normlens.Maps) -> None:
+    figure = maps.plot_overview(scopes=["ATTN-N", "CROSS-N", "FF"])
+    maps = choose_in_stacks(maps, scopes=["ATTN-N", "CROSS-N", "FF"])
+    assert_tidy(figure)
+    every = panels(figure)
+    of_encoder = len(maps.encoder.layers) * len(maps.encoder.scopes)
+    assert len(every) == of_encoder + len(maps.layers) * len(maps.scopes)
+    for number, axes in enumerate(every):
+        one = maps.encoder if number < of_encoder else maps
+        place = number if number < of_encoder else number - of_encoder
+        layer, scope = divmod(place, len(one.scopes))
+        values = shown(axes)
+        mask = np.ma.getmaskarray(values)
+        np.testing.assert_array_equal(values.data[~mask], one[one.scopes[scope]][layer][~mask])
+        assert bool(lines(axes)) == (one is maps)
+    written = words(figure).splitlines()
+    assert {"encoder layer 0", "encoder layer 1", "decoder layer 0", "decoder layer 2"} <= set(
+        written
+    )
+    assert "encoder layers 0–1 and decoder layers 0–2" in written[0]
+    lower = [axes.get_position().y0 for axes in every]
+    assert min(lower[:of_encoder]) > max(lower[of_encoder:])
+    assert ticks(every[0])[0] == maps.encoder.tokens
+    assert ticks(every[of_encoder])[0] == maps.tokens
+
+
+def test_an_overview_of_one_stack(maps: normlens.Maps) -> None:
+    for stack, one in (("encoder", maps.encoder), ("decoder", maps.decoder)):
+        figure = maps.plot_overview(scopes=["ATTN-N", "FF"], stack=stack)
+        assert len(panels(figure)) == 2 * len(one.layers)
+        assert f"{stack} layers" in words(figure)
+
+
+def test_hiding_a_group_leaves_the_encoder(maps: normlens.Maps) -> None:
+    figure = maps.plot_overview(1, ["FF"], sources="encoder")
+    of_encoder, of_decoder = panels(figure)
+    k = len(maps.encoder.tokens)
+    assert shown(of_encoder).shape == (k, k)
+    assert shown(of_decoder).shape == (len(maps.tokens), k)
+    assert_tidy(figure)
+
+
+def test_nothing_overlaps_where_one_sequence_is_much_longer(lens: normlens.Lens) -> None:
+    for source, target in (("the house is small " * 4, "la"), ("the", "la maison est " * 5)):
+        maps = lens.maps(source, target, scopes=["CROSS-N", "FF"], layers=[1])
+        assert_tidy(maps.plot_overview())
+        assert_tidy(maps.plot(1))
+
+
+# Similarity and amplification ---------------------------------------------------------------------
+
+
+def test_similarity_has_a_plot_for_each_stack(maps: normlens.Maps) -> None:
+    figure = maps.plot_similarity()
+    assert_tidy(figure)
+    assert len(figure.axes) == 2
+    assert {"encoder", "decoder"} <= set(words(figure).splitlines())
+    for axes, one in zip(figure.axes, (maps.encoder, maps), strict=True):
+        steps = consecutive(one.scopes)
+        for line, step in zip(axes.lines, steps, strict=True):
+            expected = one.similarity(step.before, step.after)
+            np.testing.assert_array_equal(line.get_ydata(), expected)
+    (alone,) = maps.plot_similarity(stack="encoder").axes
+    assert len(alone.lines) == len(consecutive(maps.encoder.scopes))
+
+
+def test_the_step_of_the_second_attention_begins_at_its_weights(maps: normlens.Maps) -> None:
+    """Before it there are only targets, and behind it only the encoder's tokens."""
+    step = next(step for step in consecutive(maps.scopes) if step.component == "CROSS")
+    assert (step.before, step.after) == ("CROSS-W", "ATTNRESLNCROSS-N")
+    without = [scope for scope in maps.scopes if scope != "CROSS-W"]
+    assert "CROSS" not in [step.component for step in consecutive(without)]
+
+
+def test_amplified_pairs_name_their_sequence(maps: normlens.Maps) -> None:
+    figure = maps.plot_amplification(layer=1)
+    assert_tidy(figure)
+    best = maps.top_pairs(count=1).query("layer == 1").iloc[0]
+    label = f"{best['source_token']} ({best['source_sequence']}) → {best['target_token']}"
+    assert label in words(figure).splitlines()
+    (axes,) = panels(figure)
+    assert len(maps.encoder.tokens) - 0.5 in lines(axes)
+
+
+def test_amplification_of_one_sequence(maps: normlens.Maps) -> None:
+    k = len(maps.encoder.tokens)
+    (axes,) = panels(maps.plot_amplification(layer=1, sources="encoder", axis="target"))
+    expected = maps.amplification(*maps.feed_forward_pair(), "target")[1][:, :k]
+    np.testing.assert_allclose(shown(axes), expected)
+    assert (axes.get_xlabel(), lines(axes)) == ("source j (encoder)", [])
+
+
+def test_pictures_in_other_axes(maps: normlens.Maps) -> None:
+    from matplotlib.figure import Figure
+
+    for draw in (
+        lambda ax: maps.plot(1, "FF", ax=ax),
+        lambda ax: maps.plot_amplification(layer=1, ax=ax),
+    ):
+        ax = Figure().add_subplot()
+        draw(ax)
+        assert ax.get_xlabel() == "source j: encoder | decoder"
+        assert lines(ax) == [len(maps.encoder.tokens) - 0.5]
+    ax = Figure().add_subplot()
+    maps.plot_similarity(ax=ax)
+    assert ax.get_title() == "decoder"
