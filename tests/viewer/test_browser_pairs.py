@@ -103,9 +103,10 @@ def test_measures_count_only_pairs_that_scopes_have(
 ) -> None:
     viewer.open(path, "layer=1")
     change = float(viewer.page.get_attribute(f'.node[data-scope="{CROSS}"]', "data-change"))
-    expected = 1 - translated.similarity("ATTNRESLN-N", CROSS)[1]
+    expected = 1 - translated.similarity("CROSS-W", CROSS)[1]
     assert change == pytest.approx(expected, abs=1e-6)
-    assert viewer.texts(".chain .component")[:6] == ["weights", "ATTN", "RES", "LN", "CROSS", "RES"]
+    names = ["weights", "ATTN", "RES", "LN", "CROSS weights", "CROSS", "RES"]
+    assert viewer.texts(".chain .component")[:7] == names
     viewer.choose("view", "overview")
     cells = viewer.page.locator('[data-grid="similarity-layer"] rect[data-value]')
     rho = [float(value) for value in cells.evaluate_all("e => e.map((x) => x.dataset.value)")]

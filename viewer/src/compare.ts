@@ -188,7 +188,7 @@ export class CompareView implements Panel {
     if (context.stale()) return;
     this.note.textContent =
       `Spearman’s ρ of A and B is ${Number.isNaN(rho) ? "not defined" : rho.toFixed(3)} ` +
-      "over the pairs that attention allows.";
+      `over the pairs that attention allows${a.groups.length > 0 ? " and either scope has" : ""}.`;
     this.note.dataset.rho = String(rho);
     this.renderLists(this.heats.difference);
   }

@@ -213,8 +213,7 @@ export class MapView implements Panel {
     if (heat === null || shown === null) return;
     const { state } = context;
     const sequence = shown.columns.sequences[source];
-    const crossed = sequence !== undefined && shown.scopes.includes("CROSS-W") ? ["CROSS-W"] : [];
-    const names = [...crossed, ...chain(shown.scopes)].filter((scope) => shown.has(scope, sequence));
+    const names = chain(shown.scopes).filter((scope) => shown.has(scope, sequence));
     const values = await Promise.all(
       names.map(async (scope) => {
         return columnShare(await shown.map(scope, state.layer), heat.columns.length, target, source);

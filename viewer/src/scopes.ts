@@ -39,28 +39,37 @@ export interface Step {
   after: string;
 }
 
-/** Scopes of the layer in which each has the one before as its beginning; ATTN-W comes first. */
+/** Scopes of the layer in which each has the one before as its beginning; weights stand before what they weigh. */
 export function chain(scopes: string[]): string[] {
-  const prefixes = scopes.filter((scope) => scope.endsWith("-N"));
-  const whole = scopes.includes("ATTN-W") ? ["ATTN-W", ...prefixes] : prefixes;
+  const whole = scopes
+    .filter((scope) => scope.endsWith("-N"))
+    .flatMap((scope) => {
+      const weights = componentsOf(scope).at(-1) === "CROSS" ? "CROSS-W" : scope === "ATTN-N" ? "ATTN-W" : "";
+      return scopes.includes(weights) ? [weights, scope] : [scope];
+    });
+  // Layers without ATTN-N may still have its weights.
+  if (scopes.includes("ATTN-W") && !whole.includes("ATTN-W")) whole.unshift("ATTN-W");
   return whole.length > 0 ? whole : scopes;
 }
 
-export function added(scope: string, before: string | undefined): string {
+/** What a scope of a chain adds to the one with norms before it. */
+export function added(scope: string, sequence: string[]): string {
   if (scope === "ATTN-W") return "weights";
-  const parts = componentsOf(scope);
-  const known = before === undefined || before.endsWith("-W") ? 0 : componentsOf(before).length;
-  return parts.slice(known).join(" ") || scope;
+  if (scope.endsWith("-W")) return `${componentsOf(scope).join(" ")} weights`;
+  const before = sequence.slice(0, sequence.indexOf(scope)).filter((name) => name.endsWith("-N")).at(-1);
+  const known = before === undefined ? 0 : componentsOf(before).length;
+  return componentsOf(scope).slice(known).join(" ") || scope;
 }
 
+/** The steps of a layer, as in normlens.scopes.consecutive: of CROSS from its own weights, which alone share its pairs. */
 export function steps(scopes: string[]): Step[] {
   const sequence = chain(scopes);
-  return sequence.slice(1).map((after, k) => ({
-    component: added(after, sequence[k]),
-    short: shortName(after, scopes),
-    before: sequence[k],
-    after,
-  }));
+  return sequence.flatMap((after, k) => {
+    const before = sequence[k - 1];
+    const alone = componentsOf(after).at(-1) === "CROSS" && before !== "CROSS-W";
+    if (before === undefined || after.endsWith("-W") || alone) return [];
+    return [{ component: added(after, sequence), short: shortName(after, scopes), before, after }];
+  });
 }
 
 /** The step of the feed-forward block, unless the block works beside the attention. */

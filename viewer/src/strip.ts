@@ -1,7 +1,7 @@
 // The layer's components in their order, and how much each of them changed the map.
 
 import { h, replace } from "./dom";
-import { added, chain } from "./scopes";
+import { added, chain, steps } from "./scopes";
 import type { Context } from "./view";
 
 const PERIOD = 1100; // milliseconds between two steps while playing
@@ -35,14 +35,15 @@ export class Strip {
     const { state } = context;
     const shown = context.shown(state);
     const names = chain(shown.scopes);
+    const changes = new Map(steps(shown.scopes).map(({ before, after }) => [after, before]));
     const aside = shown.scopes.filter((scope) => !names.includes(scope));
     const key = JSON.stringify([state.item, state.stack, shown.scopes]);
     if (key !== this.shownFor) {
       this.shownFor = key;
       replace(
         this.row,
-        ...names.map((scope, k) => this.button(scope, added(scope, names[k - 1]), k > 0)),
-        ...aside.map((scope) => this.button(scope, scope === "CROSS-W" ? "CROSS weights" : "baseline", false)),
+        ...names.map((scope) => this.button(scope, added(scope, names), changes.has(scope))),
+        ...aside.map((scope) => this.button(scope, scope === "ATTNRES-W" ? "baseline" : added(scope, names), false)),
       );
     }
     const buttons = [...this.row.querySelectorAll("button")];
@@ -50,10 +51,11 @@ export class Strip {
       button.setAttribute("aria-pressed", String(button.dataset.scope === this.chosen()));
     }
     for (const [k, after] of names.entries()) {
-      if (k === 0) continue;
-      const rho = await shown.rho(state.layer, names[k - 1], after);
+      const before = changes.get(after);
+      if (before === undefined) continue;
+      const rho = await shown.rho(state.layer, before, after);
       if (context.stale()) return;
-      this.showChange(buttons[k], after, names[k - 1], 1 - rho);
+      this.showChange(buttons[k], after, before, 1 - rho);
     }
   }
 
@@ -61,18 +63,18 @@ export class Strip {
   step(by: 1 | -1): boolean {
     const { state } = this.context;
     const shown = this.context.shown(state);
-    const names = chain(shown.scopes);
     // A comparison needs a scope before.
-    const first = state.view === "compare" && names.length > 1 ? 1 : 0;
+    const after = state.view === "compare" ? steps(shown.scopes).map((step) => step.after) : [];
+    const names = after.length > 0 ? after : chain(shown.scopes);
     const at = names.indexOf(this.chosen());
-    const next = (at < 0 ? (by > 0 ? first - 1 : names.length) : at) + by;
-    if (next >= first && next < names.length) {
+    const next = (at < 0 ? (by > 0 ? -1 : names.length) : at) + by;
+    if (next >= 0 && next < names.length) {
       this.choose(names[next]);
       return true;
     }
     const layer = state.layer + by;
     if (layer < 0 || layer >= shown.layers.length) return false;
-    this.choose(by > 0 ? names[first] : names[names.length - 1], layer);
+    this.choose(by > 0 ? names[0] : names[names.length - 1], layer);
     return true;
   }
 
@@ -89,12 +91,12 @@ export class Strip {
     const { context } = this;
     const { state } = context;
     if (state.view !== "compare") return context.update({ scope, layer });
-    const names = chain(context.shown(state).scopes);
+    const { scopes } = context.shown(state);
     const { a, b } = state;
     if (a.item !== b.item || a.stack !== b.stack || a.layer !== b.layer) {
       return context.update({ a: { ...a, scope }, b: { ...b, scope } });
     }
-    const before = names[names.indexOf(scope) - 1] ?? "ATTN-W";
+    const before = steps(scopes).find((step) => step.after === scope)?.before ?? scope;
     const place = { item: state.item, stack: state.stack, layer };
     context.update({ layer, a: { ...place, scope: before }, b: { ...place, scope } });
   }

@@ -60,6 +60,12 @@ test("scopes of a decoder have the short names that Python gives them", () => {
   assert.equal(shortName("ATTNRESLNCROSS-N", DECODER), "CROSS");
   assert.equal(shortName("ATTNRESLNCROSSRES-N", DECODER), "RES2");
   assert.deepEqual(steps(DECODER).map((step) => step.component), ["ATTN", "RES", "LN", "CROSS", "RES", "LN", "FF"]);
+  assert.equal(steps(DECODER)[3].before, "CROSS-W");
+  assert.deepEqual(chain(DECODER).slice(3, 6), ["ATTNRESLN-N", "CROSS-W", "ATTNRESLNCROSS-N"]);
+  // Without its weights CROSS has no step: it shares no pairs with what stands before it.
+  const others = DECODER.filter((scope) => scope !== "CROSS-W");
+  assert.ok(!steps(others).some((step) => step.component === "CROSS"));
+  assert.deepEqual(chain(["ATTN-W", "ATTNRES-W"]), ["ATTN-W"]);
 });
 
 test("a stack and its columns survive an address", () => {
