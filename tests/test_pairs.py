@@ -12,8 +12,9 @@ from shell import Shell
 
 import normlens
 from normlens import targets
+from normlens.checkpoints import tokenizer_loading
 from normlens.checkpoints.hub import quiet_transformers
-from normlens.errors import InputError
+from normlens.errors import InputError, MissingDependencyError
 from normlens.models.tiny import tiny_model
 
 
@@ -403,6 +404,16 @@ def test_what_does_not_go_together_is_one_line_and_leaves_nothing(
     line = shell.error(*words, *what, "--device", "cpu", *(["--quiet"] * (words[0] != "ablate")))
     assert re.search(reason, line)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_that_needs_another_package_says_which(tmp_path, monkeypatch):
+    with quiet_transformers():
+        tiny_model("marian").save_pretrained(tmp_path)
+    (tmp_path / "source.spm").write_bytes(b"no model")
+    monkeypatch.setattr(tokenizer_loading, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="pip install sentencepiece") as error:
+        normlens.load(tmp_path, device="cpu")
+    assert "\n" not in str(error.value)
 
 
 def test_a_run_takes_sources_alone(folder, capsys, tmp_path, monkeypatch):

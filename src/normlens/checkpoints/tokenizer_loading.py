@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from normlens.checkpoints.embedded_files import embedded_reader, is_embedded
 from normlens.checkpoints.hub import Origin, file_of, is_local, known_cause, quiet_transformers
-from normlens.errors import ModelLoadError, reason_of
+from normlens.errors import MissingDependencyError, ModelLoadError, reason_of
 
 #: Files of which every tokenizer has at least one.
 _TOKENIZER_FILES = (
     "tokenizer_config.json",
     "tokenizer.json",
-    "tokenizer.model",
     "vocab.txt",
     "vocab.json",
+)
+#: Files that some tokenizers read with the package sentencepiece.
+_SENTENCEPIECE_FILES = (
+    "tokenizer.model",
     "spiece.model",
     "spm.model",
+    "source.spm",
     "sentencepiece.bpe.model",
 )
 
@@ -27,7 +33,7 @@ def tokenizer_of(origin: Origin) -> Any:
     try:
         return _read_tokenizer(origin)
     except _UnusableTokenizerError:
-        if _has_tokenizer_files(origin):
+        if _has_files(origin, (*_TOKENIZER_FILES, *_SENTENCEPIECE_FILES)):
             raise
         return None
 
@@ -36,8 +42,8 @@ class _UnusableTokenizerError(ModelLoadError):
     """Files that give no tokenizer, or none at all."""
 
 
-def _has_tokenizer_files(origin: Origin) -> bool:
-    return any(file_of(origin, name) is not None for name in _TOKENIZER_FILES)
+def _has_files(origin: Origin, names: Sequence[str]) -> bool:
+    return any(file_of(origin, name) is not None for name in names)
 
 
 def _read_tokenizer(origin: Origin) -> Any:
@@ -55,6 +61,11 @@ def _read_tokenizer(origin: Origin) -> Any:
     except Exception as error:
         if (explained := known_cause(origin, error)) is not None:
             raise explained from error
+        if find_spec("sentencepiece") is None and _has_files(origin, _SENTENCEPIECE_FILES):
+            raise MissingDependencyError(
+                f"the tokenizer of {origin.name!r} needs the sentencepiece package; run: pip "
+                "install sentencepiece"
+            ) from error
         raise _UnusableTokenizerError(
             f"{origin.name!r} has no usable tokenizer ({reason_of(error)}); {advice}"
         ) from error

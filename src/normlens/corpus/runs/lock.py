@@ -73,8 +73,8 @@ def locked(folder: Folder) -> Iterator[Lock]:
         try:
             yield lock
         except BaseException:
-            if is_new and os.listdir(folder.path) == [NAME]:
-                _remove(path)
+            if is_new:
+                _remove_alone(path)
             raise
         finally:
             # The file stays: removing it would let two others lock two files of one name.
@@ -83,11 +83,12 @@ def locked(folder: Folder) -> Iterator[Lock]:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
-    """Remove the lock and the folder around it."""
-    with suppress(OSError):
-        path.unlink()
-        path.parent.rmdir()
+def _remove_alone(path: Path) -> None:
+    """Remove the lock and the folder around it, unless there are other files."""
+    with suppress(OSError):  # among other reasons because the folder is gone
+        if os.listdir(path.parent) == [NAME]:
+            path.unlink()
+            path.parent.rmdir()
 
 
 def _take(descriptor: int, path: Path) -> bool:
