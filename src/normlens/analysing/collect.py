@@ -61,7 +61,9 @@ class Collected:
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
         self._reaches[index] = layer.reach, reads_others(layer)
-        self.precision = result.precision or self.precision
+        # Layers of experts have no kernels; the precision of the other layers' is what matters.
+        if result.kernel_error is not None or not self._kernel_errors:
+            self.precision = result.precision or self.precision
         self._errors += [(index, scope, error) for scope, error in result.completeness.items()]
         for kind, error in (("sum", result.kernel_error), ("sample", result.sampled_error)):
             if error is not None:
