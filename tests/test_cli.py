@@ -580,3 +580,24 @@ def test_no_memory_is_one_line(shell, monkeypatch):
 
     monkeypatch.setattr("normlens.results.store.open", fail)
     assert "not enough memory" in shell.error("view", "maps.safetensors")
+
+
+def test_map_writes_which_experts_tokens_used(tmp_path: Path, shell: Shell) -> None:
+    """Of a mixture that was saved and loaded again, in the layout that checkpoints have."""
+    folder = save_tiny(tmp_path / "mixture", "mixtral")
+    table = tmp_path / "experts.csv"
+    out = shell("map", TEXT, "--model", folder, "--routing", table)
+    assert "wrote" in out
+    assert "layers 0–1: 2 of 5 experts" in out
+    lines = table.read_text("utf-8").splitlines()
+    assert lines[0] == "layer,position,token,expert,weight"
+    assert lines[1].startswith("0,0,[CLS],")
+    assert "exists already" in shell.error("map", TEXT, "--model", folder, "--routing", table)
+    assert "a CSV table" in shell.error("map", TEXT, "--model", folder, "--routing", "experts.txt")
+
+
+def test_map_refuses_the_routing_of_a_model_without_experts(
+    model: Path, tmp_path: Path, shell: Shell
+) -> None:
+    error = shell.error("map", TEXT, "--model", model, "--routing", tmp_path / "experts.csv")
+    assert "have no experts" in error

@@ -12,6 +12,7 @@ import transformers
 from reference import assert_maps_match, largest_error, reference, references, routed_of
 
 import normlens
+from normlens.analysis.expansion import expansion_rates
 from normlens.components import Experts
 from normlens.decomposition import plan as plans
 from normlens.decomposition.costs.tiles import MATRICES, TILES
@@ -191,8 +192,10 @@ def test_shapley_values_are_refused_in_one_line(tiny):
 
 
 def test_a_gate_of_another_slope_is_refused(tiny):
+    model = copy.deepcopy(tiny("gpt_oss", torch.float32))
+    model.layers[1].mlp.experts.alpha = 1.5
     with pytest.raises(UnsupportedModelError, match=r"α = 1\.5"):
-        normlens.load(tiny("gpt_oss", torch.float32, swiglu_alpha=1.5))
+        normlens.load(model)
 
 
 def test_a_text_of_several_chunks_is_refused(tiny):
@@ -201,6 +204,11 @@ def test_a_text_of_several_chunks_is_refused(tiny):
     assert lens.maps(input_ids=IDS[:4]).completeness < 1e-4
     with pytest.raises(InputError, match="4"):
         lens.maps(input_ids=IDS)
+
+
+def test_latent_values_have_no_expansion_rate(tiny):
+    with pytest.raises(InputError, match="latent attention pass a norm"):
+        expansion_rates(normlens.load(tiny("deepseek_v3", torch.float32)))
 
 
 # Sinks --------------------------------------------------------------------------------------------

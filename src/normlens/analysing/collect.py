@@ -90,7 +90,9 @@ class Collected:
         """Keep the results of layer `index`."""
         found = self._wanted.of(result, index, layer)
         self._reaches[index] = found.reach, found.reads_others
-        self.precision = found.precision or self.precision
+        # Layers of experts have no kernels; the precision of the other layers' is what matters.
+        if found.kernel_errors or not self._kernel_errors:
+            self.precision = found.precision or self.precision
         self.experts = found.experts or self.experts
         self._errors += [(index, scope, error) for scope, error in found.errors]
         self._kernel_errors += [(index, kind, error) for kind, error in found.kernel_errors]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normlens.components import Attention, Linear
+from normlens.errors import InputError
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -32,6 +33,11 @@ def expansion_rate(attention: Attention, *, published: bool = False) -> float:
     ``Õ = [[W_O, b_O], [0, 1]]``, where a row vector does not meet it. `published` does the same;
     NaN where W_V does not give vectors of the model's width, so that this Õ does not exist.
     """
+    if attention.latent is not None:
+        raise InputError(
+            "the values of latent attention pass a norm, so no matrix of weights alone gives their "
+            "expansion rate"
+        )
     value, output = _spread(attention), _float64(attention.output)
     d = output.weight.shape[1]
     b_value = _bias(value)

@@ -88,7 +88,8 @@ def routing_of_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> tuple[Tensor, Tensor]:
     """Experts and weights (token, k) in a call of experts with (vectors, experts, weights)."""
-    _, experts, weights = (*args, *kwargs.values())
+    _, *given = (*args, *kwargs.values())
+    experts, weights = sorted(given, key=lambda tensor: tensor.is_floating_point())
     if weights.shape[-1] != experts.shape[-1]:  # a column for every expert, used or not
         weights = weights.gather(-1, experts)
     return experts, weights

@@ -1,4 +1,4 @@
-"""DeepSeek: values out of a compressed vector, ordinary blocks first, then experts.
+"""DeepSeek and GLM-4.7-Flash: values out of a compressed vector, ordinary blocks first, then experts.
 
 What a routed token is multiplied by holds the routed scaling factor already.
 """
@@ -33,6 +33,7 @@ _LATENT = dict(
 )
 
 
+@register("glm4_moe_lite", tiny=dict(_LATENT, norm_topk_prob=False))
 @register("deepseek_v3", tiny=dict(_LATENT, norm_topk_prob=True))
 @register("deepseek_v2", tiny=dict(_LATENT, topk_method="group_limited_greedy"))
 class DeepSeek(Llama):

@@ -1,4 +1,4 @@
-"""GLM-4.5, dots.llm1 and ERNIE 4.5: Llama's block, ordinary in some layers, experts in others."""
+"""GLM-4.5 and its kin: Llama's block, ordinary in some layers, experts in others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _GROUPS = dict(
 )
 
 
+@register("minimax_m2", tiny=EXPERTS)
 @register("glm4_moe", tiny=dict(_GROUPS, attention_bias=True, use_qk_norm=True))
 class Glm4Moe(Llama):
     pass

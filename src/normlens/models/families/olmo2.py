@@ -7,9 +7,10 @@ from typing import Any
 from normlens.components import Branch, Residual, Step
 from normlens.models.base import register
 from normlens.models.families.llama import Llama
-from normlens.models.tiny import GROUPED
+from normlens.models.tiny import EXPERTS, GROUPED
 
 
+@register("flex_olmo", tiny=EXPERTS)  # with experts in place of the block
 @register("olmo2", tiny=GROUPED)
 class Olmo2(Llama):
     def steps(self, block: Any) -> list[Step]:

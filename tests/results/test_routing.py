@@ -1,0 +1,134 @@
+"""The routing of experts as maps have it: labelled, cut, saved and written."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from reference import observe
+
+import normlens
+from normlens.errors import InputError, MapsFileError
+from normlens.exports import map_export
+from normlens.models import adapt
+from normlens.results.routing import Routing
+from normlens.results.store import write
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+
+
+@pytest.fixture
+def maps(tiny):
+    """Of a model whose first layer has no experts, and whose shared expert has a gate."""
+    return normlens.load(tiny("qwen2_moe", torch.float32)).maps(input_ids=IDS)
+
+
+def test_it_is_what_the_model_did(maps, tiny):
+    adapter = adapt(tiny("qwen2_moe", torch.float32))
+    (_, routed) = observe(adapter.model, list(adapter.blocks()), IDS).routed
+    routing = maps.routing
+    assert routing.layers == [1]
+    assert routing.count == 5
+    np.testing.assert_array_equal(routing.experts[0], routed.experts)
+    np.testing.assert_array_equal(routing.weights[0], routed.weights)
+    np.testing.assert_array_equal(routing.shared[0], routed.shared)
+    assert repr(routing) == "Routing(7 tokens, layer 1: 2 of 5 experts and a shared one)"
+
+
+def test_models_without_experts_have_none(tiny):
+    assert normlens.load(tiny("llama", torch.float32)).maps(input_ids=IDS).routing is None
+
+
+@pytest.mark.parametrize("origin", ["layer", "input"])
+def test_padding_is_left_out(origin, tiny):
+    lens = normlens.load(tiny("deepseek_v3", torch.float32))
+    batch = [IDS, [40, 41, 3]]
+    together = lens.maps(input_ids=batch, batch_size=2, origin=origin)
+    for found, ids in zip(together, batch, strict=True):
+        alone = lens.maps(input_ids=ids).routing
+        assert found.routing.tokens == alone.tokens
+        np.testing.assert_array_equal(found.routing.experts, alone.experts)
+        np.testing.assert_allclose(found.routing.weights, alone.weights, rtol=1e-6)
+        assert (found.routing.shared == 1).all()  # it has no gate
+
+
+def test_a_table_has_a_row_for_every_expert_that_was_used(maps):
+    table = maps.routing.to_pandas()
+    assert list(table) == ["layer", "position", "token", "expert", "weight"]
+    assert len(table) == len(IDS) * 3
+    assert (table["layer"] == 1).all()
+    first = table[table["position"] == 0]
+    assert list(first["token"]) == ["3"] * 3
+    assert list(first["expert"]) == [*maps.routing.experts[0, 0], "shared"]
+    np.testing.assert_array_equal(first["weight"][:2], maps.routing.weights[0, 0])
+
+
+def test_it_follows_the_choice_of_layers_and_tokens(maps):
+    assert maps.choose(layers=[0]).routing is None
+    assert maps.choose(layers=[1]).routing == maps.routing
+    some = maps.routing.of_tokens([4, 0])
+    assert some.tokens == ["5", "3"]
+    np.testing.assert_array_equal(some.experts, maps.routing.experts[:, [4, 0]])
+    np.testing.assert_array_equal(some.shared, maps.routing.shared[:, [4, 0]])
+
+
+def test_a_file_holds_it(maps, tmp_path):
+    path = maps.save(tmp_path / "maps.safetensors")
+    found = normlens.open(path)
+    assert found == maps
+    assert found.routing == maps.routing
+    assert found.choose(layers=[1]).routing == maps.routing
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("routing/experts", lambda array: array + 5),
+        ("routing/experts", lambda array: array[:, :-1]),
+        ("routing/weights", lambda array: array[..., :1]),
+        ("routing/shared", lambda array: array.astype(np.int64)),
+        ("routing/weights", None),
+        ("routing/other", lambda _: np.zeros(3)),
+    ],
+)
+def test_an_altered_file_is_refused_in_one_line(maps, tmp_path, name, change):
+    from safetensors import safe_open
+
+    path = maps.save(tmp_path / "maps.safetensors")
+    with safe_open(path, framework="numpy") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        header = file.metadata()
+    altered = None if change is None else change(tensors.get(name))
+    tensors = {key: array for key, array in tensors.items() if key != name}
+    if altered is not None:
+        tensors[name] = np.ascontiguousarray(altered)
+    write(tensors, header, path, overwrite=True)
+    with pytest.raises(MapsFileError) as raised:
+        normlens.open(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="for 1 layers and 3 tokens"):
+        Routing([1], np.zeros((1, 2, 2), int), np.zeros((1, 2, 2)), 4, ["a", "b", "c"])
+
+
+def test_json_and_csv_have_it(maps, tmp_path):
+    rows = json.loads(json.dumps(map_export.to_document(maps)))["routing"]
+    assert len(rows) == len(IDS) * 3
+    assert rows[2]["expert"] == "shared"
+    path = map_export.write_routing(maps, tmp_path / "experts.csv")
+    with path.open(encoding="utf-8") as file:
+        written = list(csv.DictReader(file))
+    assert [row["expert"] for row in written[:3]] == [str(row["expert"]) for row in rows[:3]]
+
+
+def test_a_routing_is_refused_where_there_is_none(tiny, tmp_path):
+    maps = normlens.load(tiny("llama", torch.float32)).maps(input_ids=IDS)
+    with pytest.raises(InputError, match="have no experts"):
+        map_export.write_routing(maps, tmp_path / "experts.csv")
+    with pytest.raises(InputError, match="a CSV table"):
+        map_export.write_routing(maps, tmp_path / "experts.txt")
