@@ -107,7 +107,7 @@ def test_an_encoder_decoder_is_named_with_what_to_do(model_type, settings):
     message = str(raised.value)
     assert repr(model_type) in message
     assert "encoder–decoder" in message
-    assert "supported are: albert, bart, bert" in message
+    assert "supported are: albert, bart, beit, bert" in message
     assert "normlens.models.two_stacks.TwoStacks" in message
     assert "docs/adapters.md" in message
 
