@@ -523,6 +523,7 @@ def test_options_of_a_lens_are_the_options_of_an_analysis():
         "decoder_input_ids",
         "decoder_attention_mask",
         "input_features",
+        "sampling_rate",
         "truncate",
         "progress",
     }
