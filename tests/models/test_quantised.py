@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import warnings
 
 import pytest
 import torch
 import transformers
 from reference import largest_error
+from safetensors.torch import save_file
 from torch import nn
 
 import normlens
-from normlens.errors import UnsupportedModelError
+from normlens.errors import ModelLoadError, UnsupportedModelError
 from normlens.models.tiny import scramble, tiny_config
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -102,3 +103,15 @@ def test_adapters_on_quantised_weights(torchao):
         found.append(normlens.load(wrapped).maps(input_ids=IDS))
     for scope in found[1].scopes:
         assert largest_error(found[0][scope], found[1][scope]) < 1e-5, scope
+
+
+def test_a_checkpoint_whose_package_is_not_installed(tmp_path):
+    if importlib.util.find_spec("gptqmodel") or importlib.util.find_spec("optimum"):
+        pytest.skip("a package for GPTQ is installed")
+    model = with_head()
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    model.config.save_pretrained(tmp_path)
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="needs a package that is not installed") as raised:
+        normlens.load(tmp_path)
+    assert "\n" not in str(raised.value)

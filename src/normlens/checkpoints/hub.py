@@ -164,6 +164,11 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
             f"the weights in {name!r} are a pickle that holds more than tensors, or are damaged; "
             "NormLens does not load such files, because they can run code; use safetensors weights"
         )
+    if due_to(ImportError):
+        return ModelLoadError(
+            f"loading {name!r} needs a package that is not installed ({reason_of(error)}); "
+            "install it, or load the model without quantisation"
+        )
     if due_to(errors.GatedRepoError):
         return ModelLoadError(
             f"{name!r} is open only to those who accepted its terms; accept them on its page, log "
