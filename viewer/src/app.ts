@@ -9,8 +9,10 @@ import { areTwo } from "./groups";
 import type { Cell } from "./heatframe";
 import { MapView } from "./mapview";
 import { OverviewView } from "./overview";
+import { PictureView } from "./pictureview";
 import { BytesSource } from "./container";
 import { packed, type Item } from "./payload";
+import { RoutingRow } from "./routing";
 import type { Row } from "./save";
 import { feedForward, steps } from "./scopes";
 import { Shown } from "./shown";
@@ -25,6 +27,8 @@ export class App implements Context, Page {
   state!: State;
   items: Item[] = [];
   private readonly views: Record<View, Panel & { el: HTMLElement }>;
+  private readonly picture: PictureView;
+  private readonly routing: RoutingRow;
   private readonly strip: Strip;
   private readonly body = h("div", { class: "body" });
   private readonly text = h("span", { class: "quote" });
@@ -38,14 +42,18 @@ export class App implements Context, Page {
   private cursor: Cell | null = null;
 
   constructor(private readonly chrome: Chrome) {
+    this.picture = new PictureView(this);
+    this.routing = new RoutingRow(this);
     this.views = {
       map: new MapView(this),
+      picture: this.picture,
       compare: new CompareView(this),
       overview: new OverviewView(this),
     };
     this.strip = new Strip(this);
     this.controls = makeControls((patch) => this.update(patch), {
       stack: (stack) => this.chooseStack(stack),
+      direction: (direction) => this.picture.turn(direction),
       amplification: () => this.amplification(),
     });
     this.extras = [this.controls.palette.el];
@@ -53,6 +61,7 @@ export class App implements Context, Page {
       this.missing,
       this.navigation(),
       this.strip.el,
+      this.routing.el,
       this.toolbar(),
       this.body,
     );
@@ -174,6 +183,7 @@ export class App implements Context, Page {
     this.current = mine;
     try {
       this.renderControls();
+      await this.routing.render();
       const view = this.views[this.state.view];
       if (view.el.parentNode !== this.body) replace(this.body, view.el);
       await view.render();
@@ -219,6 +229,13 @@ export class App implements Context, Page {
     const { header } = item;
     const compare = state.view === "compare";
     controls.view.set(state.view);
+    const picture = state.view === "picture";
+    const option = (control: { el: HTMLElement }, value: string) =>
+      control.el.querySelector<HTMLElement>(`[data-value="${value}"]`) as HTMLElement;
+    option(controls.view, "picture").hidden = header.grid === null;
+    controls.direction.set(state.direction);
+    controls.direction.el.hidden = !picture;
+    option(controls.range, "map").textContent = picture ? `this ${state.direction}` : "this map";
     controls.form.set(state.form);
     controls.scale.set(state.scale);
     controls.norm.set(state.norm);
@@ -226,6 +243,7 @@ export class App implements Context, Page {
     const special = [...header.special, ...(header.sources?.special ?? [])];
     controls.special.set(state.special ? "show" : "hide", special.some(Boolean));
     controls.level.set(state.level, item.hasWords);
+    controls.level.el.hidden = header.grid !== null && !item.hasWords;
     controls.stack.set(state.stack);
     controls.stack.el.hidden = items[state.item].encoder === null;
     controls.sources.set(state.sources);
@@ -240,7 +258,7 @@ export class App implements Context, Page {
     controls.form.el.hidden = state.view !== "map";
     controls.norm.el.hidden = compare;
     controls.range.el.hidden = state.view === "overview";
-    controls.zoom.hidden = state.zoom === null || state.view === "overview";
+    controls.zoom.hidden = state.zoom === null || state.view === "overview" || picture;
     const numbers = header.layers.map(String);
     if (this.layerRow.dataset.layers !== numbers.join()) {
       this.layerRow.dataset.layers = numbers.join();
@@ -335,11 +353,11 @@ export class App implements Context, Page {
   }
 
   private toolbar(): HTMLElement {
-    const { form, scale, norm, range, sources, special, level, zoom } = this.controls;
+    const { direction, form, scale, norm, range, sources, special, level, zoom } = this.controls;
     return h(
       "div",
       { class: "toolbar" },
-      form.el, scale.el, range.el, norm.el, sources.el, special.el, level.el, zoom,
+      direction.el, form.el, scale.el, range.el, norm.el, sources.el, special.el, level.el, zoom,
     );
   }
 
@@ -371,7 +389,9 @@ export class App implements Context, Page {
       ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
     };
     const arrow = arrows[event.key];
-    if (arrow !== undefined && event.shiftKey) this.moveCursor(arrow);
+    const moves = event.shiftKey || this.picture.el.contains(from);
+    if (arrow !== undefined && state.view === "picture" && moves) this.picture.move(arrow);
+    else if (arrow !== undefined && event.shiftKey) this.moveCursor(arrow);
     else if (arrow !== undefined) this.go(arrow);
     else if (event.key === "Escape") {
       this.cursor = null;
@@ -437,7 +457,8 @@ export class App implements Context, Page {
     const { state } = this;
     const { header } = this.itemOf(state);
     const layer = header.layers[state.layer];
-    const what = state.view === "map" ? `${state.scope}-layer-${layer}` : state.view;
+    const map = `${state.scope}-layer-${layer}`;
+    const what = { map, picture: `${map}-${this.picture.name}`, compare: "compare", overview: "overview" }[state.view];
     return `${header.model}-${header.stack === null ? "" : `${header.stack}-`}${what}`.replace(/[^\w.-]+/g, "_");
   }
 

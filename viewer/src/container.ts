@@ -3,7 +3,7 @@
 export interface Blob_ {
   at: number;
   length: number;
-  coding: "f32" | "log16" | "log8" | "signed16" | "bits";
+  coding: "f32" | "log16" | "log8" | "signed16" | "bits" | "bytes";
   low?: number;
   step?: number;
   full?: boolean;

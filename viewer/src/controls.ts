@@ -10,6 +10,7 @@ import type { State, View } from "./state";
 /** What the controls do beyond changing the state. */
 interface Actions {
   stack(stack: Stack): void;
+  direction(direction: State["direction"]): void;
   amplification(): void;
 }
 
@@ -21,11 +22,21 @@ export function makeControls(update: (patch: Partial<State>) => void, actions: A
       "View",
       [
         { value: "map", label: "Map" },
+        { value: "picture", label: "Picture", title: "A row or a column of the map over the picture" },
         { value: "compare", label: "Compare" },
         { value: "overview", label: "Overview" },
       ],
       set("view"),
       "view",
+    ),
+    direction: buttons<State["direction"]>(
+      "Shows",
+      [
+        { value: "row", label: "what it receives", title: "The row of the token: what it receives from each patch" },
+        { value: "column", label: "what it gives", title: "The column of the token: what each patch receives from it" },
+      ],
+      actions.direction,
+      "direction",
     ),
     form: buttons<State["form"]>(
       "As",

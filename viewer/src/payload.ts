@@ -4,6 +4,32 @@ import type { Tokens } from "./axes";
 import { contents, expect, floats, inflate, Packer, stored, wideCodes, type Blob_, type Source } from "./container";
 import type { Sequences } from "./groups";
 
+/** Which tokens are patches of a picture: patch (r, c) is token first + r·columns + c. */
+export interface Grid {
+  rows: number;
+  columns: number;
+  first: number;
+  picture: { height: number; width: number; pixels: Blob_ } | null;
+}
+
+/** What the patches cover, RGB. */
+export interface Picture {
+  height: number;
+  width: number;
+  pixels: Uint8Array;
+}
+
+interface Routed<Array> {
+  layers: number[]; // those that have experts, by the model's numbers
+  count: number; // experts of a layer, without a shared one
+  places: number; // experts that a token uses, without a shared one
+  experts: Array; // [layer, token, place]
+  weights: Array;
+  shared: Array | null; // [layer, token]
+}
+
+export type Routing = Routed<Float32Array>;
+
 export interface ItemHeader extends Tokens {
   model: string;
   text: string[] | null;
@@ -21,6 +47,8 @@ export interface ItemHeader extends Tokens {
   mixing: Record<string, Blob_>;
   precision: { bits: number; relative_error: number };
   left_out: string[];
+  grid: Grid | null;
+  routing: Routed<Blob_> | null;
   encoder: ItemHeader | null; // the encoder's maps beside these, which are its decoder's
 }
 
@@ -95,6 +123,21 @@ export class Item {
     return blob === undefined ? null : floats(await this.inflated(blob), blob);
   }
 
+  /** The picture whose patches are tokens; null where it is not known. */
+  async picture(): Promise<Picture | null> {
+    const picture = this.header.grid?.picture ?? null;
+    return picture && { ...picture, pixels: await this.inflated(picture.pixels) };
+  }
+
+  /** Which experts each token used; null where no layer has experts. */
+  async routing(): Promise<Routing | null> {
+    const { routing } = this.header;
+    if (routing === null) return null;
+    const read = async (blob: Blob_) => floats(await this.inflated(blob), blob);
+    const [experts, weights] = await Promise.all([routing.experts, routing.weights].map(read));
+    return { ...routing, experts, weights, shared: routing.shared && (await read(routing.shared)) };
+  }
+
   private async readMap(scope: string, layer: number): Promise<Decoded> {
     const from = this.header.derived[scope];
     if (from !== undefined) {
@@ -164,12 +207,30 @@ export function packed(items: Item[]): Uint8Array {
   const moved = (blob: Blob_, item: Item): Blob_ => packer.add(blob, item.stored(blob));
   const entries = <T, U>(of: Record<string, T>, change: (value: T) => U): Record<string, U> =>
     Object.fromEntries(Object.entries(of).map(([name, value]) => [name, change(value)]));
+  const movedGrid = (item: Item): Grid | null => {
+    const { grid } = item.header;
+    if (grid === null || grid.picture === null) return grid;
+    return { ...grid, picture: { ...grid.picture, pixels: moved(grid.picture.pixels, item) } };
+  };
+  const movedRouting = (item: Item): ItemHeader["routing"] => {
+    const { routing } = item.header;
+    if (routing === null) return null;
+    const { experts, weights, shared } = routing;
+    return {
+      ...routing,
+      experts: moved(experts, item),
+      weights: moved(weights, item),
+      shared: shared && moved(shared, item),
+    };
+  };
   const header = (item: Item): ItemHeader => ({
     ...item.header,
     same_token: item.header.same_token && moved(item.header.same_token, item),
     masks: item.header.masks.map((mask) => (typeof mask === "string" ? mask : moved(mask, item))),
     maps: entries(item.header.maps, (blobs) => blobs.map((blob) => moved(blob, item))),
     mixing: entries(item.header.mixing, (blob) => moved(blob, item)),
+    grid: movedGrid(item),
+    routing: movedRouting(item),
     encoder: item.encoder && header(item.encoder),
   });
   return packer.payload(FORMAT, VERSION, items.map(header));

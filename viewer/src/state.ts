@@ -14,6 +14,7 @@ export interface Known {
   scopes: string[];
   provenance: Record<string, unknown>;
   sources?: Sequences | null;
+  grid?: object | null; // of a picture's patches
   encoder?: Known | null;
 }
 
@@ -30,11 +31,12 @@ export interface Size {
   columns: number;
 }
 
-export type View = "map" | "compare" | "overview";
+export type View = "map" | "picture" | "compare" | "overview";
 
 export interface State extends Ref {
   sources: Sources;
   view: View;
+  direction: Pin["axis"]; // of the token over a picture; that of the pin, if there is one
   form: "heat" | "arcs";
   scale: Scale;
   norm: Axis;
@@ -52,7 +54,8 @@ export interface State extends Ref {
 
 export const CHOICES = {
   sources: ["both", "encoder", "decoder"],
-  view: ["map", "compare", "overview"],
+  view: ["map", "picture", "compare", "overview"],
+  direction: ["row", "column"],
   form: ["heat", "arcs"],
   scale: ["linear", "sqrt", "rank"],
   norm: ["none", "source", "target"],
@@ -67,6 +70,7 @@ const USUAL: Record<string, string> = {
   stack: "decoder",
   sources: "both",
   view: "map",
+  direction: "row",
   form: "heat",
   scale: "sqrt",
   norm: "none",
@@ -77,8 +81,12 @@ const USUAL: Record<string, string> = {
   cnorm: "source",
 };
 
-/** Of many pairs a few large values leave nothing for the others to be seen by, so ranks do. */
+/** Of many pairs a few large values leave nothing for the others to be seen by, so ranks do.
+ *
+ * Over a picture lies one row of them, of which the large values are what counts.
+ */
 function usual(name: string, items: Known[]): string {
+  if (items[0].grid) return name === "view" ? "picture" : USUAL[name];
   if (name === "scale" && (items[0].tokens?.length ?? 0) > MANY) return "rank";
   return USUAL[name];
 }
@@ -98,6 +106,7 @@ export function read(given: Record<string, string>, items: Known[]): State {
     ...here,
     sources: one("sources"),
     view: one("view"),
+    direction: one("direction"),
     form: one("form"),
     scale: one("scale"),
     norm: one("norm"),
@@ -125,6 +134,7 @@ export function write(state: State, items: Known[]): Record<string, string> {
     scope: state.scope,
     sources: state.sources,
     view: state.view,
+    direction: state.pin === null ? state.direction : USUAL.direction,
     form: state.form,
     scale: state.scale,
     norm: state.norm,
@@ -164,14 +174,18 @@ export function fit(state: State, items: Known[], size: Size): State {
   };
   const here = known(state) ? state : { ...state, ...placeOf(state, items) };
   const first = comparison(here, items);
-  const { pin, pair, zoom } = here;
+  const { pair, zoom } = here;
+  const pin = here.pin !== null && here.pin.index < size[`${here.pin.axis}s`] ? here.pin : null;
+  const { grid } = stackOf(items[here.item], here.stack);
   const within = (window: Window_ | null) =>
     window !== null && window.rows[1] <= size.rows && window.columns[1] <= size.columns;
   return {
     ...here,
     a: known(here.a) ? here.a : first[0],
     b: known(here.b) ? here.b : first[1],
-    pin: pin !== null && pin.index < size[`${pin.axis}s`] ? pin : null,
+    view: here.view === "picture" && !grid ? "map" : here.view,
+    direction: pin?.axis ?? here.direction,
+    pin,
     pair: pair !== null && pair.target < size.rows && pair.source < size.columns ? pair : null,
     zoom: within(zoom) ? zoom : null,
   };

@@ -17,6 +17,8 @@ from normlens.plain_json import plain
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
+from normlens.results.patches import PatchGrid
+from normlens.results.routing import Routing
 from normlens.results.tokens import TokenAxis
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explanation_payload import encode_explanations
@@ -95,6 +97,23 @@ def pair() -> Maps:
         same_token=same,
         encoder=replace(encoder, provenance={"model": "example", "stack": "encoder"}),
     )
+
+
+def extras() -> Maps:
+    """Maps of a picture of 2 by 2 patches, whose second layer has experts and a shared one."""
+    rng = np.random.default_rng(12)
+    maps = example(causal=False)
+    picture = rng.integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    n = len(maps.tokens)
+    routing = Routing(
+        layers=[5],
+        experts=rng.integers(0, 300, (1, n, 2)),
+        weights=rng.random((1, n, 2)).astype(np.float32),
+        count=300,
+        tokens=maps.tokens,
+        shared=rng.random((1, n)).astype(np.float32),
+    )
+    return replace(maps, grid=PatchGrid(2, 2, 1, picture), routing=routing, token_words=None)
 
 
 def pair_values(maps: Maps) -> dict:
@@ -261,6 +280,20 @@ def main() -> None:
         },
         "pairs": {"|".join(scopes): two.pairs_of(*scopes).tolist() for scopes in asked},
         "encoder": two.encoder["ATTN-N"].tolist(),
+    }
+    more = extras()
+    assert more.grid is not None
+    assert more.grid.picture is not None
+    assert more.routing is not None
+    assert more.routing.shared is not None
+    found["extras"] = {
+        "payload": text_of(encode(more, precision=32)),
+        "pixels": more.grid.picture.ravel().tolist(),
+        "experts": more.routing.experts.ravel().tolist(),
+        "weights": more.routing.weights.ravel().tolist(),
+        "shared": more.routing.shared.ravel().tolist(),
+        "row": more["ATTN-N"][1, 0, 1:5].tolist(),
+        "column": more["ATTN-N"][1, 1:5, 3].tolist(),
     }
     why, alike = explanation(), cosine()
     found["explanation"] = {

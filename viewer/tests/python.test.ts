@@ -6,7 +6,9 @@ import fixture from "./fixture.json";
 import { allowedValues, centredRanks, difference, ranksOfCodes, type Axis } from "../src/measures";
 import { groupAt, type Sources } from "../src/groups";
 import { Base64Source, BytesSource } from "../src/container";
-import { open, packed, type Item } from "../src/payload";
+import { beside, lineOf, patchesOf, patchName } from "../src/patches";
+import { open, packed, type Item, type Picture, type Routing } from "../src/payload";
+import { expertWords } from "../src/routing";
 import { Shown } from "../src/shown";
 
 type Expected = (typeof fixture.whole.expected)["subwords"];
@@ -174,5 +176,45 @@ test("an encoder’s maps stand beside its decoder’s, and stay there when payl
     near(await encoder.map("ATTN-N", 1), fixture.pair.encoder[1].flat(), 1e-6, "encoder");
     near(await each.map("CROSS-W", 0), fixture.pair.expected.subwords.maps["CROSS-W"][0].flat(), 1e-6, "decoder");
     assert.deepEqual([...each.same], fixture.pair.expected.subwords.same.flat());
+  }
+});
+
+test("a picture and the experts come through the payload, and through one that is packed anew", async () => {
+  const { extras } = fixture;
+  const [first] = await open(new Base64Source(extras.payload));
+  const [again] = await open(new BytesSource(packed([first])));
+  for (const item of [first, again]) {
+    const { width, height, pixels } = (await item.picture()) as Picture;
+    assert.deepEqual([width, height, [...pixels]], [4, 3, extras.pixels]);
+    const routing = (await item.routing()) as Routing;
+    assert.deepEqual([routing.layers, routing.count, [...routing.experts]], [[5], 300, extras.experts]);
+    near(routing.weights, extras.weights, 1e-6, "weights");
+    near(routing.shared as Float32Array, extras.shared, 1e-6, "shared");
+    const [a, b] = [0, 1].map((k) => `e${extras.experts[6 + k]} ${extras.weights[6 + k].toFixed(2)}`);
+    assert.deepEqual(expertWords(routing, 0, 3, 7), [a, b, `shared ${extras.shared[3].toFixed(2)}`]);
+  }
+  const [plain] = await open(new Base64Source(fixture.whole.payloads["32"]));
+  assert.deepEqual([await plain.picture(), await plain.routing(), patchesOf(new Shown(plain, true, false))], [null, null, null]);
+});
+
+test("a row and a column at the patches, with special tokens and without", async () => {
+  const { extras } = fixture;
+  const [item] = await open(new Base64Source(extras.payload));
+  for (const special of [true, false]) {
+    const shown = new Shown(item, special, false);
+    const patches = patchesOf(shown);
+    assert.ok(patches !== null);
+    const start = special ? 1 : 0;
+    assert.deepEqual(patches.tokens, [start, start + 1, start + 2, start + 3]);
+    assert.deepEqual(patches.others, special ? [0, 5, 6] : [4]);
+    const map = await shown.map("ATTN-N", 1);
+    const of = { map, mask: null, width: shown.columns.size };
+    near(lineOf(of, patches, start + 2, "column").values, extras.column, 1e-6, "column");
+    if (special) near(lineOf(of, patches, 0, "row").values, extras.row, 1e-6, "row");
+    const steps = [[0, 1], [1, 0], [1, 0], [0, -1]] as [number, number][];
+    let token = start;
+    assert.deepEqual(steps.map((step) => (token = beside(patches, token, step)) - start), [1, 3, 3, 2]);
+    assert.equal(beside(patches, patches.others[0], [0, 1]), start);
+    assert.equal(patchName(patches, shown.rows.labels, start), `patch ${shown.rows.labels[start]}`);
   }
 });

@@ -122,3 +122,20 @@ test("a saved page lets nothing out of its script", () => {
 test("CSV quotes what needs it", () => {
   assert.equal(csv([["a", 1], ['say "x",\n', NaN]]), 'a,1\n"say ""x"",\n",\n');
 });
+
+test("a picture is shown first where there is one, and the pin says the direction", () => {
+  const grid = { rows: 2, columns: 2, first: 1 };
+  const image = { ...items[0], grid, tokens: Array.from({ length: 90 }, () => "") };
+  const seen = [image, items[1]];
+  const size = { rows: 5, columns: 5 };
+  const first = read({}, seen);
+  assert.deepEqual([first.view, first.direction, first.scale], ["picture", "row", "sqrt"]);
+  assert.deepEqual([write(first, seen).view, write({ ...first, view: "map" }, seen).view], [undefined, "map"]);
+  const pinned = fit(read({ pin: "column:3" }, seen), seen, size);
+  assert.deepEqual([pinned.direction, write(pinned, seen).pin, write(pinned, seen).direction], ["column", "column:3", undefined]);
+  const turned = fit(read({ direction: "column" }, seen), seen, size);
+  assert.deepEqual([turned.direction, write(turned, seen).direction], ["column", "column"]);
+  // The other item has no picture.
+  assert.equal(fit({ ...first, item: 1 }, seen, size).view, "map");
+  assert.equal(fit(read({ view: "picture" }, items), items, size).view, "map");
+});

@@ -22,6 +22,7 @@ from normlens.results.labelled import LabelledMaps
 from normlens.results.rolled import rollout_words
 from normlens.results.sequences import OWN_SEQUENCE
 from normlens.viewer.container import Blobs, check_precision, joined
+from normlens.viewer.map_extras import grid_field, routing_field
 from normlens.viewer.shapes import items_of
 from normlens.viewer.token_fields import source_fields, texts_of, token_fields
 
@@ -106,6 +107,8 @@ def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict
         },
         "precision": {"bits": precision, "relative_error": error},
         "left_out": left_out,
+        "grid": grid_field(maps.grid, blobs),
+        "routing": routing_field(maps.routing, blobs),
         "encoder": encoder,
     }
 

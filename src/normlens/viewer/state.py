@@ -13,7 +13,8 @@ class ViewerState(TypedDict, total=False):
     sources: Literal["both", "encoder", "decoder"]  # whose columns are shown
     layer: int | str  # from 0; negative from the end
     scope: str
-    view: Literal["map", "compare", "overview"]
+    view: Literal["map", "picture", "compare", "overview"]  # a picture has one, and shows it first
+    direction: Literal["row", "column"]  # of the token over a picture, unless `pin` says it
     form: Literal["heat", "arcs"]
     scale: Literal["linear", "sqrt", "rank"]
     norm: Literal["none", "source", "target"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 SOURCES = ("both", *STACKS)
+DIRECTIONS = ("row", "column")
 
 
 def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
@@ -65,6 +66,10 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
     whole = _of_stack(first, stack)
     if whole is None:
         raise InputError("there is no encoder beside these maps; leave stack=… out")
+    if words.get("view") == "picture" and whole.grid is None:
+        raise InputError("these maps are of no picture, or not of all of its patches; view='map'")
+    if "direction" in words:
+        check_choice(words["direction"], DIRECTIONS, "direction")
     if "layer" not in state:
         return words
     layer = state["layer"]
