@@ -1,5 +1,7 @@
 """The pictures of README.md and docs/viewer.md: the scopes of one layer, and the viewer.
 
+A random ViT looks at a picture that is drawn by code, as in docs/images.md.
+
     python benchmarks/pictures.py [--translator FOLDER]
 
 It needs the embedded model minilm, playwright and Chromium (CHROMIUM names another binary). With a
@@ -16,6 +18,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import transformers
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -36,6 +40,9 @@ TRANSLATION = (
 TRANSLATION_STATE = "layer=2&scope=RES2&norm=source&special=0&level=words"
 
 
+PATCH_STATE = "layer=3&scope=FF&pin=row:123"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--translator", metavar="FOLDER", help="a folder that holds opus-mt-en-fr")
@@ -43,9 +50,29 @@ def main() -> None:
     maps = normlens.load("minilm").maps(TEXT)
     export.write(maps, IMAGES / "soap.png", layers=4, overwrite=True)
     take_picture(maps, STATE, IMAGES / "viewer.png")
+    take_picture(picture_maps(), PATCH_STATE, IMAGES / "viewer-picture.png")
     if translator is not None:
         translated = normlens.load(translator).maps(*TRANSLATION)
         take_picture(named(translated, "opus-mt-en-fr"), TRANSLATION_STATE, TRANSLATED, height=970)
+
+
+def picture_maps() -> Maps:
+    """Maps of the picture and the random ViT of docs/images.md."""
+    transformers.set_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=192,
+        num_hidden_layers=12,
+        num_attention_heads=3,
+        intermediate_size=768,
+        initializer_range=0.08,
+    )
+    model = transformers.ViTForImageClassification(config)
+    y, x = np.mgrid[0:224, 0:224]
+    image = np.stack([120 + y // 4, 170 + y // 6, 230 - y // 8], -1).astype(np.uint8)
+    image[y > 145] = (90, 140, 60)
+    image[(x - 157) ** 2 + (y - 139) ** 2 < 36**2] = (210, 50, 40)
+    maps = normlens.load(model, transformers.ViTImageProcessorPil()).maps(image)
+    return named(maps, "random ViT")
 
 
 def named(maps: Maps, model: str) -> Maps:

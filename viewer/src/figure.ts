@@ -63,10 +63,15 @@ export function drawBar(
       }),
     );
   }
-  for (const { t, label } of colouring.ticks) {
+  let free = Infinity; // where the label to the right begins: of two that would touch, that one stays
+  for (const { t, label } of [...colouring.ticks].reverse()) {
     const at = x + t * length;
-    into.append(svg("line", { x1: at, x2: at, y1: y + 8, y2: y + 11, stroke: ink.muted }));
     const anchor = t < 0.04 ? "start" : t > 0.96 ? "end" : "middle";
+    const width = textWidth(label, 10);
+    const left = at - width * { start: 0, middle: 0.5, end: 1 }[anchor];
+    if (left + width + 4 > free) continue;
+    free = left;
+    into.append(svg("line", { x1: at, x2: at, y1: y + 8, y2: y + 11, stroke: ink.muted }));
     into.append(
       svg("text", { x: at, y: y + 21, "text-anchor": anchor, "font-size": 10, fill: ink.text }, label),
     );

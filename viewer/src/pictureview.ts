@@ -134,7 +134,7 @@ export class PictureView implements Panel {
     const beyond = patches.others.map((other) => `${labels[other]} ${number(map[meeting(columns, token, direction, other)])}`);
     const line = (y: number, text: string) =>
       figure.append(svg("text", { x: 0, y, "font-size": fittingSize(text, 10.5, layout.width), fill: LIGHT.muted }, text));
-    line(layout.height + 12, beyond.slice(0, 6).join("   "));
+    line(layout.height + 12, beyond.slice(0, 6).join(" · "));
     line(layout.height + 30, this.context.caption);
     return figure;
   }
