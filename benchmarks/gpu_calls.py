@@ -90,7 +90,7 @@ def call_table(calls: list[Call] = CALLS) -> list[str]:
     import normlens
 
     lines = [
-        "One text, all layers and scopes, float32 maps on the CPU; the whole call (the best of "
+        "One text, all layers and scopes, float32 maps on the CPU; the whole call (the median of "
         "some, warm), the time in which the GPU was busy, its feed-forward kernels, and these "
         "kernels' operations at cuBLAS's speed, in ms; the peak is beyond the model:",
         "",

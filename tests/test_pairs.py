@@ -351,7 +351,6 @@ def folder(tmp_path_factory):
     [
         ("cosine", "the house", "is small", "--device", "cpu"),
         ("estimate", "--tokens", "8"),
-        ("serve", "--port", "0"),
     ],
 )
 def test_commands_that_know_one_stack_refuse_two_in_one_line(words, folder, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from normlens.pretrained import (
     adapted_model,
     check_folder,
     embedded_model,
+    inner_model,
     pretrained_model,
     read_config,
 )
@@ -42,6 +44,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    part: str | None = None,
 ) -> Lens:
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
@@ -61,15 +64,20 @@ def load(
     wherever it is; a model object keeps its own. The algebra runs in float32 at least. Code from
     the hub runs only with `trust_remote_code`; pickled weights are read with
     ``weights_only=True``.
+
+    `part` is the path of a model inside one that is made of several: "vision_model" of CLIP.
     """
     named = _given_tokenizer(tokenizer, trust_remote_code)
     if (held := held_by(source)) is not None:
+        held = held if part is None else replace(held, model=inner_model(held.model, part))
         return _from_object(held, named, device, dtype, revision)
     name = _name(source)
     _check_revision(name, revision)
     place = pick_device(device)
     precision = pick_dtype(dtype)
     if is_embedded(name):
+        if part is not None:
+            raise InputError(f"{name} is one model; leave part out")
         model, with_model = embedded_model(name, precision, place)
         find: Finder = partial(file_beside, name)
     else:
@@ -78,15 +86,17 @@ def load(
         origin = Origin.find(name, revision, trust_remote_code)
         adapter = saved_adapter(origin)
         if adapter is None:
-            model = pretrained_model(origin, precision, place)
+            model = pretrained_model(origin, precision, place, part)
             with_model = _read_beside(origin, model) if named is None else None
+        elif part is not None:
+            raise InputError(f"{name!r} is an adapter; give `part` with its base model merged in")
         else:
             model, with_model = adapted_model(adapter, precision, place, wanted=named is None)
         find = partial(file_of, origin)
     return Lens(
         model,
         with_model if named is None else named,
-        name=name,
+        name=name if part is None else f"{name} ({part})",
         revision=revision,
         pooling=partial(read_pooling, find),
     )

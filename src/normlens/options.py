@@ -28,6 +28,9 @@ DEVICE = Option("auto, cpu, cuda, mps, …", metavar="DEVICE")
 DTYPE = Option(f"{listed((AUTO, CHECKPOINT, *DTYPES), 'or')}.", metavar="TYPE")
 REVISION = Option("Branch, tag or commit on the hub.", metavar="REV")
 TRUST = Option("Run Python code that the model brings along.")
+PART = Option(
+    "Of a model made of several: which one, by its path, for example vision_model.", metavar="PATH"
+)
 PRECISION = Option(f"Of FF products on a GPU: {listed(PRECISIONS, 'or')}.", metavar="KIND")
 
 
@@ -39,6 +42,7 @@ class LoadOptions:
     dtype: str = DTYPE.field(AUTO)
     revision: str | None = REVISION.field(None)
     trust_remote_code: bool = TRUST.field(False)
+    part: str | None = PART.field(None)
 
 
 @dataclass(frozen=True)

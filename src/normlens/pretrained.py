@@ -13,10 +13,11 @@ from normlens.checkpoints.embedded_files import embedded_reader
 from normlens.checkpoints.headed import complete_part, headed_class
 from normlens.checkpoints.hub import Origin, explained, is_local, quiet_transformers
 from normlens.checkpoints.tokenizer_loading import tokenizer_of
-from normlens.errors import ModelLoadError
+from normlens.errors import InputError, ModelLoadError
 from normlens.fitting import dtype_to_load
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
+from normlens.models.composites import inner_models
 from normlens.models.unwrapping import unwrapped
 from normlens.precisions import AUTO
 
@@ -83,23 +84,62 @@ def _config(origin: Origin) -> Any:
         return AutoConfig.from_pretrained(origin.name, **origin.options)
 
 
-def pretrained_model(origin: Origin, asked: Any, place: torch.device) -> Any:
-    """The model of a checkpoint in the precision that was asked for, all of it that is there."""
+def pretrained_model(
+    origin: Origin, asked: Any, place: torch.device, part: str | None = None
+) -> Any:
+    """The model of a checkpoint in the precision that was asked for, all of it that is there.
+
+    With `part`, the model inside it at that path.
+    """
+    if part is not None:
+        from transformers import AutoModel
+
+        whole, report = _read(origin, asked, place, AutoModel, composite=True)
+        inner = inner_model(whole, part)
+        inside = f"{part}."
+        missing = [key for key in report.get("missing_keys", ()) if key.startswith(inside)]
+        wrong = [it for it in report.get("mismatched_keys", ()) if it[0].startswith(inside)]
+        if missing or wrong:
+            lacking = missing[0] if missing else wrong[0][0]
+            raise ModelLoadError(
+                f"the weights of {origin.name!r} do not hold {lacking!r} as this model has it; "
+                "another class saved them"
+            )
+        return inner
     model, report = _read(origin, asked, place)
     return complete_part(origin.name, model, report)
 
 
+def inner_model(model: Any, part: str) -> Any:
+    """The model at a path inside another one."""
+    try:
+        inner = unwrapped(model).get_submodule(part)
+    except AttributeError:
+        inner = None
+    if getattr(inner, "config", None) is None:
+        inside = list(inner_models(model, lambda _: True))
+        known = f"those inside are {', '.join(inside)}" if inside else "there are none inside it"
+        raise InputError(f"{part!r} is no model inside this {type(model).__name__}; {known}")
+    return inner
+
+
 def _read(
-    origin: Origin, asked: Any, place: torch.device, kind: Any = None, settings: Any = None
+    origin: Origin,
+    asked: Any,
+    place: torch.device,
+    kind: Any = None,
+    settings: Any = None,
+    composite: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """A model, and what transformers says of its weights.
 
     `kind` is the class to load, by default the one that the checkpoint names; `settings` replace
-    some of the configuration.
+    some of the configuration. A `composite` model is made of several, of which one is wanted.
     """
     # An unsupported architecture is refused before its weights are fetched.
     config = read_config(origin)
-    adapter_class(config)
+    if not composite:
+        adapter_class(config)
     kind = kind or headed_class(getattr(config, "architectures", None) or [], config)
     packed = getattr(config, "quantization_config", None) is not None
     dtype = dtype_to_load(asked, config, place, origin.name)

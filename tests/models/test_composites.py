@@ -44,7 +44,9 @@ def refusal_of(model) -> str:
 def test_the_model_inside_is_named_by_its_path(kind, path):
     model = kind.from_config(llava("qwen2"))
     line = refusal_of(model)
-    assert line.endswith(f"pass the one whose maps you want: {path} ('qwen2')")
+    part = path.removeprefix("model.")
+    assert f"pass the one whose maps you want: {path} ('qwen2')" in line
+    assert line.endswith(f"part={part!r} (--part {part})")
     scramble(model)
     inside = model.get_submodule(path.removeprefix("model."))
     assert normlens.load(inside, False).maps(input_ids=IDS).completeness <= 1e-4

@@ -244,7 +244,7 @@ def towers(kind: str) -> transformers.PreTrainedModel:
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_a_model_of_two_towers_is_taken_apart_by_its_user(kind):
     model = towers(kind)
-    with pytest.raises(UnsupportedModelError, match=r"model\.vision_model.*model\.text_model"):
+    with pytest.raises(UnsupportedModelError, match=r"model\.text_model.*model\.vision_model"):
         normlens.load(model)
     values = example("vit")
     maps = normlens.load(model.vision_model).maps(values)
@@ -254,6 +254,24 @@ def test_a_model_of_two_towers_is_taken_apart_by_its_user(kind):
     text = normlens.load(model.text_model)
     assert text.causal == (kind == "clip")
     assert text.maps(input_ids=[3, 9, 2]).completeness <= 1e-5
+
+
+def test_a_part_is_named_by_its_path(tmp_path):
+    model = towers("clip")
+    model.save_pretrained(tmp_path)
+    values = example("vit")
+    expected = normlens.load(model.vision_model).maps(values)
+    assert_same(normlens.load(model, part="vision_model").maps(values), expected)
+    lens = normlens.load(tmp_path, part="vision_model", tokenizer=False)
+    assert_same(lens.maps(values), expected)
+    assert lens.name.endswith("(vision_model)")
+    with pytest.raises(UnsupportedModelError, match="part='text_model'"):
+        normlens.load(tmp_path)
+    for source in (model, tmp_path):
+        with pytest.raises(InputError, match="those inside are text_model, vision_model"):
+            normlens.load(source, part="tower")
+    with pytest.raises(InputError, match="leave part out"):
+        normlens.load(part="vision_model")
 
 
 def test_a_body_is_the_part_that_takes_the_input():

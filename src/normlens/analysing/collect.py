@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
@@ -13,21 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normlens._version import __version__
 from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns
-from normlens.analysing.layer_results import Key, LayerResults, Wanted
+from normlens.analysing.large_results import LargeResults
+from normlens.analysing.layer_results import Key, Wanted
 from normlens.analysing.outbox import Outbox
 from normlens.components import Layer, Reach
 from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
-from normlens.results.axes import axes_of
 from normlens.results.labelled import Correlations
 from normlens.tracing.checks import Checks
 
 #: Bytes of results that may stay on a device until the last layer is through.
 HELD_ON_DEVICE = 2 << 30
-#: From so many bytes on a layer's result leaves the device while the next layer is computed.
-SENT_AT_ONCE = 1 << 20
 
 
 class _Alike(NamedTuple):
@@ -36,14 +32,6 @@ class _Alike(NamedTuple):
     key: Key
     layers: int
     shape: torch.Size  # of one layer's, (b, …)
-
-
-class _Large(NamedTuple):
-    """Results of a recorded layer that are sent whenever it is replayed."""
-
-    found: LayerResults
-    keys: list[Key]
-    ready: torch.cuda.Event | None
 
 
 class Collected:
@@ -72,18 +60,16 @@ class Collected:
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
         self._wanted = Wanted(columns, self.scopes, arrays, correlations)
-        self._layers = layers  # that may come
         self._outbox = outbox
+        self._large = LargeResults(columns, layers, outbox)
         self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
         self._shapes: dict[Key, torch.Size] = {}
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
         self._held = 0
-        self._large: list[_Large] = []
         self._settled: list[tuple[Tensor, list[_Alike]]] = []
         self._numbers: list[Tensor] = []  # of errors, and of those of kernels, once settled
-        self._arriving: dict[Key, NDArray[Any]] = {}  # (b, layer, …)
         self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
@@ -100,17 +86,13 @@ class Collected:
         for key, tensor in found.tensors.items():
             self._check_shape(key, tensor, index)
             self.covered.setdefault(key, []).append(index)
-            if self._layers and tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE:
+            if self._large.takes(tensor):
                 large.append(key)
             else:
                 self._pending.setdefault(key, []).append(tensor)
                 self._held += tensor.nbytes if tensor.is_cuda else 0
-        if large and self._outbox is not None:
-            self._send(_Large(found, large, None))
-        elif large:
-            ready = torch.cuda.Event(external=True)
-            ready.record()
-            self._large.append(_Large(found, large, ready))
+        if large:
+            self._large.add(found, large)
         if self._held > HELD_ON_DEVICE and self._outbox is not None:
             self._bring_small()
 
@@ -122,38 +104,6 @@ class Collected:
                 f"{tuple(tensor.shape[1:])} than in layer {self.covered[key][-1]} "
                 f"{tuple(shape[1:])}; analyse such layers one by one (`layers`)"
             )
-
-    def _send(self, large: _Large) -> None:
-        """Send large results to arrays of the CPU, those of one shape together."""
-        assert self._outbox is not None
-        alike: dict[Any, list[Key]] = {}
-        for key in large.keys:
-            tensor = large.found.tensors[key]
-            alike.setdefault((tensor.shape, tensor.dtype), []).append(key)
-        for keys in alike.values():
-            self._outbox.send(
-                [large.found.tensors[key] for key in keys],
-                [self._place(key, large.found) for key in keys],
-                large.ready,
-                self._first(keys[0], large.found.reach),
-            )
-
-    def _first(self, key: Key, reach: Reach) -> int | None:
-        """The column of target 0 in a causal result; None where targets may look ahead."""
-        causal = key[0] not in (CORRELATIONS, ROUTING) and axes_of(*key)[-2:] == (
-            "target",
-            "source",
-        )
-        return self.columns.width if causal and reach.ahead == 0 else None
-
-    def _place(self, key: Key, found: LayerResults) -> Tensor:
-        """Where a layer's result arrives; pages that nothing is written to take no memory."""
-        tensor = found.tensors[key]
-        if key not in self._arriving:
-            kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-            shape = (len(tensor), self._layers, *tensor.shape[1:])
-            self._arriving[key] = np.zeros(shape, dtype=kind)
-        return torch.from_numpy(self._arriving[key])[:, self.covered[key].index(found.index)]
 
     # Recorded and replayed ------------------------------------------------------------------------
 
@@ -185,8 +135,7 @@ class Collected:
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
         self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
         self._settled, self._numbers = list(recorded._settled), recorded._numbers
-        for large in recorded._large:
-            self._send(large)
+        self._large.replayed(recorded._large)
 
     # At the end -----------------------------------------------------------------------------------
 
@@ -210,12 +159,8 @@ class Collected:
         }
 
     def wait(self) -> None:
-        """Wait for what has been sent.
-
-        Nothing else may be asked of the device before: that would hold up what is under way.
-        """
-        if self._outbox is not None:
-            self._outbox.wait()
+        """Wait for what has been sent, before anything else is asked of the device."""
+        self._large.wait()
 
     def errors(self) -> list[tuple[int, str, float]]:
         """Every completeness error, with its layer and scope, in the order of the layers."""
@@ -238,7 +183,7 @@ class Collected:
     def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
         self._bring_small()
-        self._bring_large()
+        self._done |= {key: [array] for key, array in self._large.arrived().items()}
         results: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
         for key in self.covered:
             group, name = key
@@ -297,13 +242,6 @@ class Collected:
         self._outbox.wait()
         return arrived.numpy()
 
-    def _bring_large(self) -> None:
-        """Take what has been sent already."""
-        self.wait()
-        for key, array in self._arriving.items():
-            self._done[key] = [array[:, : len(self.covered[key])]]
-        self._arriving.clear()
-
 
 @lru_cache(maxsize=256)
 def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
@@ -313,16 +251,3 @@ def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
 @lru_cache(maxsize=64)
 def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
     return np.stack([_mask(reach, n) for reach in reaches])
-
-
-def versions() -> dict[str, str]:
-    """Versions of everything that a number may depend on."""
-    import transformers
-
-    return {
-        "normlens": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Any
 
-from normlens.analysing.collect import versions
+import numpy as np
+import torch
+
+from normlens._version import __version__
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -25,4 +29,17 @@ def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> 
         "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
         "device": str(lens.device),
         "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a number may depend on."""
+    import transformers
+
+    return {
+        "normlens": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
     }

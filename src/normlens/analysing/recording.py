@@ -49,7 +49,7 @@ TELLS = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
 #: Shapes whose batches are counted.
 COUNTED = 512
 
-Inputs = Mapping[str, Tensor]
+Inputs = Mapping[str, Any]  # tensors, and what else a model is told
 Run = Callable[[dict[str, Tensor]], list[StackRun]]
 
 
@@ -58,7 +58,10 @@ class Recording:
 
     def __init__(self, run: Run, inputs: Inputs, state: ModelState):
         self.state = state
-        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._inputs = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in inputs.items()
+        }
         before = torch.cuda.memory_allocated()
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         with holding() as self._constants:
@@ -75,8 +78,9 @@ class Recording:
 
     def replay(self, inputs: Inputs) -> list[StackRun]:
         """Run the same on other inputs; results are in the recorded runs until the next replay."""
-        for name, tensor in inputs.items():
-            self._inputs[name].copy_(tensor)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                self._inputs[name].copy_(value)
         self._graph.replay()
         return self.runs
 
@@ -193,6 +197,9 @@ def recording_key(
     return (
         tuple(repr(stack.request) for stack in call.stacks),
         tuple(len(sequence) for batch in sequences for sequence in batch),
-        tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()),
+        tuple(
+            (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, value)
+            for name, value in inputs.items()
+        ),
         tuple(call.products.of(block) for block in blocks) if call.products is not None else (),
     )

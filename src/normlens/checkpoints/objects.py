@@ -73,4 +73,6 @@ def _pipeline(pipeline: Any) -> Held:
     settings = dict(getattr(pipeline, "_preprocess_params", {}))
     settings |= settings.pop("tokenizer_kwargs", None) or {}
     limit = settings.get("max_length") if settings.get("truncation") else None
-    return Held(pipeline.model, pipeline.tokenizer, max_tokens=limit)
+    names = ("tokenizer", "image_processor", "feature_extractor")
+    readers = (getattr(pipeline, name, None) for name in names)
+    return Held(pipeline.model, next((r for r in readers if r is not None), None), max_tokens=limit)

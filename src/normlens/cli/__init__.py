@@ -7,6 +7,7 @@ torch and transformers take seconds to import, so only the commands that need th
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -111,12 +112,19 @@ app.command("compare", epilog="Example: normlens compare bert/ gpt2/ --out compa
 )
 
 
+#: Loggers of what transformers imports where it is installed; what they say of themselves then
+#: (torchao about kernels for other GPUs) is nothing about the command.
+_TALKATIVE = ("torchao", "torch.utils._pytree")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show ρ should show something else rather than a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     command = typer.main.get_command(app)
     try:
         status = command.main(

@@ -36,7 +36,7 @@ def estimate_command(
     model: ModelOption = None,
     asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size", "origin"))],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
-    loading: LoadOptions,
+    loading: Annotated[LoadOptions, Fields(without=("part",))],
     as_json: JsonOption = False,
 ) -> None:
     """Memory and operations of an analysis, before it runs and without the model's weights.

@@ -45,7 +45,7 @@ def serve_command(
         typer.Option(metavar="NAME", help="Another name that browsers may know the server by."),
     ] = None,
     tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
-    loading: Annotated[LoadOptions, Fields(without=("revision",))],
+    loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
     analysis: Annotated[AnalysisOptions, Fields(without=_VISITORS)],
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     quiet: QuietOption = False,

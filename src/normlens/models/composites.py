@@ -48,7 +48,11 @@ def composite_refusal(
         choices = " or ".join(
             f"model.{path} ({module.config.model_type!r})" for path, module in inner.items()
         )
-        return f"{what}; {get}pass the one whose maps you want: {choices}"
+        first = next(iter(inner))
+        return (
+            f"{what}; {get}pass the one whose maps you want: {choices}; or name its path, "
+            f"part={first!r} (--part {first})"
+        )
     if getattr(config, "is_encoder_decoder", False):
         return None
     reasons = [line for name in types if (line := refusal(name)) is not None]

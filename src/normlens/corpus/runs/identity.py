@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.analysing.collect import versions
+from normlens.analysing.provenance import versions
 from normlens.errors import NormLensError
 from normlens.heads import Dense
 from normlens.late import formed, late

@@ -1,4 +1,4 @@
-"""DeepSeek, GLM-4.7-Flash: values out of a compressed vector, ordinary blocks, then experts.
+"""DeepSeek and GLM-4.7-Flash: values from a compressed vector, ordinary blocks, then experts.
 
 What a routed token is multiplied by holds the routed scaling factor already.
 """
