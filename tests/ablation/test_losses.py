@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ablation_examples import lens_on, questions, texts
-from heads import every_head
+from heads import every_head, tried_families
 
 from normlens.ablation import token_losses
 from normlens.ablation.kinds import Ablation
@@ -21,6 +21,7 @@ from normlens.lens import Lens
 LANGUAGE = [
     (family, task)
     for family, task in every_head()
+    if family in tried_families()
     if task == "MaskedLM" or (task == "CausalLM" and (family, "MaskedLM") not in every_head())
 ]
 

@@ -12,28 +12,32 @@ from torch.overrides import TorchFunctionMode
 
 from normlens.models.tiny import scramble, tiny_config, tiny_families
 
-#: Mixtures of experts that share every line of the algebra with another that is tried.
-RELATIVES = {
-    "deepseek_v2",
-    "dots1",
-    "ernie4_5_moe",
-    "flex_olmo",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "granitemoe",
-    "hunyuan_v1_moe",
-    "minimax_m2",
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "qwen3_moe",
-}
+#: Families with every kind of layer that any family has, one or two of each; `test_kinds` compares.
+KINDS = (
+    *("albert", "arcee", "bert", "bloom", "clip_text_model", "cohere", "deberta-v2", "deepseek_v3"),
+    *("ernie4_5_moe", "esm", "falcon", "gemma", "gemma2", "glm4", "gpt2", "gpt_neo", "gpt_neox"),
+    *("gpt_oss", "gptj", "granite", "granitemoeshared", "gte", "helium", "llama", "llama4_text"),
+    *(
+        "mistral",
+        "mixtral",
+        "modernbert",
+        "mpt",
+        "nemotron",
+        "nomic_bert",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "opt",
+    ),
+    *("phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "siglip_text_model", "stablelm", "starcoder2"),
+    *("squeezebert", "mobilebert"),
+)
 TASKS = ("CausalLM", "MaskedLM", "SequenceClassification", "TokenClassification")
 
 
 def tried_families() -> list[str]:
-    """Every family of one stack but those that have a relative here."""
-    return [family for family in tiny_families() if family not in RELATIVES]
+    """Families with every kind of layer; what is tried with them knows layers alone."""
+    return [family for family in tiny_families() if family in KINDS]
 
 
 def headed(model_type: str, task: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Any:
@@ -64,8 +68,7 @@ def every_head() -> list[tuple[str, str]]:
         "SequenceClassification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         "TokenClassification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     }
-    tried = tried_families()
-    return [(family, task) for family in tried for task in TASKS if family in names[task]]
+    return [(family, task) for family in tiny_families() for task in TASKS if family in names[task]]
 
 
 class _InFloat64(TorchFunctionMode):
