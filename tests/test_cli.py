@@ -436,7 +436,11 @@ def test_models_are_searched_by_name_and_traits(shell: Shell) -> None:
     assert "minilm" not in out
     assert "gated silu" in out
     listed = json.loads(shell("models", "--json", "granite"))["families"]
-    assert [row["model_type"] for row in listed] == ["granite"]
+    assert [row["model_type"] for row in listed] == [
+        "granite",
+        "granitemoe",
+        "granitemoeshared",
+    ]
     assert "factors" in listed[0]["traits"]
     assert "gpt2" not in shell("models", "--markdown", "bidirectional")
 

@@ -19,7 +19,7 @@ IDS = [3, 9, 27, 14, 5, 33, 8]
 LONG = [3 + k for k in range(20)]
 
 #: Families whose code needs a mask.
-CAUSAL_ALONE = ("modernbert-decoder", "mpt")
+CAUSAL_ALONE = ("llama4_text", "modernbert-decoder", "mpt")
 
 
 def assert_allowed_is_what_has_weight(model: torch.nn.Module, ids: list[int]) -> normlens.Maps:

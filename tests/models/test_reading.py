@@ -187,7 +187,7 @@ def test_weights_are_formed_one_layer_at_a_time(monkeypatch):
         most.append(sum(ref() is not None for ref in held))
         return torch.from_numpy(values)
 
-    monkeypatch.setattr("normlens.components.formed", noted)
+    monkeypatch.setattr("normlens.linear_map.formed", noted)
     lens = normlens.load(lora(with_head(), *PROJECTIONS))
     assert lens.n_layers > 1
     assert not held  # the layers are described without their weights

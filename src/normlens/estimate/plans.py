@@ -71,18 +71,20 @@ def square_shape(
 
 
 def kernel_costs(
-    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup | None = None
 ) -> KernelCosts:
     """The cost of each of the kernels' methods for the batch."""
+    group = group or analysis.groups(layer)[0]
     one, b = square_shape(layer, sizes, analysis, group), analysis.batch * group.blocks
     whole = replace(one, n=b * one.n, pairs=b * one.pairs)
     return KernelCosts(whole, analysis.kernel_precision)
 
 
 def kernel_memory(
-    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup
+    layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup | None = None
 ) -> KernelMemory:
     """The memory that the kernels take."""
+    group = group or analysis.groups(layer)[0]
     tail = analysis.tail(layer)
     slots = Slots.for_steps(
         ordinary=False,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normlens.analysis.expansion import expansion_rates
+from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.models.tiny import tiny_families
 from normlens.papers import published
@@ -141,6 +142,10 @@ def test_published_form_needs_values_of_the_models_width(tiny: Any) -> None:
 @pytest.mark.parametrize("family", tiny_families())
 def test_every_family_has_a_rate_per_layer(family: str, tiny: Any) -> None:
     lens = Lens(tiny(family, torch.float32))
+    if any(layer.attention.latent is not None for layer in lens.layers):
+        with pytest.raises(InputError, match="latent attention"):
+            expansion_rates(lens)
+        return
     rates = expansion_rates(lens)
     assert len(rates) == lens.n_layers
     assert (np.array(rates) > 0).all()

@@ -50,7 +50,9 @@ class ClipVision(Tower, ImageEncoder):
 
 @register("clip_text_model", tiny=ENCODER)
 class ClipText(Tower):
-    causal = True
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.config, "is_causal", True))
 
     def end(self) -> list[HeadStep]:
         return [layer_norm(self.model.final_layer_norm)]

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from normlens.components import Experts, FeedForward
+from normlens.components import Experts, FeedForward, Reach
 from normlens.models.base import register
 from normlens.models.experts import StackedExperts
 from normlens.models.families.llama import Llama
+from normlens.models.readiness import check_causal
 from normlens.models.tiny import EXPERTS
 
 
@@ -39,6 +40,10 @@ class Llama4(Llama):
     def max_positions(self) -> int | None:
         limits = (super().max_positions(), getattr(self.config, "attention_chunk_size", None))
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def reach(self, block: Any) -> Reach:
+        check_causal(self.config, "Llama 4")  # its layers with chunks keep their causal mask
+        return super().reach(block)
 
     def feed_forward(self, block: Any) -> FeedForward | Experts:
         mixture = block.feed_forward
