@@ -64,7 +64,7 @@ _ADAPTERS: dict[str, type[Adapter]] = {}
 _TINY: dict[str, dict[str, Any]] = {}
 
 #: Takes a method of a module and returns the function to use instead.
-Change = Callable[[Callable[..., Any]], Callable[..., Any]]
+Change = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 class Adapter:
