@@ -27,7 +27,7 @@ LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal
 def frozen_layers(lens: normlens.Lens, ids: list[int]) -> list[FrozenLayer]:
     """Every layer of the model, frozen at one text."""
     network = FrozenNetwork(lens.adapter, [len(ids)], "ig", lens.compute_dtype, 1 << 40)
-    with reading(lens.model):
+    with reading(lens.model, lens.adapter):
         network.run(lens.model, model_inputs(lens.adapter, lens.encode(input_ids=ids), lens.device))
         return [network.layer(index) for index in range(len(network))]
 

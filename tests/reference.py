@@ -478,7 +478,18 @@ def observe(
     finally:
         for handle in handles:
             handle.remove()
+    if not inputs:
+        return observe_unhooked(model, given)
     return Observed(inputs, outputs, [alpha[0] for alpha in result.attentions], routed)
+
+
+def observe_unhooked(model: torch.nn.Module, given: dict[str, object]) -> Observed:
+    """The same of SqueezeBERT, which calls no block as a module and returns scores, not weights."""
+    with torch.no_grad():
+        result = model(**given, output_attentions=True, output_hidden_states=True)
+    states = [vectors[0] for vectors in result.hidden_states]
+    alpha = [scores[0].softmax(-1) for scores in result.attentions]
+    return Observed(states[:-1], states[1:], alpha, [None] * len(alpha))
 
 
 def observe_routing(block: torch.nn.Module, seen: dict[str, Tensor]) -> list[Any]:

@@ -72,7 +72,7 @@ def generated(lens: Lens, source: Encoded, features: torch.Tensor | None) -> Pai
     options |= adapter.generation_options(_example_labels(lens))
 
     def run() -> Any:
-        with without_autocast(lens.device), reading(whole), quiet_transformers():
+        with without_autocast(lens.device), reading(whole, adapter), quiet_transformers():
             return whole.generate(**inputs, **options)
 
     (ids,) = alone_with_model(whole, run).tolist()

@@ -149,6 +149,8 @@ def test_one_layer_without_its_block_equals_edited_weights(family: str, task: st
         def forward(*args: Any, **kwargs: Any) -> Any:
             x = args[0] if args else kwargs["hidden_states"]
             given = real(*args, **kwargs)
+            if isinstance(given, dict):  # SqueezeBERT's
+                return {**given, "feature_map": x}
             return (x, *given[1:]) if isinstance(given, tuple) else x
 
         block.forward = forward

@@ -74,7 +74,7 @@ def frozen_copy(model, rule: str, columns: tuple[int, int]) -> np.ndarray:
     lens = normlens.load(model, tokenizer=False)
     traces: list[LayerTrace] = []
     ids = torch.tensor([IDS])
-    with reading(lens.adapter.whole):
+    with reading(lens.adapter.whole, lens.adapter):
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         run_traced(lens.adapter, lens.adapter.model, inputs, range(lens.n_layers), traces.append)
     start = traces[0].x.clone().requires_grad_()

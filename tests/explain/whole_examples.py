@@ -32,7 +32,7 @@ def frozen_network(
         "input_ids": torch.tensor([ids + [PADDING] * (width - len(ids)) for ids in batch]),
         "attention_mask": torch.tensor([[1] * n + [0] * (width - n) for n in lengths]),
     }
-    with reading(adapter.model):
+    with reading(adapter.model, adapter):
         network.run(adapter.model, inputs)
         yield network
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normlens.ablation.forwards import Change, other_forwards
 from normlens.ablation.places import INPUT, OUTPUT, Place
 from normlens.errors import UnsupportedModelError
-from normlens.models.base import Adapter
+from normlens.models.base import Adapter, Change
+from normlens.tracing.forwards import other_forwards
 from normlens.tracing.running import Hooks
 
 #: Called with the vectors at a place (b, i, d); returns others to put there, or None.

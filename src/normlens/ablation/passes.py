@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
-from normlens.ablation.forwards import other_forwards
 from normlens.errors import InputError
 from normlens.models.readiness import check_weights, explain_failure
+from normlens.tracing.forwards import other_forwards
 from normlens.tracing.model_inputs import without_autocast
 from normlens.tracing.running import plain_options
 from normlens.tracing.trace import reading
@@ -34,7 +34,7 @@ def model_ready(lens: Lens, work: Callable[[], T]) -> T:
         )
 
     def ready() -> T:
-        with without_autocast(lens.device), reading(whole):
+        with without_autocast(lens.device), reading(whole, lens.adapter):
             check_weights(lens.model, lens.layers)
             return work()
 

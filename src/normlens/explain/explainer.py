@@ -87,7 +87,7 @@ class Explainer:
         asked = [[i for i in indices if questions[i].sequence == s] for s in sequences]
 
         def run() -> Answers:
-            with without_autocast(lens.device), reading(lens.adapter.whole):
+            with without_autocast(lens.device), reading(lens.adapter.whole, lens.adapter):
                 return self._run(batch, questions, asked)
 
         try:

@@ -87,7 +87,7 @@ def sentence_parts(
     )
 
     def run() -> list[SentenceParts]:
-        with without_autocast(lens.device), reading(lens.model):
+        with without_autocast(lens.device), reading(lens.model, lens.adapter):
             output = network.run(lens.model, model_inputs(lens.adapter, batch, lens.device))
             own = output.last_hidden_state.to(dtype)
             assert network.last is not None

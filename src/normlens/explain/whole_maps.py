@@ -62,7 +62,7 @@ def collect_whole_way(
     )
 
     def run() -> None:
-        with without_autocast(device), reading(lens.model):
+        with without_autocast(device), reading(lens.model, lens.adapter):
             network.run(lens.model, model_inputs(lens.adapter, batch, device))
             for index, layer, maps in whole_maps(
                 network,

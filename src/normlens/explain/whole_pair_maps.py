@@ -50,7 +50,7 @@ def collect_whole_pairs(
     advance = by_layers(progress, count)
 
     def compute() -> None:
-        with without_autocast(lens.device), reading(lens.model):
+        with without_autocast(lens.device), reading(lens.model, lens.adapter):
             pair_run.forward(lens.model, pair_run.inputs())
             taken = {name: _taken(networks[name], asked.get(name)) for name in networks}
             until = max(asked[DECODER].stack.request.layers)

@@ -44,7 +44,7 @@ def alone(lens: Lens, work: Callable[[], T], *, gradients: bool = False) -> T:
     def run() -> T:
         with ExitStack() as stack:
             stack.enter_context(without_autocast(lens.device))
-            stack.enter_context(reading(lens.adapter.whole))
+            stack.enter_context(reading(lens.adapter.whole, lens.adapter))
             if gradients:
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.enable_grad())

@@ -42,6 +42,7 @@ from normlens.models.unwrapping import (
 
 __all__ = [
     "Adapter",
+    "Change",
     "Decoder",
     "adapt",
     "adapter_class",
@@ -61,6 +62,9 @@ __all__ = [
 
 _ADAPTERS: dict[str, type[Adapter]] = {}
 _TINY: dict[str, dict[str, Any]] = {}
+
+#: Takes a method of a module and returns the function to use instead.
+Change = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 class Adapter:
@@ -86,6 +90,14 @@ class Adapter:
     def steps(self, block: nn.Module) -> list[Step]:
         """The steps of one layer, in the model's order."""
         raise NotImplementedError
+
+    def stand_ins(self) -> Mapping[tuple[nn.Module, str], Change]:
+        """Methods, by module and name, to replace while the model is read; few families need it.
+
+        They change no number, only what hooks see: blocks are to be called as modules, and modules
+        to take and give vectors as (b, i, d).
+        """
+        return {}
 
     def end(self) -> list[HeadStep]:
         """The steps behind the last layer that belong to the body, such as a final norm."""

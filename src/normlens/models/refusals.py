@@ -107,8 +107,6 @@ _GROUPS = {
         "autoformer informer patchtsmixer patchtst time_series_transformer timesfm timesfm2_5"
     ),
     # Layers that cannot be traced, or have other parts.
-    "its encoder calls layer.forward, so no hook sees its layers run, and it cannot be traced as "
-    "it is": "squeezebert",
     "its layers are no modules (attentions, norms and feed-forward blocks are in lists of their "
     "own), so no hook sees a layer run": "flaubert xlm",
     "each of its layers has several feed-forward blocks, one after the other, in a bottleneck "

@@ -74,7 +74,7 @@ def distances(lens: Lens, batch: Sequence[Encoded], limit: int) -> BatchMaps:
 
     def run() -> list[Tensor]:
         model = lens.adapter.model
-        with without_autocast(lens.device), reading(model):
+        with without_autocast(lens.device), reading(model, lens.adapter):
             run_traced(lens.adapter, model, repeated, range(lens.n_layers), visit)
             return [block.distances(copies, lens.compute_dtype) for block in visited]
 

@@ -21,6 +21,7 @@ from normlens.components import Layer
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
+from normlens.tracing.forwards import other_methods
 from normlens.tracing.probes import (
     checkpoints,
     factor_behind,
@@ -79,15 +80,16 @@ def trace(
 def _trace(
     adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
 ) -> None:
-    with reading(adapter.model):
+    with reading(adapter.model, adapter):
         run_traced(adapter, adapter.model, inputs, layers, consume)
 
 
 @contextmanager
-def reading(model: nn.Module) -> Iterator[None]:
+def reading(model: nn.Module, adapter: Adapter) -> Iterator[None]:
     """Run a model as an analysis must: no dropout, no gradients, attention that shows its weights.
 
-    The thread must be alone with the model (`normlens.tracing.turns`).
+    `model` is the adapter's or holds it. The thread must be alone with the model
+    (`normlens.tracing.turns`).
     """
     with (
         torch.no_grad(),
@@ -95,6 +97,7 @@ def reading(model: nn.Module) -> Iterator[None]:
         eager_attention(model),
         plain_experts(model),
         uncompiled(model),
+        other_methods(adapter.stand_ins()),
     ):
         yield
 
