@@ -151,7 +151,7 @@ def test_one_layer_without_its_block_equals_edited_weights(family: str, task: st
             given = real(*args, **kwargs)
             if isinstance(given, dict):  # SqueezeBERT's
                 return {**given, "feature_map": x}
-            return (x, *given[1:]) if isinstance(given, tuple) else x
+            return (x, *given[1:]) if isinstance(given, (tuple, list)) else x
 
         block.forward = forward
 

@@ -53,7 +53,9 @@ def test_a_model_of_an_installed_family_is_loaded(tmp_path, checkpoint):
     site = install(tmp_path / "site", "new-family", "new_family", FAMILY)
     done = python("-c", LOAD.format(folder=str(checkpoint)), path=site)
     assert done.stdout == "loaded\n", done.stderr
-    assert done.stderr == ""
+    # Where torchao is installed, it speaks of itself.
+    said = [line for line in done.stderr.splitlines() if "torchao" not in line]
+    assert not [line for line in said if "torch/utils/_pytree.py" not in line]
 
 
 def test_an_installed_family_is_listed(tmp_path):
@@ -131,7 +133,7 @@ def test_half_an_installation_is_named_by_its_entry_point(site, caplog, monkeypa
 def test_built_in_families_do_without_other_packages(site, caplog):
     install(site, "broken-family", "broken_family", "1 / 0")
     normlens.load(tiny_model("bert"))
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("normlens")]
     assert "broken_family" not in sys.modules
 
 

@@ -7,7 +7,6 @@ torch and transformers take seconds to import, so only the commands that need th
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -31,6 +30,7 @@ from normlens.cli.run_folder import check_command, query_command, status_command
 from normlens.cli.serve import serve_command
 from normlens.cli.view import view_command
 from normlens.errors import NormLensError, OptionError, one_line
+from normlens.hushed import hush
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -112,19 +112,13 @@ app.command("compare", epilog="Example: normlens compare bert/ gpt2/ --out compa
 )
 
 
-#: Loggers of what transformers imports where it is installed; what they say of themselves then
-#: (torchao about kernels for other GPUs) is nothing about the command.
-_TALKATIVE = ("torchao", "torch.utils._pytree")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show ρ should show something else rather than a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hush()
     command = typer.main.get_command(app)
     try:
         status = command.main(

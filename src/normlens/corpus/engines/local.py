@@ -26,6 +26,7 @@ from normlens.corpus.engines.prepared import Prepared
 from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.shards import Finished, Shard
+from normlens.hushed import hush
 from normlens.lens import Lens
 
 
@@ -144,6 +145,7 @@ _failure: BaseException | None = None
 
 def _start(task: Task, counter: Any, lifeline: Any) -> None:
     global _worker, _failure
+    hush()
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     with counter.get_lock():
         number, counter.value = counter.value, counter.value + 1
