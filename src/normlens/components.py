@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.feed_forward import Experts, FeedForward, Routing
-from normlens.linear_map import Linear, cast
+from normlens.linear_map import Linear, Projection, cast
 from normlens.reach import Reach
 from normlens.scopes import WEIGHT_SCOPES
 
@@ -32,6 +32,7 @@ __all__ = [
     "Linear",
     "Norm",
     "ParallelFeedForward",
+    "Projection",
     "Reach",
     "Residual",
     "Routing",
@@ -42,9 +43,15 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """The point whose parts the next residual connection adds back."""
+    """The point whose parts a residual connection adds back, behind the steps in `through`."""
+
+    through: tuple[Projection | Norm, ...] = ()  # only before the attention
 
     symbol = ""
+
+    def to(self, dtype: torch.dtype, split: bool) -> Branch:
+        """The same with all weights in `dtype`."""
+        return Branch(tuple(cast(step, dtype, split) for step in self.through))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +63,14 @@ class Residual:
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """LayerNorm (``centred``) or RMSNorm, ``(y − mean) / σ ⊙ γ + β``."""
+    """LayerNorm (``centred``) or RMSNorm, ``(y − mean) / σ ⊙ γ + β``.
+
+    Without an ε there is no σ: ``y ⊙ γ + β``, which MobileBERT has in the place of its norms.
+    """
 
     gamma: Tensor | None  # (d,)
     beta: Tensor | None  # (d,)
-    eps: float
+    eps: float | None
     centred: bool
     module: nn.Module | None = None  # where the model computes it
 
@@ -109,7 +119,9 @@ class ParallelFeedForward:
         return self.feed_forward.module
 
 
-Step = Branch | Residual | Norm | Attention | FeedForward | Experts | ParallelFeedForward
+Step = (
+    Branch | Residual | Norm | Projection | Attention | FeedForward | Experts | ParallelFeedForward
+)
 
 
 class Layer:
@@ -120,11 +132,18 @@ class Layer:
         self.reach = reach
         kinds = [type(step) for step in self.steps]
         blocks = [index for index, kind in enumerate(kinds) if kind in (FeedForward, Experts)]
-        if Attention not in kinds or len(blocks) > 1:
-            raise ValueError("a layer has an Attention and at most one FeedForward step")
+        if Attention not in kinds:
+            raise ValueError("a layer has an Attention")
         last_attention = len(kinds) - 1 - kinds[::-1].index(Attention)
         if blocks and blocks[0] < last_attention:
             raise ValueError("a feed-forward block before an attention is not supported")
+        if self.by_source and (len(self.attentions) > 1 or Experts in kinds):
+            raise ValueError(
+                "a layer with several FeedForward steps, or a Projection behind its Attention, has "
+                "one Attention and no Experts"
+            )
+        if any(isinstance(s, Branch) and s.through for s in self.steps[last_attention:]):
+            raise ValueError("a Branch has steps of its own only before the Attention")
         self_attentions = [step for step in self.attentions if step.source is None]
         if len(self_attentions) > 1:
             raise ValueError("a layer has one Attention over its own tokens")
@@ -150,8 +169,32 @@ class Layer:
 
     @property
     def feed_forward(self) -> FeedForward | Experts | None:
-        """The feed-forward block behind the attention, if there is one."""
+        """The first feed-forward block behind the attention, if there is one."""
         return next((step for step in self.steps if isinstance(step, (FeedForward, Experts))), None)
+
+    @property
+    def by_source(self) -> bool:
+        """Whether parts behind the feed-forward block are followed as vectors, source by source.
+
+        They are where more follows than tiles and kernels know: a second block, or a projection.
+        """
+        behind = self.steps[self.steps.index(self.attention) :]
+        blocks = sum(isinstance(step, (FeedForward, Experts)) for step in behind)
+        return blocks > 1 or any(isinstance(step, Projection) for step in behind)
+
+    @property
+    def width(self) -> int:
+        """The size of the widest vectors on the way through the layer."""
+        sizes = [linear.weight.shape for linear in self.projections]
+        return max(self.attention.output.weight.shape[1], *(max(size) for size in sizes), 0)
+
+    @property
+    def projections(self) -> list[Linear]:
+        """The linear maps of every projection, those of branches included."""
+        steps = [
+            each for s in self.steps for each in (s.through if isinstance(s, Branch) else (s,))
+        ]
+        return [step.linear for step in steps if isinstance(step, Projection)]
 
     @property
     def experts(self) -> Experts | None:
@@ -183,6 +226,8 @@ class Layer:
                 latent = [] if step.latent is None else [step.latent.down]
                 maps += [*latent, step.value, step.output]
                 continue
+            beside = step.through if isinstance(step, Branch) else (step,)
+            maps += [each.linear for each in beside if isinstance(each, Projection)]
             blocks: tuple[FeedForward, ...] = ()
             if isinstance(step, FeedForward):
                 blocks = (step,)
@@ -232,12 +277,12 @@ class Layer:
 
     @property
     def component_sequence(self) -> str:
-        """The components in order, as text; a norm before the attention is in brackets."""
+        """The components in order, as text; those before the attention are in brackets."""
         words: list[str] = []
         for step in self.steps:
             if isinstance(step, Branch):
                 continue
-            before_attention = isinstance(step, Norm) and "ATTN" not in words
+            before_attention = isinstance(step, (Norm, Projection)) and "ATTN" not in words
             if isinstance(step, ParallelFeedForward):
                 words.append("∥ FF" if step.norm is None else "∥ (LN) FF")
             else:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from normlens.errors import UnknownScopeError
 
 WEIGHT_SCOPES = ("ATTN-W", "ATTNRES-W", "CROSS-W")
-_COMPONENT = re.compile(r"ATTN|CROSS|RES|LN|FF")
+_COMPONENT = re.compile(r"ATTN|CROSS|PROJ|RES|LN|FF")
 
 
 def components_of(scope: str) -> list[str]:

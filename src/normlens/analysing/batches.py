@@ -36,15 +36,22 @@ def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iter
         if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
             yield from ([index] for index in batch)
         else:
-            yield from _of_one_shape(encoded, batch)
+            yield from _of_one_shape(encoded, batch, by_length=lens.adapter.padding_leaks)
 
 
-def _of_one_shape(encoded: Sequence[Sized], batch: list[int]) -> Iterator[list[int]]:
-    """The batch, or where it holds pictures or sounds those of each shape: they are not padded."""
+def _of_one_shape(
+    encoded: Sequence[Sized], batch: list[int], by_length: bool
+) -> Iterator[list[int]]:
+    """The batch, or its items of each shape where they are not padded: pictures and sounds.
+
+    With `by_length`, texts are not padded, either.
+    """
     shapes: dict[Any, list[int]] = {}
     for index in batch:
         signal = getattr(encoded[index], "signal", None)
-        shapes.setdefault(None if signal is None else signal.shape, []).append(index)
+        length = len(encoded[index]) if by_length else None
+        shape = length if signal is None else signal.shape
+        shapes.setdefault(shape, []).append(index)
     yield from shapes.values()
 
 
@@ -55,7 +62,7 @@ def affordable(lens: Lens, n: int) -> int:
     """
     # A decoder layer that reads the encoder has the weights of two attentions.
     heads = max(sum(attention.heads for attention in layer.attentions) for layer in lens.layers)
-    d = lens.layers[0].attention.output.weight.shape[1]
+    d = lens.layers[0].width
     each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     return affordable_sequences(lens.device, weights, each)
