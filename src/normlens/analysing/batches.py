@@ -10,6 +10,7 @@ import torch
 from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
 from normlens.decomposition.costs.vectors import VectorSizes
 from normlens.decomposition.memory import is_out_of_memory
+from normlens.decomposition.source_parts import source_memory
 from normlens.errors import MemoryLimitError
 from normlens.models.readiness import padding_spoils
 from normlens.options import at_least_one
@@ -72,6 +73,13 @@ def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
     """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
     sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
     return max(1, min(wanted, limit // sizes.least))
+
+
+def part_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
+    """How many of them hold the parts of one source, where layers follow parts as vectors."""
+    itemsize = lens.compute_dtype.itemsize
+    each = [source_memory(layer, 1, n, itemsize) for layer in lens.layers if layer.by_source]
+    return max(1, min(wanted, limit // max(each))) if each else wanted
 
 
 def launched(

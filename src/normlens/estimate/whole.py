@@ -91,9 +91,11 @@ def _check(sizes: ModelSizes, analysis: Analysis) -> None:
             "target_tokens are what the decoder of an encoder–decoder reads: give them for such a "
             "model, and for no other"
         )
-    if analysis.rule == SHAPLEY and any(sizes.layers[k].by_source for k in analysis.layers):
+    layers = [sizes.layers[k] for k in analysis.layers]
+    deep = any(layer.by_source and analysis.reaches_feed_forward(layer) for layer in layers)
+    if analysis.rule == SHAPLEY and deep:
         raise InputError(NOT_BY_SOURCE)
-    if analysis.rule == SHAPLEY and any(sizes.layers[k].cross for k in analysis.layers):
+    if analysis.rule == SHAPLEY and any(layer.cross for layer in layers):
         raise InputError("Shapley values are sampled for layers with one attention only")
 
 
