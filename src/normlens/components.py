@@ -178,15 +178,28 @@ class Layer:
 
         They are where more follows than tiles and kernels know: a second block, or a projection.
         """
-        behind = self.steps[self.steps.index(self.attention) :]
-        blocks = sum(isinstance(step, (FeedForward, Experts)) for step in behind)
-        return blocks > 1 or any(isinstance(step, Projection) for step in behind)
+        blocks = sum(isinstance(step, (FeedForward, Experts)) for step in self._behind)
+        return blocks > 1 or any(isinstance(step, Projection) for step in self._behind)
+
+    @property
+    def _behind(self) -> tuple[Step, ...]:
+        """The first attention, and every step behind it."""
+        return self.steps[self.steps.index(self.attention) :]
+
+    @property
+    def d_model(self) -> int:
+        """The size of the vectors behind the layer."""
+        last = [
+            self.attention.output,
+            *(s.linear for s in self._behind if isinstance(s, Projection)),
+        ]
+        return last[-1].weight.shape[1]
 
     @property
     def width(self) -> int:
         """The size of the widest vectors on the way through the layer."""
-        sizes = [linear.weight.shape for linear in self.projections]
-        return max(self.attention.output.weight.shape[1], *(max(size) for size in sizes), 0)
+        sizes = [max(linear.weight.shape) for linear in self.projections]
+        return max(self.attention.output.weight.shape[1], *sizes, 0)
 
     @property
     def projections(self) -> list[Linear]:

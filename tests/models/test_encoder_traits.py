@@ -249,6 +249,15 @@ def test_mobilebert_runs_texts_of_one_length_together():
     assert list(batches(alone, texts, 4)) == [[1, 3, 0, 2]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_mobilebert_in_half_precision(dtype):
+    lens = normlens.load(tiny_model("mobilebert").to(dtype))
+    lens.maps(input_ids=IDS)  # complete, or it raises
+    lens.maps(input_ids=IDS, origin="input")
+    why = lens.explain(input_ids=IDS, direction=np.arange(16), position=2)
+    assert why.completeness <= why.provenance["tolerance"]
+
+
 @pytest.mark.parametrize("classifier_activation", [True, False])
 def test_mobilebert_poolers(classifier_activation):
     model = headed(

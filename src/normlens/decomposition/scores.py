@@ -121,7 +121,7 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
             if index in inside:
                 scored = step.score(saved.pop())
                 g = g + scored.arriving
-                if scored.unowned is not None:
+                if scored.unowned is not None:  # biases on the way to the residual connection
                     unowned[inside[index]] = scored.unowned
             continue
         if isinstance(step, FrozenResidual):

@@ -92,11 +92,11 @@ def unowned_bias(frozen: FrozenLayer, observe: Observer | None = None) -> Tensor
 def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
     """Bytes that the parts of one source of b sequences of n tokens take on their way.
 
-    Six vectors and, of the largest feed-forward block, its projections with two products of theirs.
+    Six vectors and, of the largest feed-forward block, its projections with two products of theirs;
+    or four of the wider vectors outside a bottleneck.
     """
-    output = layer.attention.output.weight
-    numbers = 6 * max(*output.shape, layer.width)
-    return b * n * (numbers + max(map(_neurons, layer.steps))) * itemsize
+    inside = 6 * max(layer.attention.output.weight.shape) + max(map(_neurons, layer.steps))
+    return b * n * max(inside, 4 * layer.width) * itemsize
 
 
 def _neurons(step: Step) -> int:

@@ -60,6 +60,8 @@ def layer_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -
     if analysis.depth(layer) == 0:
         return operations
     operations["attention parts"] = b * attention_operations(layer, sizes, analysis)
+    if layer.by_source is not None:
+        operations["attention parts"] += 2 * b * analysis.targets(layer) * layer.by_source.before
     if not analysis.reaches_feed_forward(layer):
         return operations
     if layer.by_source is not None:

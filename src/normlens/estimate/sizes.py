@@ -50,6 +50,7 @@ class BySource:
     width: int  # of the widest vectors
     elements: int  # of the matrices that each part passes, from W_O on
     blocks: int  # elements of all feed-forward blocks
+    before: int  # elements that a token meets before the attention, beyond values of `d` numbers
     part: int  # numbers that one part takes on its way
 
 
@@ -146,7 +147,11 @@ def _by_source(layer: Layer) -> BySource:
     behind = layer.steps[layer.steps.index(layer.attention) :]
     projected = sum(s.linear.weight.numel() for s in behind if isinstance(s, Projection))
     elements = layer.attention.output.weight.numel() + inside + projected
-    return BySource(layer.width, elements, inside, source_memory(layer, 1, 1, 1))
+    value, d = layer.attention.value.weight, layer.attention.output.weight.shape[1]
+    # A bottleneck's way in is passed when the layer is frozen, by the tokens, and by the sources.
+    before = sum(linear.weight.numel() for linear in layer.projections) - projected
+    before = 3 * before + value.numel() - d * value.shape[1]
+    return BySource(layer.width, elements, inside, before, source_memory(layer, 1, 1, 1))
 
 
 def _cross_sizes(attention: Attention) -> CrossSizes:
