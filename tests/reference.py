@@ -25,6 +25,7 @@ from normlens.components import (
     Layer,
     Norm,
     ParallelFeedForward,
+    Projection,
     Residual,
     cast,
 )
@@ -112,18 +113,27 @@ def reference(
     and heads are those of CROSS.
     """
     layer, x, alpha = layer.to(torch.float64), x.double(), alpha.double()
-    n, d = x.shape
+    n = len(x)
     k = 0 if other is None else len(other[0])
     own_columns = range(k, k + n)
-    owned = torch.zeros(n, k + n, d, dtype=torch.float64, device=x.device)
-    owned[range(n), own_columns] = x
-    state = Parts(owned, torch.zeros_like(x))
+
+    def of_token(y: Tensor) -> Parts:
+        """Vectors (i, d) of tokens that are not mixed yet: all of them belongs to the token."""
+        owned = torch.zeros(n, k + n, y.shape[1], dtype=torch.float64, device=x.device)
+        owned[range(n), own_columns] = y
+        return Parts(owned, torch.zeros_like(y))
+
+    state = of_token(x)
     saved: list[Parts] = []
     scopes: dict[str, Parts] = {}
     prefix = ""
     for step in layer.steps:
         if isinstance(step, Branch):
-            saved.append(state)
+            bypass = state
+            for beside in step.through:
+                assert not prefix
+                bypass = of_token(affine(beside, bypass).total)
+            saved.append(bypass)
             continue
         if isinstance(step, Attention):
             if step.source is None:
@@ -131,18 +141,17 @@ def reference(
             else:
                 assert other is not None
                 state, columns = attention(step, *(t.double() for t in other)), slice(k)
-            owned = torch.zeros(n, k + n, d, dtype=torch.float64, device=x.device)
+            width = state.bias.shape[1]
+            owned = torch.zeros(n, k + n, width, dtype=torch.float64, device=x.device)
             owned[:, columns] = state.owned
             state = Parts(owned, state.bias)
         elif isinstance(step, Residual):
             bypass = saved.pop()
             state = Parts(state.owned + bypass.owned, state.bias + bypass.bias)
-        elif isinstance(step, Norm):
-            state = norm(step, state)
+        elif isinstance(step, (Norm, Projection)):
+            state = affine(step, state)
             if not prefix:  # whatever happens to a token before it is mixed belongs to the token
-                own = state.owned.clone()
-                own[range(n), own_columns] += state.bias
-                state = Parts(own, torch.zeros_like(x))
+                state = of_token(state.total)
         elif isinstance(step, FeedForward):
             state = feed_forward(step, state, rule)
         elif isinstance(step, Experts):
@@ -233,13 +242,24 @@ def head_outputs(layer: Layer, x: Tensor) -> list[Tensor]:
     for step in layer.steps:
         if isinstance(step, Attention):
             return per_head(step, x)
-        if isinstance(step, Norm):
-            x = norm(step, Parts(x[:, None], torch.zeros_like(x))).total
+        if isinstance(step, (Norm, Projection)):
+            x = affine(step, Parts(x[:, None], torch.zeros_like(x))).total
     raise ValueError("a layer without attention")
+
+
+def affine(step: Norm | Projection, parts: Parts) -> Parts:
+    """A norm, or a linear map of each part; its bias belongs to no token."""
+    if isinstance(step, Norm):
+        return norm(step, parts)
+    weight, bias = step.linear.weight, step.linear.bias
+    unowned = parts.bias @ weight
+    return Parts(parts.owned @ weight, unowned if bias is None else unowned + bias)
 
 
 def norm(step: Norm, parts: Parts) -> Parts:
     """Each part centred by its own mean, over the deviation of the real vector, times γ."""
+    if step.eps is None:  # γ and β in a norm's place
+        return Parts(parts.owned * step.gamma, parts.bias * step.gamma + step.beta)
     y = parts.total
     centre = y.mean(-1, keepdim=True) if step.centred else torch.zeros_like(y)
     deviation = (((y - centre) ** 2).mean(-1) + step.eps).sqrt()[:, None]  # (i, 1)

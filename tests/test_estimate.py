@@ -73,6 +73,28 @@ def test_operations_and_memory_are_those_of_the_run(family: str, n: int, which: 
     assert within(result.working_memory, peak, MEMORY_FACTOR), peak
 
 
+@pytest.mark.parametrize("n", [16, 160])
+def test_parts_as_vectors_cost_what_the_estimate_says(n: int) -> None:
+    """Several feed-forward blocks in a bottleneck; the limit is kept with room to spare."""
+    wide = dict(hidden_size=128, intra_bottleneck_size=64, intermediate_size=192)
+    model = tiny_model("mobilebert", max_position_embeddings=300, **wide)
+    ids = torch.randint(3, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    lens = normlens.load(model)
+    with FlopCounterMode(display=False) as counted:
+        lens.maps(input_ids=ids, memory_limit=LIMIT)
+    with PeakMemory(model) as held:
+        normlens.load(model).maps(input_ids=ids, memory_limit=LIMIT)
+    result = estimate(sizes_of(lens), analysis_of(lens, n, lens.scopes))
+    assert within(result.total_operations, counted.get_total_flops(), OPERATIONS_FACTOR)
+    assert held.peak / 2.5 < result.working_memory / 2.5 < held.peak
+    assert isinstance(result.plan, Plan)
+    assert result.plan.method == "vectors"
+    assert result.memory["tile buffers"] <= LIMIT
+    assert estimate(sizes_of(lens), analysis_of(lens, n, ["ATTNRESLN-N"])).plan is None
+    with pytest.raises(InputError, match="several feed-forward blocks"):
+        estimate(sizes_of(lens), analysis_of(lens, n, lens.scopes, rule="shapley"))
+
+
 @pytest.mark.parametrize(("family", "n"), [("bert", 16), ("llama", 96), ("bert", 160)])
 def test_tiles_are_those_of_the_run(family: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = []

@@ -11,16 +11,16 @@ Vectors are rows, as in the papers: ``y = x W + b`` with ``W`` of shape (in, out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
 
 from normlens.feed_forward import Experts, FeedForward, Routing
-from normlens.linear_map import Linear, cast
+from normlens.linear_map import Linear, Projection, cast
 from normlens.reach import Reach
 from normlens.scopes import WEIGHT_SCOPES
+from normlens.steps import Attention, Branch, Latent, Norm, ParallelFeedForward, Residual
 
 __all__ = [
     "Attention",
@@ -32,6 +32,7 @@ __all__ = [
     "Linear",
     "Norm",
     "ParallelFeedForward",
+    "Projection",
     "Reach",
     "Residual",
     "Routing",
@@ -40,76 +41,9 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Branch:
-    """The point whose parts the next residual connection adds back."""
-
-    symbol = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Residual:
-    """``y ↦ y + (y at the last branch)``."""
-
-    symbol = "RES"
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """LayerNorm (``centred``) or RMSNorm, ``(y − mean) / σ ⊙ γ + β``."""
-
-    gamma: Tensor | None  # (d,)
-    beta: Tensor | None  # (d,)
-    eps: float
-    centred: bool
-    module: nn.Module | None = None  # where the model computes it
-
-    symbol = "LN"
-
-
-@dataclass(frozen=True, eq=False)
-class Latent:
-    """The compressed vector ``norm(x W + b)`` that latent attention projects its values from."""
-
-    down: Linear  # (d, rank)
-    norm: Norm
-
-
-@dataclass(frozen=True, eq=False)
-class Attention:
-    """Multi-head attention; head h reads the value group ``h // (heads // groups)``."""
-
-    value: Linear  # (d, groups · d_head), or (rank, groups · d_head) behind `latent`
-    output: Linear  # (heads · d_head, d)
-    heads: int
-    groups: int
-    weights: nn.Module | None = None  # returns α, alone or beside other outputs
-    module: nn.Module | None = None  # returns the attention's output vector
-    source: str | None = None  # another sequence that it reads; None: the layer's tokens
-    weights_at: int = 1  # the place of α among several outputs of `weights`
-    latent: Latent | None = None  # what the value projection reads, if it is not the input itself
-    sinks: bool = False  # rows of α may sum to less than 1; the rest belongs to no token
-
-    @property
-    def symbol(self) -> str:
-        return "ATTN" if self.source is None else "CROSS"
-
-
-@dataclass(frozen=True, eq=False)
-class ParallelFeedForward:
-    """A feed-forward block beside the attention: it reads the layer's input token by token."""
-
-    feed_forward: FeedForward
-    norm: Norm | None = None
-
-    symbol = "FF"
-
-    @property
-    def module(self) -> nn.Module | None:
-        return self.feed_forward.module
-
-
-Step = Branch | Residual | Norm | Attention | FeedForward | Experts | ParallelFeedForward
+Step = (
+    Branch | Residual | Norm | Projection | Attention | FeedForward | Experts | ParallelFeedForward
+)
 
 
 class Layer:
@@ -120,11 +54,18 @@ class Layer:
         self.reach = reach
         kinds = [type(step) for step in self.steps]
         blocks = [index for index, kind in enumerate(kinds) if kind in (FeedForward, Experts)]
-        if Attention not in kinds or len(blocks) > 1:
-            raise ValueError("a layer has an Attention and at most one FeedForward step")
+        if Attention not in kinds:
+            raise ValueError("a layer has an Attention")
         last_attention = len(kinds) - 1 - kinds[::-1].index(Attention)
         if blocks and blocks[0] < last_attention:
             raise ValueError("a feed-forward block before an attention is not supported")
+        if self.by_source and (len(self.attentions) > 1 or Experts in kinds):
+            raise ValueError(
+                "a layer with several FeedForward steps, or a Projection behind its Attention, has "
+                "one Attention and no Experts"
+            )
+        if any(isinstance(s, Branch) and s.through for s in self.steps[last_attention:]):
+            raise ValueError("a Branch has steps of its own only before the Attention")
         self_attentions = [step for step in self.attentions if step.source is None]
         if len(self_attentions) > 1:
             raise ValueError("a layer has one Attention over its own tokens")
@@ -150,8 +91,45 @@ class Layer:
 
     @property
     def feed_forward(self) -> FeedForward | Experts | None:
-        """The feed-forward block behind the attention, if there is one."""
+        """The first feed-forward block behind the attention, if there is one."""
         return next((step for step in self.steps if isinstance(step, (FeedForward, Experts))), None)
+
+    @property
+    def by_source(self) -> bool:
+        """Whether parts behind the feed-forward block are followed as vectors, source by source.
+
+        They are where more follows than tiles and kernels know: a second block, or a projection.
+        """
+        blocks = sum(isinstance(step, (FeedForward, Experts)) for step in self._behind)
+        return blocks > 1 or any(isinstance(step, Projection) for step in self._behind)
+
+    @property
+    def _behind(self) -> tuple[Step, ...]:
+        """The first attention, and every step behind it."""
+        return self.steps[self.steps.index(self.attention) :]
+
+    @property
+    def d_model(self) -> int:
+        """The size of the vectors behind the layer."""
+        last = [
+            self.attention.output,
+            *(s.linear for s in self._behind if isinstance(s, Projection)),
+        ]
+        return last[-1].weight.shape[1]
+
+    @property
+    def width(self) -> int:
+        """The size of the widest vectors on the way through the layer."""
+        sizes = [max(linear.weight.shape) for linear in self.projections]
+        return max(self.attention.output.weight.shape[1], *sizes, 0)
+
+    @property
+    def projections(self) -> list[Linear]:
+        """The linear maps of every projection, those of branches included."""
+        steps = [
+            each for s in self.steps for each in (s.through if isinstance(s, Branch) else (s,))
+        ]
+        return [step.linear for step in steps if isinstance(step, Projection)]
 
     @property
     def experts(self) -> Experts | None:
@@ -183,6 +161,8 @@ class Layer:
                 latent = [] if step.latent is None else [step.latent.down]
                 maps += [*latent, step.value, step.output]
                 continue
+            beside = step.through if isinstance(step, Branch) else (step,)
+            maps += [each.linear for each in beside if isinstance(each, Projection)]
             blocks: tuple[FeedForward, ...] = ()
             if isinstance(step, FeedForward):
                 blocks = (step,)
@@ -232,12 +212,12 @@ class Layer:
 
     @property
     def component_sequence(self) -> str:
-        """The components in order, as text; a norm before the attention is in brackets."""
+        """The components in order, as text; those before the attention are in brackets."""
         words: list[str] = []
         for step in self.steps:
             if isinstance(step, Branch):
                 continue
-            before_attention = isinstance(step, Norm) and "ATTN" not in words
+            before_attention = isinstance(step, (Norm, Projection)) and "ATTN" not in words
             if isinstance(step, ParallelFeedForward):
                 words.append("∥ FF" if step.norm is None else "∥ (LN) FF")
             else:

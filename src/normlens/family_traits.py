@@ -25,7 +25,11 @@ def _traits(layers: Sequence[Layer]) -> Iterable[str]:
     norms = [step for step in steps if isinstance(step, Norm)]
     norms += [s.norm for s in steps if isinstance(s, ParallelFeedForward) and s.norm is not None]
     for norm in norms:
-        yield "LayerNorm" if norm.centred else "RMSNorm"
+        yield "no norms" if norm.eps is None else "LayerNorm" if norm.centred else "RMSNorm"
+    if any(layer.projections for layer in layers):
+        yield "bottlenecks"
+    if any(sum(isinstance(step, FeedForward) for step in layer.steps) > 1 for layer in layers):
+        yield "several blocks"
     for step in steps:
         if isinstance(step, Attention) and step.groups < step.heads:
             yield "multi-query" if step.groups == 1 else "grouped queries"

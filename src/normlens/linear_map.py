@@ -79,3 +79,16 @@ class Linear:
         if self.weight.dtype != x.dtype:
             return times(x, self.weight) + self.bias
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """``y ↦ y W + b`` on the way of all parts: into a narrower bottleneck, or out of it."""
+
+    linear: Linear
+
+    symbol = "PROJ"
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.linear.module

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from normlens.errors import UnknownScopeError
 
 WEIGHT_SCOPES = ("ATTN-W", "ATTNRES-W", "CROSS-W")
-_COMPONENT = re.compile(r"ATTN|CROSS|RES|LN|FF")
+_COMPONENT = re.compile(r"ATTN|CROSS|PROJ|RES|LN|FF")
 
 
 def components_of(scope: str) -> list[str]:
@@ -150,7 +150,7 @@ def consecutive(scopes: Sequence[str]) -> list[Step]:
 
 
 def feed_forward_pairs(scopes: Sequence[str]) -> list[tuple[str, str]]:
-    """The scopes just before and just behind each kind of layer's feed-forward block."""
+    """The scopes just before and just behind each feed-forward block of each kind of layer."""
     behind = [scope for scope in scopes if scope.endswith("FF-N")]
     pairs = [(f"{scope.removesuffix('FF-N')}-N", scope) for scope in behind]
     return [(before, after) for before, after in pairs if before in scopes]

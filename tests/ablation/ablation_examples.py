@@ -16,14 +16,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "explain"))
 from heads import every_head, headed, tried_families
 
 LENGTHS = (7, 5, 9, 2)
-#: One head of every family: of a language model. No module of this one returns its FF's output.
-FAMILIES = [
+#: One head of every family: of a language model. Several blocks in one layer are refused.
+LANGUAGE = [
     (family, task)
     for family, task in every_head()
     if family in tried_families()
-    if family != "granitemoeshared"
+    if family != "mobilebert"
     if task == "MaskedLM" or (task == "CausalLM" and (family, "MaskedLM") not in every_head())
 ]
+#: The same without one that has no module which returns its FF's output.
+FAMILIES = [(family, task) for family, task in LANGUAGE if family != "granitemoeshared"]
 
 
 class MaskTokenizer:

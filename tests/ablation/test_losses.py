@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ablation_examples import lens_on, questions, texts
-from heads import every_head, tried_families
+from ablation_examples import LANGUAGE, lens_on, questions, texts
 
 from normlens.ablation import token_losses
 from normlens.ablation.kinds import Ablation
@@ -17,13 +16,6 @@ from normlens.ablation.losses import choose_loss
 from normlens.ablation.running import Runner
 from normlens.errors import InputError
 from normlens.lens import Lens
-
-LANGUAGE = [
-    (family, task)
-    for family, task in every_head()
-    if family in tried_families()
-    if task == "MaskedLM" or (task == "CausalLM" and (family, "MaskedLM") not in every_head())
-]
 
 
 def intact(lens: Lens, name: str = "auto", **asked: Any) -> tuple[list[Any], list[Any]]:

@@ -16,6 +16,7 @@ from normlens.components import (
     Layer,
     Linear,
     Norm,
+    Projection,
     Reach,
     Residual,
 )
@@ -307,10 +308,27 @@ def parts_of_a_layer():
 
 
 def test_layers_need_an_attention():
+    _, ff = parts_of_a_layer()
+    with pytest.raises(ValueError, match="has an Attention"):
+        Layer([ff])
+
+
+def test_several_blocks_stand_behind_one_attention():
     attention, ff = parts_of_a_layer()
-    for steps in ([ff], [attention, ff, ff]):
-        with pytest.raises(ValueError, match="an Attention and at most one FeedForward"):
-            Layer(steps)
+    cross = replace(attention, source="encoder")
+    assert Layer([attention, ff, ff]).by_source
+    assert Layer([attention, ff, Projection(ff.up)]).by_source
+    assert not Layer([Projection(ff.up), attention, ff]).by_source
+    with pytest.raises(ValueError, match="one Attention and no Experts"):
+        Layer([attention, cross, ff, ff])
+
+
+def test_branches_pass_steps_of_their_own_before_the_attention_alone():
+    attention, ff = parts_of_a_layer()
+    narrow = Branch((Projection(ff.up),))
+    assert Layer([narrow, attention, Residual()]).projections == [ff.up]
+    with pytest.raises(ValueError, match="only before the Attention"):
+        Layer([attention, narrow, ff, Residual()])
 
 
 def test_feed_forward_comes_behind_the_attention():

@@ -18,6 +18,7 @@ from normlens.components import (
     FeedForward,
     Layer,
     Norm,
+    Projection,
     Residual,
     cast,
 )
@@ -134,7 +135,14 @@ def _through(
     start, saved, outputs, mixed = pair, [], [], False
     for index, step in enumerate(layer.steps):
         if isinstance(step, Branch):
-            saved.append((pair, bias))
+            beside = pair
+            for inner in step.through:  # before tokens are mixed, so that they own it
+                is_norm = isinstance(inner, Norm)
+                beside = _norm(inner, beside) if is_norm else inner.linear(beside)
+            saved.append((beside, torch.zeros_like(beside[1]) if step.through else bias))
+        elif isinstance(step, Projection):
+            pair = step.linear(pair)
+            bias = step.linear(bias) if mixed else torch.zeros_like(pair[1])
         elif isinstance(step, Residual):
             before, bias_before = saved.pop()
             pair, bias = pair + before, bias + bias_before
@@ -148,11 +156,13 @@ def _through(
                 assert other is not None
                 pair = _attention(step, *other)
             mixed = True
-            bias = (
-                torch.zeros_like(x) if step.output.bias is None else step.output.bias.expand_as(x)
-            )
+            bias = torch.zeros_like(pair[1])
+            bias = bias if step.output.bias is None else bias + step.output.bias
         elif isinstance(step, FeedForward):
-            pair = _feed_forward(step, pair, bias, rule, slopes)
+            # A third vector that passes: what no token owns, which a later block begins with.
+            passing = torch.cat([pair, bias[None]])
+            *_, bias = passed = _feed_forward(step, passing, bias, rule, slopes)
+            pair, bias = passed[:2], bias.detach()
         elif isinstance(step, Experts):
             assert routed is not None
             pair = _mixture(step, pair, bias, rule, routed)
@@ -168,6 +178,8 @@ def _through(
 
 
 def _norm(step: Norm, pair: Tensor) -> Tensor:
+    if step.eps is None:
+        return pair * step.gamma + step.beta
     real = pair[1].detach()
     if step.centred:
         pair = pair - pair.mean(-1, keepdim=True)

@@ -46,7 +46,7 @@ def cosine_of(lens, pooling, pairs=((A, B),), **options):
 @pytest.mark.parametrize(("reads", "rule"), [(MEAN, "ig"), (FIRST, "ig-bias"), (LAST, "gradient")])
 def test_one_texts_tokens_are_what_the_adjoint_says(family, reads, rule, tiny):
     lens = normlens.load(tiny(family))
-    pooling = dense_pooling(reads, lens.layers[0].attention.output.weight.shape[1])
+    pooling = dense_pooling(reads, lens.layers[0].width)
     (pair,) = cosine_of(lens, pooling, nonlinearity=rule)
     assert pair.matrix.shape == (len(A), len(B))
     u, v = (own_vector(lens, pooling, ids) for ids in (A, B))

@@ -116,7 +116,15 @@ def _copy_layer(trace: LayerTrace, v: torch.Tensor, rule: str) -> torch.Tensor:
     for step, made in zip(layer.steps, frozen.steps, strict=True):
         kind = type(step).__name__
         if kind == "Branch":
-            saved.append(v)
+            beside = v
+            for inner, frozen_inner in zip(step.through, made.through, strict=True):
+                if type(inner).__name__ == "Projection":
+                    beside = beside @ inner.linear.weight
+                else:
+                    beside = _norm(inner, beside, frozen_inner.inverse_deviation)
+            saved.append(beside)
+        elif kind == "Projection":
+            v = v @ step.linear.weight
         elif kind == "Residual":
             v = v + saved.pop()
         elif kind == "Norm":

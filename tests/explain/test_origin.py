@@ -13,7 +13,7 @@ from whole_examples import everything, frozen_network
 
 import normlens
 from normlens import cli
-from normlens.components import Norm
+from normlens.components import Norm, Projection
 from normlens.decomposition import freeze
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
 from normlens.viewer.html import title_of
@@ -73,6 +73,10 @@ def _own_biases(step):
     """Biases that belong to a token inside a layer: they act before tokens are mixed."""
     if isinstance(step, Norm) and step.beta is not None:
         yield step.beta
+    for inner in getattr(step, "through", ()):
+        yield from _own_biases(inner)
+    if isinstance(step, Projection):
+        yield step.module.bias
     latent = getattr(step, "latent", None)
     if latent is not None and latent.down.bias is not None:
         yield latent.down.module.bias

@@ -14,7 +14,9 @@ from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
 
 import normlens
-from normlens.errors import UnsupportedModelError
+from normlens.ablation.losses import choose_loss
+from normlens.analysing.batches import batches
+from normlens.errors import InputError, UnsupportedModelError
 from normlens.heads import FIRST, MEAN
 from normlens.models import adapt, base
 from normlens.models.base import interleaved_values
@@ -188,3 +190,93 @@ def test_layoutlm_puts_every_word_into_one_corner(tiny):
 def test_ernie_with_and_without_tasks():
     for tasks in (True, False):
         assert adapt(check("ernie", use_task_id=tasks).model).token_types() == 2
+
+
+# MobileBERT -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "components"),
+    [
+        ({}, "ATTN RES LN FF RES LN FF RES LN PROJ RES LN"),
+        (
+            {"normalization_type": "layer_norm", "hidden_act": "gelu"},
+            "ATTN RES LN FF RES LN FF RES LN PROJ RES LN",
+        ),
+        (
+            {"use_bottleneck_attention": True, "normalization_type": "layer_norm"},
+            "(PROJ) (LN) ATTN RES LN FF RES LN FF RES LN PROJ RES LN",
+        ),
+        (
+            {"use_bottleneck_attention": True},
+            "(PROJ) (LN) ATTN RES LN FF RES LN FF RES LN PROJ RES LN",
+        ),
+        (
+            {"key_query_shared_bottleneck": False, "intra_bottleneck_size": 16},
+            "ATTN RES LN FF RES LN FF RES LN PROJ RES LN",
+        ),
+        ({"num_feedforward_networks": 1}, "ATTN RES LN FF RES LN PROJ RES LN"),
+        (
+            {"num_feedforward_networks": 3, "use_bottleneck": False},
+            "ATTN RES LN FF RES LN FF RES LN FF RES LN",
+        ),
+        ({"num_feedforward_networks": 1, "use_bottleneck": False}, "ATTN RES LN FF RES LN"),
+    ],
+)
+def test_mobilebert_in_every_form(overrides, components):
+    lens = check("mobilebert", **overrides)
+    assert lens.component_sequence == components
+    whole = lens.maps(input_ids=IDS, origin="input")
+    assert whole.completeness < 1e-12
+    model = headed("mobilebert", "MaskedLM", **overrides)
+    why = normlens.load(model, tokenizer=False).explain(
+        input_ids=IDS, position=2, target=5, scopes="all", heads=True
+    )
+    with torch.no_grad():
+        score = float(model(input_ids=torch.tensor([IDS])).logits[0, 2, 5])
+    assert why.target_value == pytest.approx(score, rel=1e-9)
+    assert why.completeness < 1e-9
+    for layer, flow in enumerate(why.flow):  # what leaves a source is what the source has
+        np.testing.assert_allclose(flow.sum(0), why.nodes[layer], atol=1e-9)
+
+
+def test_mobilebert_runs_texts_of_one_length_together():
+    """The embeddings of neighbours are part of a token's, and padding would be one."""
+    lens = normlens.load(tiny_model("mobilebert"))
+    texts = [IDS, IDS[:3], IDS[::-1], IDS[2:5]]
+    assert sorted(batches(lens, texts, 4)) == [[0, 2], [1, 3]]
+    alone = normlens.load(tiny_model("mobilebert", trigram_input=False))
+    assert list(batches(alone, texts, 4)) == [[1, 3, 0, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_mobilebert_in_half_precision(dtype):
+    lens = normlens.load(tiny_model("mobilebert").to(dtype))
+    lens.maps(input_ids=IDS)  # complete, or it raises
+    lens.maps(input_ids=IDS, origin="input")
+    why = lens.explain(input_ids=IDS, direction=np.arange(16), position=2)
+    assert why.completeness <= why.provenance["tolerance"]
+
+
+@pytest.mark.parametrize("classifier_activation", [True, False])
+def test_mobilebert_poolers(classifier_activation):
+    model = headed(
+        "mobilebert", "SequenceClassification", classifier_activation=classifier_activation
+    )
+    why = normlens.load(model, tokenizer=False).explain(input_ids=IDS, target=1)
+    with torch.no_grad():
+        score = float(model(input_ids=torch.tensor([IDS])).logits[0, 1])
+    assert why.target_value == pytest.approx(score, rel=1e-9)
+    assert why.completeness < 1e-9
+
+
+def test_what_is_not_written_for_several_blocks_is_one_line():
+    lens = normlens.load(tiny_model("mobilebert"))
+    with pytest.raises(InputError, match="not sampled for layers with several feed-forward"):
+        lens.maps(input_ids=IDS, nonlinearity="shapley")
+    assert lens.maps(input_ids=IDS, nonlinearity="shapley", scopes=["ATTN", "LN1"]).scopes
+    with pytest.raises(UnsupportedModelError, match="several feed-forward blocks or a bottleneck"):
+        choose_loss(lens)
+    maps = lens.maps(input_ids=IDS)
+    with pytest.raises(InputError, match="each layer has several feed-forward blocks"):
+        maps.feed_forward_pair()

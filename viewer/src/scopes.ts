@@ -1,7 +1,7 @@
 // Names of scopes, as in normlens.scopes.
 
 export function componentsOf(scope: string): string[] {
-  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|CROSS|RES|LN|FF/g) ?? [];
+  return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|CROSS|PROJ|RES|LN|FF/g) ?? [];
 }
 
 /** Short names: a scope by its last component, numbered where the layer has several of it. */

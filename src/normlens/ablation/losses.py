@@ -36,6 +36,11 @@ def choose_loss(lens: Lens, name: str = AUTO, *, seed: int = 0) -> Loss:
 
     A loss that the model does not have is refused in one line.
     """
+    if any(layer.by_source for layer in lens.layers):
+        raise UnsupportedModelError(
+            f"ablations are not written for layers like those of {lens.name}, with several "
+            "feed-forward blocks or a bottleneck"
+        )
     if lens.two_stacks:
         raise UnsupportedModelError(
             f"{lens.name} is an encoder–decoder; ablations measure losses of models that read one "

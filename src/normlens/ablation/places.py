@@ -73,6 +73,9 @@ class NoPlace(Exception):
 def component_places(layer: Layer) -> dict[str, ComponentPlace | NoPlace]:
     """Every component of a layer by its name: where it is, or why it cannot be replaced."""
     places: dict[str, ComponentPlace | NoPlace] = {}
+    if layer.by_source:
+        several = NoPlace("its layers have several feed-forward blocks, or a bottleneck")
+        return dict.fromkeys([*(name for name, _ in _named(layer)), LAYER], several)
     for name, index in _named(layer):
         if name in places:
             places[name] = NoPlace(f"a layer has several {name}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from normlens.advancing import Progress
-from normlens.analysing.batches import affordable, batches, launched, vector_batch
+from normlens.analysing.batches import affordable, batches, launched, part_batch, vector_batch
 from normlens.analysing.collect import Collected
 from normlens.analysing.outbox import Outbox
 from normlens.analysing.packing import token_axis
@@ -89,13 +89,15 @@ class Analyser:
             yield places, finish()
 
     def _batch_size(self, items: Sequence[Item], batch_size: int | str) -> int | str:
-        """The batch size that is asked for, or fewer where whole vectors would not fit."""
-        if self.request.origin != INPUT:
+        """The batch size that is asked for, or fewer where vectors of sources would not fit."""
+        by_source = any(layer.by_source for layer in self.lens.layers)
+        if self.request.origin != INPUT and not by_source:
             return batch_size
         longest = max((sum(map(len, sequences_of(item))) for item in items), default=1)
         wanted = affordable(self.lens, longest) if batch_size == AUTO else int(batch_size)
         limit = self.request.settings.memory_limit or DEFAULT_LIMIT
-        return vector_batch(self.lens, longest, wanted, limit)
+        choose = vector_batch if self.request.origin == INPUT else part_batch
+        return choose(self.lens, longest, wanted, limit)
 
     def _launch(self, batch: list[Item]) -> Launched:
         """Run the model and the algebra; on a GPU the results are not there yet."""

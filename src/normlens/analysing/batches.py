@@ -10,6 +10,7 @@ import torch
 from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
 from normlens.decomposition.costs.vectors import VectorSizes
 from normlens.decomposition.memory import is_out_of_memory
+from normlens.decomposition.source_parts import source_memory
 from normlens.errors import MemoryLimitError
 from normlens.models.readiness import padding_spoils
 from normlens.options import at_least_one
@@ -36,15 +37,22 @@ def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iter
         if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
             yield from ([index] for index in batch)
         else:
-            yield from _of_one_shape(encoded, batch)
+            yield from _of_one_shape(encoded, batch, by_length=lens.adapter.padding_leaks)
 
 
-def _of_one_shape(encoded: Sequence[Sized], batch: list[int]) -> Iterator[list[int]]:
-    """The batch, or where it holds pictures or sounds those of each shape: they are not padded."""
+def _of_one_shape(
+    encoded: Sequence[Sized], batch: list[int], by_length: bool
+) -> Iterator[list[int]]:
+    """The batch, or its items of each shape where they are not padded: pictures and sounds.
+
+    With `by_length`, texts are not padded, either.
+    """
     shapes: dict[Any, list[int]] = {}
     for index in batch:
         signal = getattr(encoded[index], "signal", None)
-        shapes.setdefault(None if signal is None else signal.shape, []).append(index)
+        length = len(encoded[index]) if by_length else None
+        shape = length if signal is None else signal.shape
+        shapes.setdefault(shape, []).append(index)
     yield from shapes.values()
 
 
@@ -55,7 +63,7 @@ def affordable(lens: Lens, n: int) -> int:
     """
     # A decoder layer that reads the encoder has the weights of two attentions.
     heads = max(sum(attention.heads for attention in layer.attentions) for layer in lens.layers)
-    d = lens.layers[0].attention.output.weight.shape[1]
+    d = lens.layers[0].width
     each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
     return affordable_sequences(lens.device, weights, each)
@@ -65,6 +73,13 @@ def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
     """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
     sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
     return max(1, min(wanted, limit // sizes.least))
+
+
+def part_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
+    """How many of them hold the parts of one source, where layers follow parts as vectors."""
+    itemsize = lens.compute_dtype.itemsize
+    each = [source_memory(layer, 1, n, itemsize) for layer in lens.layers if layer.by_source]
+    return max(1, min(wanted, limit // max(each))) if each else wanted
 
 
 def launched(

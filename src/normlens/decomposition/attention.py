@@ -154,9 +154,10 @@ class FrozenAttention:
         return values.permute(0, 2, 3, 1)
 
     def _unowned_values(self, unowned: Tensor | None = None) -> Tensor | None:
-        """The share of the values that no token owns, `unowned` (d,) of the input included.
+        """The share of the values that no token owns, `unowned` of the input included.
 
-        Shape (h, d_head); behind a norm of its own each source has its own, (b, j, h, d_head).
+        Shape (h, d_head) if `unowned` is (d,); if it is (b, j, d), or behind a norm of the
+        attention's own, each source has its own, (b, j, h, d_head).
         """
         attention, latent = self.attention, self.latent
         if attention.latent is None or latent is None:

@@ -21,6 +21,7 @@ from normlens.components import (
     Layer,
     Norm,
     ParallelFeedForward,
+    Projection,
     Reach,
     Residual,
 )
@@ -33,14 +34,16 @@ from normlens.decomposition.feedforward import (
 )
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Bias
+from normlens.decomposition.projection import FrozenProjection
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.errors import InputError
-from normlens.nonlinearities import NOT_FOR_EXPERTS, NOT_LINEAR, SHAPLEY
+from normlens.nonlinearities import NOT_BY_SOURCE, NOT_FOR_EXPERTS, NOT_LINEAR, SHAPLEY
 
 FrozenStep = (
     FrozenBranch
     | FrozenResidual
     | FrozenNorm
+    | FrozenProjection
     | FrozenAttention
     | FrozenFeedForward
     | FrozenExperts
@@ -83,7 +86,7 @@ class FrozenLayer:
         at_start: Tensor | None = None
         for step in reversed(self.steps):
             if isinstance(step, FrozenBranch):
-                g = g + saved.pop()
+                g = g + step.adjoint(saved.pop())
             elif isinstance(step, FrozenResidual):
                 saved.append(g)
             elif isinstance(step, FrozenParallelFeedForward):
@@ -123,7 +126,7 @@ class FrozenLayer:
         start = v
         for index, step in enumerate(self.steps):
             if isinstance(step, FrozenBranch):
-                saved.append(v)
+                saved.append(step.apply(v) if biases else step.linear(v))
                 continue
             if isinstance(step, FrozenResidual):
                 v = step.linear(v, saved.pop())
@@ -146,7 +149,9 @@ class FrozenLayer:
             return self
         steps = tuple(
             step
-            if isinstance(step, (FrozenBranch, FrozenResidual))
+            if isinstance(step, FrozenResidual)
+            else step.from_token(first)
+            if isinstance(step, FrozenBranch)
             else _linear_or_beside(step).from_token(first)
             for step in self.steps
         )
@@ -155,13 +160,13 @@ class FrozenLayer:
 
 
 #: The components that are linear operators on the vectors that reach them.
-Operator = FrozenNorm | FrozenAttention | FrozenFeedForward | FrozenExperts
+Operator = FrozenNorm | FrozenProjection | FrozenAttention | FrozenFeedForward | FrozenExperts
 
 
 def _linear(step: FrozenStep) -> Operator:
     if isinstance(step, SampledFeedForward):
         raise InputError(NOT_LINEAR)
-    assert isinstance(step, (FrozenNorm, FrozenAttention, FrozenFeedForward, FrozenExperts))
+    assert isinstance(step, Operator)
     return step
 
 
@@ -199,8 +204,9 @@ def freeze(
     for index, step in enumerate(layer.steps[: None if until is None else until + 1]):
         frozen: FrozenStep
         if isinstance(step, Branch):
-            frozen = FrozenBranch()
-            saved.append((y, bias))
+            frozen = FrozenBranch.at(step, y)
+            kept = frozen.apply(y)
+            saved.append((kept, Bias.none(kept) if step.through else bias))
         elif isinstance(step, Residual):
             frozen = FrozenResidual()
             before, bias_before = saved.pop()
@@ -210,19 +216,27 @@ def freeze(
             y = frozen.apply(y)
             if mixed:  # before that, β belongs to the token
                 bias = frozen.on_bias(bias)
+        elif isinstance(step, Projection):
+            frozen = FrozenProjection(step)
+            y = frozen.apply(y)
+            bias = frozen.on_bias(bias) if mixed else Bias.none(y)
         elif isinstance(step, Attention):
             read, reach, real_sources = y, layer.reach, None
             if step.source is not None:
                 read, reach = (sources or {})[step.source], Reach()
                 real_sources = (source_lengths or {}).get(step.source)
             frozen = FrozenAttention.at(step, read, next(weights), reach, parts, real_sources)
-            bias, mixed = Bias.none(x).plus(step.output.bias), True
+            width = step.output.weight.shape[1]
+            bias, mixed = Bias.none(x, width).plus(step.output.bias), True
         elif isinstance(step, FeedForward):
+            if rule == SHAPLEY and layer.by_source:
+                raise InputError(NOT_BY_SOURCE)
             if rule == SHAPLEY:
                 frozen = SampledFeedForward.at(step, y)
             else:
                 frozen = FrozenFeedForward.at(step, y, bias, rule)
-                if parts:  # nothing behind the block's norm reads the bias otherwise
+                # Otherwise nothing behind the block's norm reads the bias.
+                if parts or layer.by_source:
                     bias = frozen.outgoing
         elif isinstance(step, Experts):
             if rule == SHAPLEY:

@@ -165,9 +165,12 @@ def _described_by(layer: Layer, fingerprint: Fingerprint) -> bool:
 
 
 def _bytes(layer: Layer, dtype: torch.dtype) -> int:
-    """Size of a layer's products; 0 if no block for all tokens stands behind its attention."""
+    """Size of a layer's products; 0 where there are none.
+
+    They are for tiles and kernels of a block that all tokens use.
+    """
     ff = layer.feed_forward
-    if not isinstance(ff, FeedForward):
+    if not isinstance(ff, FeedForward) or layer.by_source:
         return 0
     heads = layer.attention.heads
     d_head = layer.attention.output.weight.shape[0] // heads

@@ -13,6 +13,7 @@ from normlens.components import Layer
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import least_memory
 from normlens.decomposition.costs.vectors import VectorSizes
+from normlens.decomposition.source_parts import source_memory
 from normlens.errors import MemoryLimitError
 from normlens.scopes import components_of
 
@@ -38,6 +39,9 @@ def check_limit(
     for layer in layers:
         behind = sum(scope in layer.scopes for scope in asked)
         if layer.feed_forward is None or not behind:
+            continue
+        if layer.by_source:
+            needs += [(source_memory(layer, 1, n, itemsize), n) for n in lengths]
             continue
         for attention in layer.attentions:
             ff, heads = layer.feed_forward, attention.heads

@@ -23,7 +23,12 @@ class FrozenNorm:
 
     @classmethod
     def at(cls, norm: Norm, y: Tensor) -> FrozenNorm:
-        """The norm with ``σ_i``: the deviation of `y` (b, i, d), or its root mean square."""
+        """The norm with ``σ_i``: the deviation of `y` (b, i, d), or its root mean square.
+
+        Without an ε, σ is 1.
+        """
+        if norm.eps is None:
+            return cls(norm, y.new_ones(y.shape[:-1]))
         square = y.var(-1, correction=0) if norm.centred else y.square().mean(-1)
         return cls(norm, (square + norm.eps).rsqrt())
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from normlens.components import Attention, Layer
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.by_source import norms_by_source
 from normlens.decomposition.completeness import relative_errors
 from normlens.decomposition.engine import factored_norms
 from normlens.decomposition.experts import FrozenExperts
@@ -33,6 +34,7 @@ from normlens.decomposition.frozen import FrozenLayer, freeze
 from normlens.decomposition.head_products import KeptProducts
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.parts import Factors, Parts, side_by_side
+from normlens.decomposition.projection import FrozenProjection
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
 from normlens.decomposition.settings import Settings
@@ -139,9 +141,12 @@ class _Walk:
             if index > self.last:
                 continue
             if isinstance(step, FrozenBranch):
-                saved.append(parts)
+                saved.append(step.on_parts(parts))
             elif isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
-                self._behind_feed_forward(index, step, parts, saved)
+                if self.frozen.layer.by_source:
+                    self._by_source(index)
+                else:
+                    self._behind_feed_forward(index, step, parts, saved)
                 break
             else:
                 parts = _pass(step, parts, saved)
@@ -151,6 +156,13 @@ class _Walk:
         return self.result
 
     # Behind the feed-forward block ---------------------------------------------------------------
+
+    def _by_source(self, index: int) -> None:
+        """Record the block and every step behind it; of several blocks there are no statistics."""
+        limit = self.settings.memory_limit
+        for position, parts, norms in norms_by_source(self.frozen, index, self.last, limit):
+            self._record(position, parts, norms)
+        self.result.precision = str(self.frozen.x.dtype).removeprefix("torch.")
 
     def _behind_feed_forward(
         self,
@@ -216,7 +228,9 @@ class _Walk:
         scope = self.frozen.layer.scope_of_step[index]
         if index in self.real:
             self.compared[scope] = parts.total, self.real[index]
-            if parts.total.numel() > COMPARED_TOGETHER:
+            # Behind a projection vectors have another width.
+            alone = self.frozen.layer.by_source or parts.total.numel() > COMPARED_TOGETHER
+            if alone:
                 self._compare()
         if scope not in self.scopes:
             return
@@ -248,7 +262,11 @@ class _Walk:
 
 
 def _pass(
-    step: FrozenNorm | FrozenAttention | FrozenParallelFeedForward | FrozenResidual,
+    step: FrozenNorm
+    | FrozenProjection
+    | FrozenAttention
+    | FrozenParallelFeedForward
+    | FrozenResidual,
     parts: Parts,
     saved: list[Parts],
 ) -> Parts:

@@ -38,9 +38,10 @@ class Bias:
     rest: Tensor | None = None  # (b, i, d)
 
     @classmethod
-    def none(cls, like: Tensor) -> Bias:
-        """No bias yet, for vectors like these (b, i, d)."""
-        return cls(like.new_empty(*like.shape[:2], 0), like.new_empty(0, like.shape[-1]))
+    def none(cls, like: Tensor, width: int | None = None) -> Bias:
+        """No bias yet, for vectors like these (b, i, d), or of another width."""
+        width = like.shape[-1] if width is None else width
+        return cls(like.new_empty(*like.shape[:2], 0), like.new_empty(0, width))
 
     @classmethod
     def dense(cls, vectors: Tensor) -> Bias:

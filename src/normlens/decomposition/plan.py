@@ -25,13 +25,14 @@ TARGETS = 16
 MATRIX_TARGETS = 4
 
 BY_SOURCE = "by source"
+VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
 class Plan:
     """The method of the PyTorch stage and the sizes of its tiles."""
 
-    method: str  # `TILES` or `MATRICES`
+    method: str  # `TILES` or `MATRICES`; `VECTORS`: parts as vectors (`decomposition.by_source`)
     sources: int
     targets: int
 

@@ -27,6 +27,7 @@ from normlens.decomposition.feedforward import (
 )
 from normlens.decomposition.frozen import FrozenLayer
 from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.projection import FrozenProjection
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.errors import InputError
 from normlens.nonlinearities import NOT_LINEAR
@@ -117,7 +118,11 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
         if index in keep:
             kept[index] = g
         if isinstance(step, FrozenBranch):
-            g = g + saved.pop() if index in inside else g
+            if index in inside:
+                scored = step.score(saved.pop())
+                g = g + scored.arriving
+                if scored.unowned is not None:  # biases on the way to the residual connection
+                    unowned[inside[index]] = scored.unowned
             continue
         if isinstance(step, FrozenResidual):
             saved.append(g)
@@ -138,7 +143,7 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
             others[source] = others[source] + arrived if source in others else arrived
             g = torch.zeros_like(g)
         elif index == attention:
-            through, g = scored.arriving, torch.zeros_like(g)
+            through, g = scored.arriving, torch.zeros_like(scored.arriving)
         elif through is None:
             g = scored.arriving
         else:
@@ -179,20 +184,28 @@ def _attentions(frozen: FrozenLayer) -> list[tuple[int, FrozenAttention]]:
 
 
 def _unowned_before(frozen: FrozenLayer, attention: int) -> Tensor | None:
-    """The β (d,) of a norm in front of the attention."""
-    norms = [step for step in frozen.steps[:attention] if isinstance(step, FrozenNorm)]
-    if len(norms) > 1:
-        raise InputError("a flow map needs at most one norm in front of the attention")
-    return norms[0].unowned if norms else None
+    """What no token owns of the attention's input: β (d,) of a norm in front of it, mostly.
+
+    Behind several steps each token has its own, (b, j, d).
+    """
+    unowned: Tensor | None = None
+    for step in frozen.steps[:attention]:
+        if not isinstance(step, (FrozenNorm, FrozenProjection)):
+            continue
+        if unowned is not None:
+            unowned = step.linear(unowned)
+        if step.unowned is not None:
+            unowned = step.unowned if unowned is None else unowned + step.unowned
+    return unowned
 
 
-def _closed_branches(frozen: FrozenLayer, last: int) -> set[int]:
-    """The branches whose residual stands at or before step `last`."""
-    inside: set[int] = set()
+def _closed_branches(frozen: FrozenLayer, last: int) -> dict[int, int]:
+    """The branches whose residual stands at or before step `last`, and that residual."""
+    inside: dict[int, int] = {}
     waiting: list[int] = []
     for index, step in enumerate(frozen.steps[: last + 1]):
         if isinstance(step, FrozenBranch):
             waiting.append(index)
         elif isinstance(step, FrozenResidual):
-            inside.add(waiting.pop())
+            inside[waiting.pop()] = index
     return inside

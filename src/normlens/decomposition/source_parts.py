@@ -1,6 +1,7 @@
 """The parts of some sources as vectors: F_i(x_j) of a few tokens j and every target i.
 
-Norms need no such vectors (`parts`, `tiles`). What is not a norm does, a few sources at a time.
+Norms need no such vectors (`parts`, `tiles`), unless more stands behind a feed-forward block than
+its tiles know. What is not a norm does, too, a few sources at a time.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normlens.components import Experts, Layer
+from normlens.components import Experts, FeedForward, Layer, Step
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.feedforward import (
@@ -16,29 +17,34 @@ from normlens.decomposition.feedforward import (
     FrozenParallelFeedForward,
     SampledFeedForward,
 )
-from normlens.decomposition.frozen import FrozenLayer
+from normlens.decomposition.frozen import FrozenLayer, FrozenStep, Observer
 from normlens.decomposition.norm import FrozenNorm
+from normlens.decomposition.projection import FrozenProjection
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.errors import InputError
 from normlens.nonlinearities import NOT_LINEAR
 
 
-def source_parts(frozen: FrozenLayer, first: int, last: int) -> Tensor:
+def source_parts(
+    frozen: FrozenLayer, first: int, last: int, observe: Observer | None = None
+) -> Tensor:
     """``F_i(x_j)`` behind the frozen steps, of the sources from `first` to before `last`.
 
     Shape (j, b, i, d). Biases belong to tokens as in norm maps: value biases, and the β of a norm
-    before the attention, to their source.
+    before the attention, to their source. `observe` is shown the parts behind each step from the
+    attention on.
     """
     tokens = frozen.x  # (b, i, d), as long as nothing is mixed
     parts: Tensor | None = None
     saved: list[Tensor] = []
-    for step in frozen.steps:
+    for index, step in enumerate(frozen.steps):
         if isinstance(step, FrozenBranch):
-            saved.append(tokens if parts is None else parts)
-        elif isinstance(step, FrozenAttention):
+            saved.append(step.apply(tokens) if parts is None else parts)
+            continue
+        if isinstance(step, FrozenAttention):
             parts = _attended(step, first, last)
         elif parts is None:
-            assert isinstance(step, FrozenNorm)
+            assert isinstance(step, (FrozenNorm, FrozenProjection))
             tokens = step.apply(tokens)
         elif isinstance(step, FrozenResidual):
             before = saved.pop()
@@ -48,45 +54,58 @@ def source_parts(frozen: FrozenLayer, first: int, last: int) -> Tensor:
             parts = _plus_own(parts, step.output, first, last)
         else:
             parts = _slopes(step).linear(parts)
+        if observe is not None and parts is not None:
+            observe(index, parts)
     assert parts is not None
     return parts
 
 
-def unowned_bias(frozen: FrozenLayer) -> Tensor:
-    """``b_i`` behind the frozen steps, what `source_parts` of all sources leaves, (b, i, d)."""
+def unowned_bias(frozen: FrozenLayer, observe: Observer | None = None) -> Tensor:
+    """``b_i`` behind the frozen steps, what `source_parts` of all sources leaves, (b, i, d).
+
+    `observe` is shown it behind each step from the attention on.
+    """
     bias = torch.zeros_like(frozen.x)
     saved: list[Tensor] = []
     mixed = False
-    for step in frozen.steps:
+    for index, step in enumerate(frozen.steps):
         if isinstance(step, FrozenBranch):
-            saved.append(bias)
-        elif isinstance(step, FrozenResidual):
+            saved.append(step.linear(bias))  # with steps of its own, where there is none yet
+            continue
+        if isinstance(step, FrozenResidual):
             bias = step.linear(bias, saved.pop())
         elif isinstance(step, FrozenAttention):
-            output, mixed = step.attention.output.bias, True
-            bias = torch.zeros_like(bias) if output is None else output.expand_as(bias)
-        elif isinstance(step, FrozenNorm) and mixed:
-            bias = step.apply(bias)
+            output, mixed = step.attention.output, True
+            bias = bias.new_zeros(*bias.shape[:-1], output.weight.shape[1])
+            bias = bias if output.bias is None else output.bias.expand_as(bias)
+        elif isinstance(step, (FrozenNorm, FrozenProjection)):
+            bias = step.apply(bias) if mixed else step.linear(bias)
         elif isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
             block = _slopes(step)
-            assert not isinstance(block, FrozenNorm)
+            assert isinstance(block, (FrozenFeedForward, FrozenExperts))
             bias = block.outgoing.vectors
+        if observe is not None and mixed:
+            observe(index, bias)
     return bias
 
 
 def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
     """Bytes that the parts of one source of b sequences of n tokens take on their way.
 
-    Six vectors and, of a feed-forward block, its projections with two products of theirs.
+    Six vectors and, of the largest feed-forward block, its projections with two products of theirs;
+    or four of the wider vectors outside a bottleneck.
     """
-    output = layer.attention.output.weight
-    numbers = 6 * max(output.shape)
-    ff = layer.feed_forward
-    if isinstance(ff, Experts):  # vectors and neurons of one expert, and the sum of all
-        numbers += 4 * output.shape[1] + 4 * ff.widest
-    elif ff is not None:
-        numbers += (3 if ff.gate is None else 4) * ff.down.weight.shape[0]
-    return b * n * numbers * itemsize
+    inside = 6 * max(layer.attention.output.weight.shape) + max(map(_neurons, layer.steps))
+    return b * n * max(inside, 4 * layer.width) * itemsize
+
+
+def _neurons(step: Step) -> int:
+    """Numbers that one part takes inside a feed-forward block."""
+    if isinstance(step, Experts):  # vectors and neurons of one expert, and the sum of all
+        return 4 * step.members[0].down.weight.shape[1] + 4 * step.widest
+    if isinstance(step, FeedForward):
+        return (3 if step.gate is None else 4) * step.down.weight.shape[0]
+    return 0
 
 
 def _attended(step: FrozenAttention, first: int, last: int) -> Tensor:
@@ -105,9 +124,9 @@ def _plus_own(parts: Tensor, own: Tensor, first: int, last: int) -> Tensor:
 
 
 def _slopes(
-    step: FrozenNorm | FrozenFeedForward | FrozenExperts | SampledFeedForward | FrozenResidual,
-) -> FrozenNorm | FrozenFeedForward | FrozenExperts:
+    step: FrozenStep,
+) -> FrozenNorm | FrozenProjection | FrozenFeedForward | FrozenExperts:
     if isinstance(step, SampledFeedForward):
         raise InputError(NOT_LINEAR)
-    assert isinstance(step, (FrozenNorm, FrozenFeedForward, FrozenExperts))
+    assert isinstance(step, (FrozenNorm, FrozenProjection, FrozenFeedForward, FrozenExperts))
     return step

@@ -82,11 +82,14 @@ class WholeNorms:
     others: int = 0  # sources of another sequence
 
     @classmethod
-    def empty(cls, x: Tensor, others: int = 0) -> WholeNorms:
-        """Nothing yet, for vectors like `x` (b, i, d) and `others` sources of another sequence."""
-        b, n, _ = x.shape
-        norms = x.new_zeros(b, n, others + n)
-        return cls(norms, torch.zeros_like(x), torch.zeros_like(x), others)
+    def empty(cls, x: Tensor, others: int = 0, width: int | None = None) -> WholeNorms:
+        """Nothing yet, for vectors like `x` (b, i, d) and `others` sources of another sequence.
+
+        Inside a bottleneck the vectors have another `width` than at the layer's input.
+        """
+        b, n, d = x.shape
+        size = b, n, d if width is None else width
+        return cls(x.new_zeros(b, n, others + n), x.new_zeros(size), x.new_zeros(size), others)
 
     def add(self, sources: Sources) -> None:
         """Take the norms of these sources' vectors, and add them to the sums."""

@@ -9,8 +9,14 @@ import torch
 from normlens.decomposition.costs.gram import gram_memory
 from normlens.decomposition.costs.head_products import head_product_elements
 from normlens.decomposition.costs.tiles import MATRICES, player_memory
-from normlens.decomposition.plan import KernelPlan, sampled_targets
-from normlens.estimate.plans import forms_head_products, kernel_memory, plan_of, sequence_shape
+from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
+from normlens.estimate.plans import (
+    forms_head_products,
+    kernel_memory,
+    part_memory,
+    plan_of,
+    sequence_shape,
+)
 from normlens.estimate.request import Analysis, SourceGroup
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.nonlinearities import SHAPLEY
@@ -54,7 +60,8 @@ def _layer_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> d
         attention += b * group.heads * n * group.sources * (sizes.itemsize + 2 * item)
         factors += b * group.sources * group.heads * (2 * d + group.d_head)
         factors += group.heads * group.d_head * d
-    tokens = b * n * d * (10 + len(layer.symbols))
+    width = d if layer.by_source is None else layer.by_source.width
+    tokens = b * n * width * (10 + len(layer.symbols))
     tokens += sum(b * group.sources * d for group in groups if not group.is_own)
     copy = layer.matrices if converted else layer.scaled
     name = "tile buffers"
@@ -91,6 +98,10 @@ def _stage_buffers(
     layer: LayerSizes, sizes: ModelSizes, analysis: Analysis, group: SourceGroup
 ) -> int:
     """Bytes of the feed-forward stage's intermediates."""
+    if layer.by_source is not None:
+        plan = plan_of(layer, sizes, analysis, group)
+        assert isinstance(plan, Plan)
+        return plan.sources * part_memory(layer, sizes, analysis)
     shape = sequence_shape(layer, sizes, analysis, group)
     if analysis.rule == SHAPLEY:
         behind = analysis.scopes_behind(layer)

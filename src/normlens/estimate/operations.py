@@ -60,8 +60,15 @@ def layer_operations(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -
     if analysis.depth(layer) == 0:
         return operations
     operations["attention parts"] = b * attention_operations(layer, sizes, analysis)
+    if layer.by_source is not None:
+        operations["attention parts"] += 2 * b * analysis.targets(layer) * layer.by_source.before
     if not analysis.reaches_feed_forward(layer):
         return operations
+    if layer.by_source is not None:
+        n = analysis.targets(layer)
+        # Slopes need every block at the real vector, and what no token owns passes its products.
+        rows, pairs = 4 * b * n * layer.by_source.blocks, 2 * b * n * n * layer.by_source.elements
+        return operations | {"feed-forward rows": rows, "feed-forward pairs": pairs}
     if analysis.rule == SHAPLEY:
         return operations | _sampled_operations(layer, sizes, analysis)
     rows, pairs = _token_operations(layer, analysis), 0

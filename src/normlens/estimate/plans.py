@@ -6,13 +6,21 @@ from dataclasses import replace
 from functools import lru_cache
 
 from normlens.components import Reach
+from normlens.decomposition.by_source import sources_at_once
 from normlens.decomposition.costs.head_products import head_products_pay
 from normlens.decomposition.costs.kernel_memory import KernelMemory
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.costs.tiles import TILES
 from normlens.decomposition.fused.tail import Slots, is_supported
-from normlens.decomposition.plan import BY_SOURCE, KernelPlan, Plan, choose_kernel_plan, choose_plan
+from normlens.decomposition.plan import (
+    BY_SOURCE,
+    VECTORS,
+    KernelPlan,
+    Plan,
+    choose_kernel_plan,
+    choose_plan,
+)
 from normlens.estimate.request import Analysis, SourceGroup
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.nonlinearities import SHAPLEY
@@ -26,6 +34,9 @@ def plan_of(
     The kernels' plan where they run and support the layer; otherwise PyTorch's.
     """
     group = group or analysis.groups(layer)[0]
+    if layer.by_source is not None:
+        n, one = group.targets, part_memory(layer, sizes, analysis)
+        return Plan(VECTORS, sources_at_once(one, n, analysis.memory_limit), n)
     if is_fused(layer, sizes, analysis):
         costs = kernel_costs(layer, sizes, analysis, group)
         pays = head_products_pay(group.d_head, layer.d, costs.shape.n)
@@ -33,11 +44,17 @@ def plan_of(
     return choose_plan(sequence_shape(layer, sizes, analysis, group), analysis.memory_limit)
 
 
+def part_memory(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> int:
+    """Bytes that the parts of one source of a batch take where they are followed as vectors."""
+    assert layer.by_source is not None
+    return analysis.batch * analysis.targets(layer) * layer.by_source.part * sizes.compute_itemsize
+
+
 def is_fused(layer: LayerSizes, sizes: ModelSizes, analysis: Analysis) -> bool:
-    """Whether the kernels do the stage; they do not sample, and know nothing of experts."""
+    """Whether the kernels do the stage; they do not sample, and know one block without experts."""
     if not analysis.has_kernels(sizes) or analysis.rule == SHAPLEY:
         return False
-    if layer.widest is not None:
+    if layer.widest is not None or layer.by_source is not None:
         return False
     return is_supported(analysis.tail(layer))
 

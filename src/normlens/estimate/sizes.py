@@ -13,9 +13,11 @@ from normlens.components import (
     FeedForward,
     Layer,
     ParallelFeedForward,
+    Projection,
     Reach,
 )
 from normlens.decomposition.activations import activation
+from normlens.decomposition.source_parts import source_memory
 from normlens.lens import Lens
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 
@@ -42,6 +44,17 @@ class CrossSizes:
 
 
 @dataclass(frozen=True)
+class BySource:
+    """The sizes of a layer whose parts are followed as vectors (`decomposition.by_source`)."""
+
+    width: int  # of the widest vectors
+    elements: int  # of the matrices that each part passes, from W_O on
+    blocks: int  # elements of all feed-forward blocks
+    before: int  # elements that a token meets before the attention, beyond values of `d` numbers
+    part: int  # numbers that one part takes on its way
+
+
+@dataclass(frozen=True)
 class LayerSizes:
     """The sizes that decide one layer's cost; heads are those of the attention to its tokens."""
 
@@ -63,6 +76,7 @@ class LayerSizes:
     stack: str = ""  # of an encoder–decoder: "encoder" or "decoder"
     scaled: int = 0  # elements of the matrices that are copied with a factor inside them
     widest: int | None = None  # neurons of the largest expert; None: one block for all tokens
+    by_source: BySource | None = None  # None: parts behind the block are inside tiles or kernels
 
     @property
     def feed_forward_at(self) -> int | None:
@@ -123,7 +137,21 @@ def _layer_sizes(layer: Layer, block: Any, stack: str) -> LayerSizes:
         stack=stack,
         scaled=sum(linear.weight.numel() for linear in layer.linear_maps if linear.is_scaled),
         widest=None if experts is None else experts.widest,
+        by_source=_by_source(layer) if layer.by_source else None,
     )
+
+
+def _by_source(layer: Layer) -> BySource:
+    blocks = [step for step in layer.steps if isinstance(step, FeedForward)]
+    inside = sum(_elements(block) for block in blocks)
+    behind = layer.steps[layer.steps.index(layer.attention) :]
+    projected = sum(s.linear.weight.numel() for s in behind if isinstance(s, Projection))
+    elements = layer.attention.output.weight.numel() + inside + projected
+    value, d = layer.attention.value.weight, layer.attention.output.weight.shape[1]
+    # A bottleneck's way in is passed when the layer is frozen, by the tokens, and by the sources.
+    before = sum(linear.weight.numel() for linear in layer.projections) - projected
+    before = 3 * before + value.numel() - d * value.shape[1]
+    return BySource(layer.width, elements, inside, before, source_memory(layer, 1, 1, 1))
 
 
 def _cross_sizes(attention: Attention) -> CrossSizes:

@@ -16,7 +16,7 @@ from normlens.estimate.plans import covered, plan_of
 from normlens.estimate.request import Analysis
 from normlens.estimate.sizes import LayerSizes, ModelSizes
 from normlens.models.two_stacks import ENCODER
-from normlens.nonlinearities import SHAPLEY
+from normlens.nonlinearities import NOT_BY_SOURCE, SHAPLEY
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ def _check(sizes: ModelSizes, analysis: Analysis) -> None:
             "target_tokens are what the decoder of an encoder–decoder reads: give them for such a "
             "model, and for no other"
         )
-    if analysis.rule == SHAPLEY and any(sizes.layers[k].cross for k in analysis.layers):
+    layers = [sizes.layers[k] for k in analysis.layers]
+    deep = any(layer.by_source and analysis.reaches_feed_forward(layer) for layer in layers)
+    if analysis.rule == SHAPLEY and deep:
+        raise InputError(NOT_BY_SOURCE)
+    if analysis.rule == SHAPLEY and any(layer.cross for layer in layers):
         raise InputError("Shapley values are sampled for layers with one attention only")
 
 
@@ -115,5 +119,7 @@ def _stages(chosen: Sequence[LayerSizes], sizes: ModelSizes, analysis: Analysis)
 def automatic_batch(sizes: ModelSizes, tokens: int, device: torch.device) -> int:
     """How many sequences of so many tokens a lens runs together on `device`."""
     heads = max(layer.heads + (layer.cross.heads if layer.cross else 0) for layer in sizes.layers)
-    each = sequence_memory(tokens, heads, sizes.layers[0].d, sizes.compute_itemsize)
+    first = sizes.layers[0]
+    width = first.d if first.by_source is None else first.by_source.width
+    each = sequence_memory(tokens, heads, width, sizes.compute_itemsize)
     return affordable_sequences(device, sizes.parameters * sizes.itemsize, each)

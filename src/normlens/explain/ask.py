@@ -149,7 +149,7 @@ def _ask_direction(
         raise InputError("give a target or a direction, not both")
     if layer is not None:
         checked = checked_layer(layer, lens.n_layers)
-        d = lens.layers[checked].attention.output.weight.shape[1]
+        d = lens.layers[checked].d_model
     else:
         checked = None
         d = _end_width(lens)
@@ -178,7 +178,7 @@ def _ask_direction(
 
 def _end_width(lens: Lens) -> int:
     """The width of the model's last vectors."""
-    width = lens.layers[-1].attention.output.weight.shape[1]
+    width = lens.layers[-1].d_model
     for step in lens.adapter.end():
         linear = getattr(step, "linear", None)
         width = width if linear is None else linear.weight.shape[1]

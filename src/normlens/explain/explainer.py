@@ -229,7 +229,7 @@ class Explainer:
         """How many scores of each of b texts of n tokens are carried back together."""
         layers = self.lens.layers
         widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
-        heads, d = layers[0].attention.heads, layers[0].attention.output.weight.shape[1]
+        heads, d = layers[0].attention.heads, layers[0].width
         each = n * (4 * widest + 8 * d)
         if maps:
             each += 3 * heads * n * n

@@ -126,7 +126,8 @@ class TakenMaps:
         if place not in self.scopes:
             return
         if place not in self.passing:
-            self.passing[place] = WholeNorms.empty(self.network.x(layer), self.others)
+            x, width = self.network.x(layer), sources.vectors.shape[-1]
+            self.passing[place] = WholeNorms.empty(x, self.others, width)
         self.passing[place].add(sources)
 
     def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:

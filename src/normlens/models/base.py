@@ -76,6 +76,9 @@ class Adapter:
     two_stacks: bool = False
     #: Whether texts are padded to the model's length, and the padding is read like any token.
     reads_padding: bool = False
+    #: Whether tokens see padding beside them all the same, so that it would change their vectors;
+    #: a property where the configuration decides.
+    padding_leaks: bool = False
 
     def __init__(self, model: nn.Module):
         self.model: Any = model

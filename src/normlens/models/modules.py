@@ -59,6 +59,12 @@ def rms_norm(module: Any, offset: float = 0.0) -> Norm:
     return Norm(_gamma(base, offset), None, _eps(base), False, module)
 
 
+def affine(module: Any) -> Norm:
+    """γ and β in a norm's place, without any deviation."""
+    base = without_adapters(module)
+    return Norm(read_tensor(base, "weight"), read_tensor(base, "bias"), None, False, module)
+
+
 def _gamma(module: Any, offset: float) -> Tensor | None:
     gamma = read_tensor(module, "weight")
     return gamma if gamma is None or not offset else gamma + offset

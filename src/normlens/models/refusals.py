@@ -109,8 +109,6 @@ _GROUPS = {
     # Layers that cannot be traced, or have other parts.
     "its layers are no modules (attentions, norms and feed-forward blocks are in lists of their "
     "own), so no hook sees a layer run": "flaubert xlm",
-    "each of its layers has several feed-forward blocks, one after the other, in a bottleneck "
-    "narrower than the model": "mobilebert",
     "its modules return a scale of quantisation beside each vector and can compute with "
     "integers": "ibert",
     "each of its layers learns an activation of its own (xIELU)": "apertus",

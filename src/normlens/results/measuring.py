@@ -11,7 +11,7 @@ from normlens import analysis
 from normlens.errors import InputError
 from normlens.results.axes import LayerTarget, LayerTargetSource, PerLayer
 from normlens.results.choosing import ChoosableMaps
-from normlens.scopes import components_of, feed_forward_pairs, resolve
+from normlens.scopes import chains, components_of, feed_forward_pairs, resolve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,6 +126,10 @@ class MeasurableMaps(ChoosableMaps):
         pairs = self.feed_forward_pairs()
         if len(pairs) > 1:
             listed = " and ".join(f"{before} → {after}" for before, after in pairs)
+            if len(chains(self.scopes)) == 1:
+                raise InputError(
+                    f"each layer has several feed-forward blocks ({listed}); name two scopes"
+                )
             raise InputError(f"these layers differ ({listed}); name two scopes, or choose layers")
         if not pairs:
             raise InputError(

@@ -243,7 +243,7 @@ class _Recorder:
                 continue
             # A block that is chunked over the sequence calls its modules several times.
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
-            real[step] = vector.reshape(x.shape)
+            real[step] = vector.reshape(*x.shape[:2], -1)
             factor = factor_behind(layer.steps[step]) if module is not None else 1.0
             if isinstance(factor, Tensor) or factor != 1.0:
                 real[step] = real[step] * factor

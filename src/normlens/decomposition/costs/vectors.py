@@ -45,7 +45,7 @@ class VectorSizes:
             elif isinstance(step, Experts):  # which pass one after the other
                 blocks += step.examples
         neurons = max((sum(w.shape[1] for w in projections(block)) for block in blocks), default=0)
-        return cls(n, batch, layers[0].attention.output.weight.shape[1], neurons, itemsize)
+        return cls(n, batch, layers[0].width, neurons, itemsize)
 
     @property
     def kept(self) -> int:
