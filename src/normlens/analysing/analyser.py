@@ -116,7 +116,12 @@ class Analyser:
                 if recording is not None:
                     return self._replayed(batch, inputs, recording)
         runs = self._runs(batch, inputs, self.buffers, self.outbox)
-        self._trace(runs, inputs)
+        try:
+            self._trace(runs, inputs)
+        except RuntimeError:
+            if self.outbox is not None:
+                self.outbox.wait()  # what waits there takes memory that a smaller batch needs
+            raise
         return runs
 
     def _replayed(
