@@ -165,8 +165,8 @@ def flags_of(command: str) -> dict[str, Any]:
         ("cosine", CosineOptions, {"batch_size"}),
         ("cosine", LoadOptions, set()),
         ("estimate", AnalysisOptions, {"seed", "origin"}),
-        ("estimate", LoadOptions, set()),
-        ("serve", LoadOptions, {"revision"}),
+        ("estimate", LoadOptions, {"part"}),
+        ("serve", LoadOptions, {"revision", "part"}),
         (
             "serve",
             AnalysisOptions,
