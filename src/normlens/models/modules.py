@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normlens.components import Branch, Linear, Norm, Residual, Step
+from normlens.components import Attention, Branch, Linear, Norm, Residual, Step
 from normlens.models.reading import read_linear, read_tensor, without_adapters
 
 
@@ -83,3 +83,16 @@ def sublayers(parts: Iterable[tuple[Norm, Step]], *, norm_first: bool) -> list[S
         else:
             steps += [Branch(), part, Residual(), norm]
     return steps
+
+
+def projected_attention(module: Any, source: str | None = None) -> Attention:
+    """An attention whose projections are called `v_proj` and `out_proj`, as BART named them."""
+    return Attention(
+        value=linear(module.v_proj),
+        output=linear(module.out_proj),
+        heads=module.num_heads,
+        groups=module.num_heads,
+        weights=module,
+        module=module.out_proj,
+        source=source,
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, FeedForward, Norm, Step
+from normlens.components import FeedForward, Norm, Step
 from normlens.heads import HeadStep
 from normlens.models.base import layer_norm, linear, register, sublayers
+from normlens.models.modules import projected_attention
 from normlens.models.two_stacks import ENCODER, TINY, TwoStacks
 
 
@@ -22,10 +23,10 @@ class Bart(TwoStacks):
 
     def steps(self, block: Any) -> list[Step]:
         parts: list[tuple[Norm, Step]] = [
-            (layer_norm(block.self_attn_layer_norm), _attention(block.self_attn))
+            (layer_norm(block.self_attn_layer_norm), projected_attention(block.self_attn))
         ]
         if hasattr(block, "encoder_attn"):
-            cross = _attention(block.encoder_attn, ENCODER)
+            cross = projected_attention(block.encoder_attn, ENCODER)
             parts.append((layer_norm(block.encoder_attn_layer_norm), cross))
         feed_forward = FeedForward(
             up=linear(block.fc1),
@@ -35,18 +36,6 @@ class Bart(TwoStacks):
         )
         parts.append((layer_norm(block.final_layer_norm), feed_forward))
         return sublayers(parts, norm_first=self.norm_first)
-
-
-def _attention(module: Any, source: str | None = None) -> Attention:
-    return Attention(
-        value=linear(module.v_proj),
-        output=linear(module.out_proj),
-        heads=module.num_heads,
-        groups=module.num_heads,
-        weights=module,
-        module=module.out_proj,
-        source=source,
-    )
 
 
 def _final_norm(stack: Any) -> list[HeadStep]:

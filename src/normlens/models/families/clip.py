@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, FeedForward, Step
+from normlens.components import FeedForward, Step
 from normlens.heads import MEAN, PATCHES, Head, HeadStep
 from normlens.models.base import Adapter, layer_norm, linear, register
-from normlens.models.modules import sublayers
+from normlens.models.modules import projected_attention, sublayers
 from normlens.models.signals import ImageEncoder
 from normlens.models.tiny import ENCODER, IMAGE
 
@@ -19,15 +19,7 @@ class Tower(Adapter):
         return list(self.model.encoder.layers)
 
     def steps(self, block: Any) -> list[Step]:
-        attention, mlp, heads = block.self_attn, block.mlp, self.config.num_attention_heads
-        mixing = Attention(
-            value=linear(attention.v_proj),
-            output=linear(attention.out_proj),
-            heads=heads,
-            groups=heads,
-            weights=attention,
-            module=attention.out_proj,
-        )
+        mixing, mlp = projected_attention(block.self_attn), block.mlp
         feed_forward = FeedForward(
             up=linear(mlp.fc1),
             down=linear(mlp.fc2),

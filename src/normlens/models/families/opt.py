@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.components import Attention, FeedForward, Step
+from normlens.components import FeedForward, Step
 from normlens.heads import HeadStep
 from normlens.models.base import Decoder, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense
+from normlens.models.modules import projected_attention
 from normlens.models.tiny import DECODER
 
 
@@ -44,15 +45,7 @@ class OPT(Decoder):
         return self.config.activation_function
 
     def steps(self, block: Any) -> list[Step]:
-        attention = block.self_attn
-        attend = Attention(
-            value=linear(attention.v_proj),
-            output=linear(attention.out_proj),
-            heads=attention.num_heads,
-            groups=attention.num_heads,
-            weights=attention,
-            module=attention.out_proj,
-        )
+        attend = projected_attention(block.self_attn)
         feed_forward = FeedForward(
             up=linear(block.fc1),
             down=linear(block.fc2),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from normlens.components import Attention, FeedForward, Step
+from normlens.components import FeedForward, Step
 from normlens.errors import UnsupportedModelError
 from normlens.heads import MEAN, SEQUENCES, Head, HeadStep
 from normlens.models.base import layer_norm, linear, register
 from normlens.models.heads import dense
-from normlens.models.modules import sublayers
+from normlens.models.modules import projected_attention, sublayers
 from normlens.models.signals import SoundEncoder
 from normlens.models.tiny import SOUND
 
@@ -39,16 +39,7 @@ class Wav2Vec2(SoundEncoder):
                 "each of this model's layers has a second feed-forward block, an adapter behind "
                 "the first (adapter_attn_dim), and no scope has a place for it"
             )
-        attention, feed_forward = block.attention, block.feed_forward
-        heads = self.config.num_attention_heads
-        mixing = Attention(
-            value=linear(attention.v_proj),
-            output=linear(attention.out_proj),
-            heads=heads,
-            groups=heads,
-            weights=attention,
-            module=attention.out_proj,
-        )
+        mixing, feed_forward = projected_attention(block.attention), block.feed_forward
         last = FeedForward(
             up=linear(feed_forward.intermediate_dense),
             down=linear(feed_forward.output_dense),
