@@ -7,6 +7,7 @@ through pinned memory, and other threads write them into the arrays that the use
 from __future__ import annotations
 
 import queue
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor
 
 #: Pinned memory: so many slots of so many bytes, for all calls of a process. Taking more while a
-#: GPU works would wait for it.
+#: GPU works would wait for it, so all are taken with the first large result.
 SLOTS, SLOT = 32, 8 << 20
+#: Of them, those that are enough for small results.
+FEW = 4
 #: Bytes on the device that may wait for a slot; then the call waits, too.
 WAITING = 2 << 30
 #: Rows of a causal map that are sent together at most; sources behind the last are left out.
@@ -30,12 +33,30 @@ PIECE = 1 << 18
 WRITERS = 8
 
 
-@lru_cache(maxsize=1)
-def _slots() -> queue.SimpleQueue[Tensor]:
-    slots: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-    for _ in range(SLOTS):
-        slots.put(torch.empty(SLOT, dtype=torch.uint8, pin_memory=True))
-    return slots
+class _Slots:
+    """The slots of a process that are free."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        self._taken, self._lock = 0, threading.Lock()
+
+    def have(self, count: int) -> None:
+        """Take so many slots, unless there are as many already."""
+        with self._lock:
+            for _ in range(self._taken, count):
+                self._free.put(torch.empty(SLOT, dtype=torch.uint8, pin_memory=True))
+                self._taken += 1
+
+    def get(self, block: bool = True) -> Tensor:
+        """A free slot; `queue.Empty` where there is none and nobody waits for one."""
+        return self._free.get(block)
+
+    def put(self, slot: Tensor) -> None:
+        """Give a slot back."""
+        self._free.put(slot)
+
+
+_SLOTS = _Slots()
 
 
 @lru_cache(maxsize=1)
@@ -80,6 +101,16 @@ class Outbox:
         Without an event they are ready when the current stream comes here. With `first`, target i
         has no source from `first + i + 1` on, and those are not copied.
         """
+        _SLOTS.have(SLOTS)
+        self._send_all(tensors, into, ready, first)
+
+    def _send_all(
+        self,
+        tensors: Sequence[Tensor],
+        into: Sequence[Tensor],
+        ready: torch.cuda.Event | None = None,
+        first: int | None = None,
+    ) -> None:
         if ready is None:
             ready = torch.cuda.Event()
             ready.record()
@@ -90,14 +121,15 @@ class Outbox:
 
     def send_flat(self, tensor: Tensor, into: Tensor) -> None:
         """Copy numbers that lie one behind the other, by several threads."""
+        _SLOTS.have(FEW)
         for piece, place in zip(tensor.split(PIECE), into.split(PIECE), strict=True):
-            self.send([piece[None]], [place[None]])
+            self._send_all([piece[None]], [place[None]])
 
     def _forward(self) -> None:
         """Send what waits, as far as there are slots; wait for more only if too much waits."""
         while self._waiting:
             try:
-                slot = _slots().get(block=self._bytes > WAITING)
+                slot = _SLOTS.get(block=self._bytes > WAITING)
             except queue.Empty:
                 return
             self._send(self._waiting.popleft(), slot)
@@ -107,7 +139,7 @@ class Outbox:
         kind, shape = piece.into[0].dtype, piece.parts[0].shape
         size = len(piece.parts) * shape.numel() * kind.itemsize
         if size > SLOT:  # one row of one tensor
-            _slots().put(slot)
+            _SLOTS.put(slot)
             _write(torch.stack(piece.parts).cpu(), piece.into)
             return
         pinned = slot[:size].view(kind).view(len(piece.parts), *shape)
@@ -125,14 +157,14 @@ class Outbox:
                 arrived.synchronize()
                 _write(pinned, piece.into)
             finally:
-                _slots().put(slot)
+                _SLOTS.put(slot)
 
         self._writing.append(_writers().submit(write))
 
     def wait(self) -> None:
         """Return when everything that was sent has arrived."""
         while self._waiting:
-            self._send(self._waiting.popleft(), _slots().get())
+            self._send(self._waiting.popleft(), _SLOTS.get())
         while self._writing:
             self._writing.popleft().result()
 
