@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.late import formed
-from normlens.matmul import splits, times
+from normlens.matmul import splits, times, times_plus
 
 C = TypeVar("C")
 
@@ -76,9 +76,7 @@ class Linear:
             return replace(self, scale=1.0)(x) * self.scale
         if self.bias is None:
             return times(x, self.weight)
-        if self.weight.dtype != x.dtype:
-            return times(x, self.weight) + self.bias
-        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        return times_plus(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,8 @@
 """Products of vectors with weights, whose precision may be lower than the vectors'.
 
+On a GPU float32 products of many vectors are formed from float16 numbers (`split_products`), as
+exact and several times as fast.
+
 A weight in bfloat16 is exact, so nothing is gained by making it float32. On a GPU the vectors are
 split instead, into a bfloat16 number and the bfloat16 number that it misses: two products at the
 speed of bfloat16 have 16 digits of the vectors' 24, where one in TF32, which takes as long, has 11.
@@ -8,6 +11,11 @@ speed of bfloat16 have 16 digits of the vectors' 24, where one in TF32, which ta
 from __future__ import annotations
 
 import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +23,34 @@ from torch import Tensor
 #: Products of bfloat16 with a float32 result came with this version.
 _AVAILABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+#: Vectors from which on splitting a weight pays.
+_FEWEST = 256
+_OLDEST = (8, 0)  # capability of the GPUs on which float16 is fast enough
+
+
+class _Kept(threading.local):
+    """The operands of this thread that are kept for a while, with the weights they stand for."""
+
+    operands: dict[Any, tuple[Tensor, Any]] | None = None
+
+
+_kept = _Kept()
+
+
+@contextmanager
+def operands_kept() -> Iterator[None]:
+    """Split each weight once for all products inside; nobody may change a weight there."""
+    before, _kept.operands = _kept.operands, {}
+    try:
+        yield
+    finally:
+        _kept.operands = before
+
+
+def forget_operands() -> None:
+    """Let go of the operands that are kept: what follows needs the memory more."""
+    if _kept.operands is not None:
+        _kept.operands.clear()
 
 
 def splits(weights: Tensor) -> bool:
@@ -28,11 +64,54 @@ def times(v: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     The weight has the same precision, or is bfloat16; `scale` has the last axes of v.
     """
     if v.dtype == weight.dtype:
-        return (v if scale is None else v * scale) @ weight
+        v = v if scale is None else v * scale
+        return _split(v, weight) if is_split(v, weight) else v @ weight
     high, low = (half.flatten(0, -2) for half in _halves(v, scale))
     product = torch.mm(high, weight, out_dtype=v.dtype)
     product += torch.mm(low, weight, out_dtype=v.dtype)
     return product.unflatten(0, v.shape[:-1])
+
+
+def times_plus(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``v W + b``."""
+    if v.dtype != weight.dtype:
+        return times(v, weight) + bias
+    if is_split(v, weight):
+        return _split(v, weight, bias)
+    if v.is_cuda:  # cuBLAS takes slower kernels for few vectors with a bias
+        return (v @ weight).add_(bias)
+    return torch.addmm(bias, v.flatten(0, -2), weight).unflatten(0, v.shape[:-1])
+
+
+def rough_product(v: Tensor, weight: Tensor) -> Tensor:
+    """``v W`` for operands of the kernels that have 11 digits, in float32."""
+    return _split(v, weight, digits=11) if is_split(v, weight) else v @ weight
+
+
+def is_split(v: Tensor, weight: Tensor) -> bool:
+    """Whether the product of these float32 numbers is formed from float16 numbers."""
+    if not (v.is_cuda and _HAS_TRITON and v.dtype == weight.dtype == torch.float32):
+        return False
+    inner, columns = weight.shape[-2:]
+    if weight.dim() != 2 or inner % 8 or min(inner, columns) < 64:
+        return False
+    return v.numel() >= _FEWEST * inner and _is_recent(v.device)
+
+
+@cache
+def _is_recent(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= _OLDEST
+
+
+def _split(v: Tensor, weight: Tensor, bias: Tensor | None = None, digits: int = 22) -> Tensor:
+    from normlens.split_products import SplitRows, multiply  # Triton is slow to import
+
+    kept = {} if _kept.operands is None else _kept.operands
+    place = weight.data_ptr(), weight.shape, weight.stride()
+    if place not in kept:
+        kept[place] = weight, SplitRows.of(weight.T)
+    made = multiply(v.flatten(0, -2), kept[place][1], bias, digits=digits)
+    return made.unflatten(0, v.shape[:-1])
 
 
 def weighted(alpha: Tensor, v: Tensor) -> Tensor:

@@ -156,6 +156,7 @@ def test_results_that_are_sent_have_the_same_bits(
     monkeypatch.setattr(large_results, "SENT_AT_ONCE", 1)
     monkeypatch.setattr(outbox, "ROWS", 8)
     monkeypatch.setattr(outbox, "SLOT", 1 << 12)
+    monkeypatch.setattr(outbox, "_SLOTS", outbox._Slots())
     monkeypatch.setattr(outbox, "WAITING", 1 << 14)
     lens = normlens.load(model, device="cuda")
     for _ in range(CALLS):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from normlens.analysing.batches import affordable, batches, launched, part_batch
 from normlens.analysing.collect import Collected
 from normlens.analysing.outbox import Outbox
 from normlens.analysing.packing import token_axis
-from normlens.analysing.recording import Recording, recording_key
+from normlens.analysing.recording import recording_key
 from normlens.analysing.stack_run import StackRun, collected_maps
 from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
@@ -39,14 +39,8 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
-class Finished(NamedTuple):
-    """The maps of a batch that was replayed."""
-
-    maps: list[Maps]
-
-
-#: What a batch has given: its runs, what was collected on the way from the input, or its maps.
-Launched = list[StackRun] | Collected | Finished
+#: What a batch has given: its runs, or what was collected on the way from the input.
+Launched = list[StackRun] | Collected
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,10 @@ class Analyser:
             run = partial(self._recorded_run, batch)
             with self.lens.recordings.lent(self.lens.model, batch_key, run, inputs) as recording:
                 if recording is not None:
-                    return self._replayed(batch, inputs, recording)
+                    runs = self._runs(batch, inputs, self.buffers, self.outbox)
+                    if recording.replay(inputs, [run.collected for run in runs]):
+                        return runs
+                    self.lens.recordings.forget()
         runs = self._runs(batch, inputs, self.buffers, self.outbox)
         try:
             self._trace(runs, inputs)
@@ -124,22 +121,13 @@ class Analyser:
             raise
         return runs
 
-    def _replayed(
-        self, batch: list[Item], inputs: dict[str, Tensor], recording: Recording
-    ) -> Finished:
-        """The maps of a batch whose kernels are recorded."""
-        recorded = recording.replay(inputs)
-        runs = self._runs(batch, inputs, self.buffers, self.outbox)
-        for run, before in zip(runs, recorded, strict=True):
-            run.collected.replayed(before.collected)
-        return Finished(self._finish(batch, runs))
-
     def _recorded_run(self, batch: list[Item], inputs: dict[str, Tensor]) -> list[StackRun]:
-        """Run a batch so that it can be replayed: nothing leaves the device."""
+        """Run a batch so that it can be replayed: large results stay on the device."""
         runs = self._runs(batch, inputs, Buffers(), None)
         self._trace(runs, inputs)
         for run in runs:
             run.collected.settle()
+            run.collected.bring_home()
         return runs
 
     def _trace(self, runs: list[StackRun], inputs: dict[str, Tensor]) -> None:
@@ -197,8 +185,6 @@ class Analyser:
 
     def _finish(self, batch: list[Item], launched: Launched) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        if isinstance(launched, Finished):
-            return launched.maps
         if isinstance(launched, Collected):
             return collected_maps(self.lens, self.stacks[-1], _alone(batch), launched)
         *encoder, last = launched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
@@ -19,6 +20,7 @@ from normlens.analysing.outbox import Outbox
 from normlens.components import Layer, Reach
 from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
+from normlens.pinned import pinned_copy
 from normlens.results.labelled import Correlations
 from normlens.tracing.checks import Checks
 
@@ -71,6 +73,9 @@ class Collected:
         self._settled: list[tuple[Tensor, list[_Alike]]] = []
         self._numbers: list[Tensor] = []  # of errors, and of those of kernels, once settled
         self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
+        self._replay: torch.cuda.Event | None = None  # the end of the one that these come from
+        self._recording: object = None
+        self._taking = threading.Lock()
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
@@ -116,6 +121,12 @@ class Collected:
         ]
         self._flatten()
 
+    def bring_home(self) -> None:
+        """Copy what is settled to pinned memory, as the last thing that the device does."""
+        self.checks.bring_home()
+        self._numbers = [pinned_copy(numbers) for numbers in self._numbers]
+        self._settled = [(pinned_copy(flat), alike) for flat, alike in self._settled]
+
     def _flatten(self) -> None:
         by_type: dict[torch.dtype, list[Key]] = {}
         for key, pieces in self._pending.items():
@@ -127,8 +138,14 @@ class Collected:
         self._pending.clear()
         self._held = 0
 
-    def replayed(self, recorded: Collected) -> None:
-        """Take over what a recorded batch of the same lengths has left on the device."""
+    def replayed(self, recorded: Collected, recording: object) -> None:
+        """Take over what a recorded batch of the same lengths leaves; its replay has begun.
+
+        The recording stays in memory until its results are taken.
+        """
+        self._recording = recording
+        self._replay = torch.cuda.Event()
+        self._replay.record()
         self.checks = copy(recorded.checks)
         self.precision, self.experts = recorded.precision, recorded.experts
         self.covered = recorded.covered
@@ -160,7 +177,22 @@ class Collected:
 
     def wait(self) -> None:
         """Wait for what has been sent, before anything else is asked of the device."""
-        self._large.wait()
+        self.take()
+
+    def take(self) -> None:
+        """Bring home what is sent, and copy what a replay leaves: the next one writes over it.
+
+        The thread of the next replay may ask for this, too.
+        """
+        with self._taking:
+            self._large.wait()
+            if self._replay is None:
+                return
+            self._replay.synchronize()
+            self.checks.take()
+            self._numbers = [numbers.clone() for numbers in self._numbers]
+            self._settled = [(flat.clone(), alike) for flat, alike in self._settled]
+            self._replay = self._recording = None
 
     def errors(self) -> list[tuple[int, str, float]]:
         """Every completeness error, with its layer and scope, in the order of the layers."""
@@ -235,7 +267,7 @@ class Collected:
         self._settled.clear()
 
     def _on_cpu(self, flat: Tensor) -> NDArray[Any]:
-        if self._outbox is None:
+        if self._outbox is None or not flat.is_cuda:
             return flat.cpu().numpy()
         arrived = torch.empty(flat.shape, dtype=flat.dtype)
         self._outbox.send_flat(flat, arrived)

@@ -77,9 +77,13 @@ class ModelState:
             self.settings == _settings()
             and not any(getattr(nn.modules.module, name, None) for name in GLOBAL_HOOKS)
             and all(_same(now, before) for now, before in self.attributes)
-            and all(_memory(tensor) == before for tensor, before in self.tensors)
+            and self.holds_memory()
             and all(kind.forward is before for kind, before in self.forward.items())
         )
+
+    def holds_memory(self) -> bool:
+        """Whether its tensors still lie where they lay."""
+        return all(_memory(tensor) == before for tensor, before in self.tensors)
 
 
 def _settings() -> tuple[Any, ...]:

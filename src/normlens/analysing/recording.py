@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from normlens.analysing.collect import Collected
 from normlens.analysing.model_state import ModelState
 from normlens.analysing.stack_run import StackRun
+from normlens.analysing.stacks import Stack
+from normlens.components import FeedForward
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.device_constants import holding
 from normlens.nonlinearities import SHAPLEY
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
 
 #: Batches of one shape before the next one is recorded.
 BEFORE = 2
-#: Tokens of a batch up to which launching takes longer than running.
-TOKENS = 2048
+#: Operations of a layer's feed-forward stage, and tokens of a batch, up to which launching a layer
+#: may take longer than running it.
+OPERATIONS, TOKENS = 8e12, 1 << 14
 #: Recordings of one lens; the one that was used longest ago makes room.
 RECORDINGS = 8
 #: Changes of a model after which it is no longer recorded.
@@ -72,17 +77,29 @@ class Recording:
             self._graph = torch.cuda.CUDAGraph()
             graph = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
             with graph, _NumbersFromPython(self._constants):
-                self.runs = run(self._inputs)
+                self._runs = run(self._inputs)
+        self._last: list[weakref.ref[Collected]] = []  # whose results the last replay leaves
         self.bytes = max(0, torch.cuda.memory_allocated() - before)
         self.used = threading.Lock()
 
-    def replay(self, inputs: Inputs) -> list[StackRun]:
-        """Run the same on other inputs; results are in the recorded runs until the next replay."""
+    def replay(self, inputs: Inputs, into: Sequence[Collected]) -> bool:
+        """Run the same on other inputs, with results for each of the recorded runs.
+
+        False if the model is no longer the one that was recorded, which is found out meanwhile.
+        """
+        for last in self._last:
+            if (collected := last()) is not None:
+                collected.take()
         for name, value in inputs.items():
             if isinstance(value, Tensor):
-                self._inputs[name].copy_(value)
+                self._inputs[name].copy_(value, non_blocking=True)
         self._graph.replay()
-        return self.runs
+        if not self.state.holds():
+            return False
+        for collected, run in zip(into, self._runs, strict=True):
+            collected.replayed(run.collected, self)
+        self._last = [weakref.ref(collected) for collected in into]
+        return True
 
 
 class _NumbersFromPython(TorchFunctionMode):
@@ -136,15 +153,23 @@ class Recordings:
         finally:
             recording.used.release()
 
+    def forget(self) -> None:
+        """Drop every recording: the model has changed."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._recorded.clear()
+        self._counts.clear()
+        self._changes += 1
+
     def _find(self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs) -> Recording | None:
         recording = self._recorded.get(key)
-        if recording is not None and recording.state.holds():
+        if recording is not None and recording.state.holds_memory():
             self._recorded.move_to_end(key)
             return recording
         if recording is not None:
-            self._recorded.clear()
-            self._counts.clear()
-            self._changes += 1
+            self._drop()
         if key in self._refused or self._changes > CHANGES:
             return None
         self._counts[key] = self._counts.pop(key, 0) + 1
@@ -190,16 +215,25 @@ def recording_key(
     lens, request = call.lens, call.request
     if lens.device.type != "cuda" or not TELLS or call.progress is not None:
         return None
-    tokens = sum(len(sequence) for batch in sequences for sequence in batch)
-    if tokens > TOKENS or request.settings.rule == SHAPLEY:
+    lengths = [len(sequence) for batch in sequences for sequence in batch]
+    if request.settings.rule == SHAPLEY or sum(lengths) > TOKENS:
+        return None
+    if sum(n * n for n in lengths) * _largest_block(call.stacks) > OPERATIONS:
         return None
     blocks = lens.adapter.blocks() if call.products is not None else ()
     return (
         tuple(repr(stack.request) for stack in call.stacks),
-        tuple(len(sequence) for batch in sequences for sequence in batch),
+        tuple(lengths),
         tuple(
             (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, value)
             for name, value in inputs.items()
         ),
         tuple(call.products.of(block) for block in blocks) if call.products is not None else (),
     )
+
+
+def _largest_block(stacks: Sequence[Stack]) -> int:
+    """Operations for one pair of tokens in the largest feed-forward block, of its last product."""
+    blocks = [layer.feed_forward for stack in stacks for layer in stack.layers]
+    sizes = [block.down.weight.numel() for block in blocks if isinstance(block, FeedForward)]
+    return 2 * max(sizes, default=0)

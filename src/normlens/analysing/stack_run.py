@@ -22,6 +22,7 @@ from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
+from normlens.matmul import operands_kept
 from normlens.models.two_stacks import DECODER
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
@@ -73,20 +74,21 @@ class StackRun:
         """Take apart a layer that the model has just run; its index counts in this stack."""
         request, dtype = self.stack.request, self.lens.compute_dtype
         layer = self.check(traced)
-        result = decompose_layer(
-            layer,
-            traced.x.to(dtype),
-            [alpha.to(dtype) for alpha in traced.alphas],
-            self.lengths,
-            request.scopes,
-            self._settings_of(traced.index),
-            traced.real,
-            None if self.products is None else self.products.of(traced.block),
-            self.buffers,
-            _ordinary_dimensions(layer) if request.settings.statistics else None,
-            {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
-            dict.fromkeys(traced.sources, self.columns.others),
-        )
+        with operands_kept():
+            result = decompose_layer(
+                layer,
+                traced.x.to(dtype),
+                [alpha.to(dtype) for alpha in traced.alphas],
+                self.lengths,
+                request.scopes,
+                self._settings_of(traced.index),
+                traced.real,
+                None if self.products is None else self.products.of(traced.block),
+                self.buffers,
+                _ordinary_dimensions(layer) if request.settings.statistics else None,
+                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
+                dict.fromkeys(traced.sources, self.columns.others),
+            )
         self.collected.add(result, traced.index, layer)
 
     def check(self, traced: LayerTrace) -> Layer:

@@ -20,18 +20,26 @@ from normlens.decomposition.costs.head_products import head_product_elements, he
 from normlens.decomposition.fingerprint import Fingerprint, description, fingerprints
 from normlens.decomposition.norm import stretch
 from normlens.decomposition.rules import projections
+from normlens.matmul import times
 
 T = TypeVar("T")
+Product = Callable[[Tensor, Tensor], Tensor]
 ProductTensors = tuple[Tensor, ...]  # B_h W_k (h, d_head, m), one per input projection
 
 
 class HeadProducts:
     """The head products of one layer in one call: kept ones, or formed where that pays."""
 
-    def __init__(self, kept: KeptProducts | None, basis: Tensor, weights: Sequence[Tensor]):
+    def __init__(
+        self,
+        kept: KeptProducts | None,
+        basis: Tensor,
+        weights: Sequence[Tensor],
+        product: Product = times,
+    ):
         self._formed = None if kept is None else kept.tensors
         self._always = kept is not None
-        self._basis, self._weights = basis, weights
+        self._basis, self._weights, self._product = basis, weights, product
 
     def used_for(self, n: int) -> bool:
         """Whether n tokens that are treated together use the products; U W_k may cost less."""
@@ -43,13 +51,20 @@ class HeadProducts:
         if not self.used_for(n):
             return None
         if self._formed is None:
-            self._formed = form_products(self._basis, self._weights)
+            self._formed = form_products(self._basis, self._weights, self._product)
         return self._formed
 
+    def forget(self) -> None:
+        """Let go of products that were formed for this call."""
+        if not self._always:
+            self._formed = None
 
-def form_products(basis: Tensor, weights: Sequence[Tensor]) -> ProductTensors:
+
+def form_products(
+    basis: Tensor, weights: Sequence[Tensor], product: Product = times
+) -> ProductTensors:
     """Form ``B_h W_k`` for each input projection."""
-    return tuple(basis @ w for w in weights)
+    return tuple(product(basis, w) for w in weights)
 
 
 # Kept from call to call -------------------------------------------------------------------------

@@ -118,6 +118,11 @@ class Factors:
         """U (b, j, h, d)."""
         return torch.einsum("bjhe,hed->bjhd", self.heads, self.basis)
 
+    def values_of(self, first: int, last: int) -> Tensor:
+        """U (j, h, d) of some sources of the batch, counted through all of its sequences."""
+        heads = self.heads.flatten(0, 1)[first:last]
+        return torch.einsum("jhe,hed->jhd", heads, self.basis)
+
     def sum_of_sources(self) -> Tensor:
         """``Σ_j F_i(x_j)`` of the group, (b, i, d), without its parts."""
         heads = torch.einsum("bjih,bjhe->bihe", self.weights, self.heads)
@@ -163,7 +168,7 @@ class Parts:
         """The parts before any attention: each token's vector is its own part."""
         return cls(x, Bias.none(x))
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """The real vectors."""
         total = self.own + self.bias.vectors

@@ -20,6 +20,7 @@ from normlens.device_constants import on_device
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.reading import class_name
+from normlens.pinned import pinned_copy
 from normlens.tracing.rows import Rows
 from normlens.tracing.trace import LayerTrace
 
@@ -88,6 +89,14 @@ class Checks:
     def settle(self) -> None:
         """Put all numbers into a few tensors, still on their device."""
         self._settled = [_flat(tensors) for tensors in self._measured]
+
+    def bring_home(self) -> None:
+        """Copy the settled numbers to pinned memory."""
+        self._settled = [pinned_copy(numbers) for numbers in self._settled]
+
+    def take(self) -> None:
+        """Copy numbers that the next replay writes over."""
+        self._settled = [numbers.clone() for numbers in self._settled]
 
     def judge(self) -> None:
         """Raise where a layer is not what its adapter says."""

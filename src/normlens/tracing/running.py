@@ -100,6 +100,26 @@ def plain_experts(model: Any) -> Iterator[None]:
 
 
 @contextmanager
+def whole_float32() -> Iterator[None]:
+    """Products and convolutions in float32, not in TF32, which cuDNN takes if nobody says no."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    def restore() -> None:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        yield
+    finally:
+        undo(restore)
+
+
+@contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run compiled modules as they were written: compiled code may pass by the hooks."""
     compiled = any(

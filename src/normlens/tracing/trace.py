@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,9 @@ from normlens.tracing.running import (
     plain_experts,
     plain_options,
     uncompiled,
+    whole_float32,
 )
+from normlens.tracing.split_linears import are_many, split_linears
 from normlens.tracing.turns import alone_with_model
 
 #: The arguments of a block's call.
@@ -97,6 +99,7 @@ def reading(model: nn.Module, adapter: Adapter) -> Iterator[None]:
         eager_attention(model),
         plain_experts(model),
         uncompiled(model),
+        whole_float32(),
         other_methods(adapter.stand_ins()),
     ):
         yield
@@ -121,7 +124,8 @@ def run_traced(
         with Hooks() as hooks:
             check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
             try:
-                output = model(**inputs, **plain_options(model))
+                with split_linears() if are_many(inputs) else nullcontext():
+                    output = model(**inputs, **plain_options(model))
             except RuntimeError as error:
                 explain_failure(model, error)
                 raise

@@ -29,6 +29,11 @@ def source_row_bytes(heads: int, m: int, projections: int, itemsize: int) -> int
     return projections * heads * m * itemsize
 
 
+def value_bytes(heads: int, d: int) -> int:
+    """Bytes of one source's vectors U (H, d)."""
+    return 4 * heads * d
+
+
 def hidden_row_bytes(n: int, m: int, itemsize: int) -> int:
     """Bytes of one source's hidden rows (i, M)."""
     return n * m * itemsize

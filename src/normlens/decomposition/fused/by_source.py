@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normlens.decomposition.costs.kernel_memory import at_once, hidden_row_bytes
+from normlens.decomposition.costs.kernel_memory import at_once, hidden_row_bytes, value_bytes
 from normlens.decomposition.fused.kernels.by_source import feed_forward_sums
 from normlens.decomposition.fused.kernels.hidden_rows import store_hidden
 from normlens.decomposition.fused.launching import described, launch
@@ -12,6 +12,7 @@ from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.operands import Operand, described_both
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tiling import Tiling, stores_hidden
+from normlens.matmul import forget_operands
 
 HIDDEN_RUN = 512  # neurons of one program that stores hidden rows
 
@@ -30,11 +31,18 @@ class BySource(Method):
 
     @property
     def least_bytes(self) -> int:
-        return self.stage.rows.bytes_per_source
+        return self._source_bytes
+
+    @property
+    def _source_bytes(self) -> int:
+        """Memory of one source's rows, or of its bypassed vectors if these are larger."""
+        stage = self.stage
+        return max(stage.rows.bytes_per_source, value_bytes(stage.heads, stage.d))
 
     def fill(self, limit: int) -> None:
         self.sums = self.stage.prepare_sums(self.tiling.dims)
-        chunk = at_once(limit, self.stage.rows.bytes_per_source)
+        forget_operands()  # the rows' weights are formed, and nothing else is multiplied here
+        chunk = at_once(limit, self._source_bytes)
         for first in range(0, self.stage.tokens, chunk):
             self._run_sources(first, min(first + chunk, self.stage.tokens), limit)
 
@@ -43,7 +51,7 @@ class BySource(Method):
         stage, tiling = self.stage, self.tiling
         row_block = [1, stage.head_block, tiling.neurons]
         slope_block = [tiling.targets, tiling.neurons]
-        rows = stage.rows.take(first, last)
+        rows, bypassed = stage.rows.take(first, last), stage.bypassed(first, last)
         mixing = [
             *described_both(rows[0], row_block),
             *described_both(rows[1] if stage.gated else None, row_block),
@@ -95,6 +103,7 @@ class BySource(Method):
                 *hiddens,
                 *downs,
                 *stage.units(stage.rows),
+                *bypassed,
                 *stage.tail_vectors,
                 *place,
                 stage.b,

@@ -36,10 +36,11 @@ def launch(
 
 
 def strided(values: Tensor) -> tuple[Tensor, int, int]:
-    """U (b, j, h, d) as (b·j, h, d), whatever its memory layout, and its token and head strides."""
-    if values.stride(3) != 1:
+    """U (j, h, d) or (b, j, h, d), whatever its memory layout, and its token and head strides."""
+    if values.stride(-1) != 1:
         values = values.contiguous()
-    flat = values.flatten(0, 1)  # a copy where sequences are not adjacent in memory
+    # a copy where sequences are not adjacent in memory
+    flat = values.flatten(0, 1) if values.dim() == 4 else values
     return flat, flat.stride(0), flat.stride(1)
 
 

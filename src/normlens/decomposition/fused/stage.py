@@ -22,6 +22,7 @@ from normlens.decomposition.fused.tiling import block_of_heads, power_of_two
 from normlens.decomposition.head_products import HeadProducts, ProductTensors
 from normlens.decomposition.rules import projections
 from normlens.device_constants import on_device
+from normlens.matmul import rough_product, times
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ class Stage:
     @cached_property
     def _head_products(self) -> HeadProducts:
         job = self.job
-        return HeadProducts(job.kept, job.factors.basis, projections(job.ff))
+        product = times if self.precision.split else rough_product
+        return HeadProducts(job.kept, job.factors.basis, projections(job.ff), product)
 
     @property
     def has_head_products(self) -> bool:
@@ -102,6 +104,7 @@ class Stage:
             return made, made.nbytes
 
         weights = self._kept("head products", scaled)
+        self._head_products.forget()
         return SourceRows(self.job.factors.heads, weights, self.precision)
 
     @cached_property
@@ -119,12 +122,16 @@ class Stage:
         scale = self.job.factors.scale.contiguous()
         return [scale, self.slope_sizes, rows.source_sizes, rows.weight_size, self.down_size]
 
+    def bypassed(self, first: int, last: int) -> tuple[Tensor, int, int]:
+        """U of the bypassed parts of some sources, with its strides."""
+        bypass = self.tail.factors
+        return (self.gamma, 0, 0) if bypass is None else strided(bypass.values_of(first, last))
+
     @cached_property
     def tail_vectors(self) -> list[Any]:
-        """U and scale of the bypassed parts, 1/σ_i, γ and the ordinary dimensions."""
+        """The scale of the bypassed parts, 1/σ_i, γ and the ordinary dimensions."""
         none, bypass = self.gamma, self.tail.factors
         return [
-            *((none, 0, 0) if bypass is None else strided(bypass.values)),
             none if bypass is None else bypass.scale.contiguous(),
             self.inverse_deviation,
             self.gamma,

@@ -65,7 +65,7 @@ def feed_forward_sums(
     source_sizes,
     weight_size,
     down_size,
-    values,  # U (b, j, h, d) of the bypassed parts, strides of its tokens and heads, scale (b, i)
+    values,  # U (j, h, d) of the bypassed parts, as the rows; its strides, and scale (b, i)
     token_stride,
     head_stride,
     bypass_scale,
@@ -182,7 +182,10 @@ def feed_forward_sums(
         # Two bfloat16 numbers in every precision: they cost nothing here, and need no scaling.
         h = tl.arange(0, H_BLOCK)
         u = tl.load(
-            values + token * token_stride + h.to(tl.int64)[:, None] * head_stride + dims[None, :],
+            values
+            + source.to(tl.int64) * token_stride
+            + h.to(tl.int64)[:, None] * head_stride
+            + dims[None, :],
             mask=(h < H)[:, None] & (dims < D)[None, :],
             other=0.0,
         )

@@ -8,15 +8,16 @@ import triton.language as tl
 from normlens.decomposition.fused.kernels.pieces import is_void, pair_weights, split, split_dot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def norms_of_factors(
     out,  # (b, i, j)
     weights,  # A (b, j, i, h)
     scale,  # s (b, i)
-    values,  # U (b, j, h, D), with the strides of tokens and heads
+    values,  # U (j, h, D) of the sources from `first` on, with the strides of tokens and heads
     token_stride,
     head_stride,
     lengths,
+    first,
     n,
     back,
     ahead,
@@ -37,7 +38,8 @@ def norms_of_factors(
     program = tl.program_id(0)
     blocks = tl.cdiv(n, TARGETS)
     start = program % blocks * TARGETS
-    token = (program // blocks).to(tl.int64)
+    local = (program // blocks).to(tl.int64)
+    token = first + local
     j = (token % n).to(tl.int32)
     b = token // n
     length = tl.load(lengths + b)
@@ -47,7 +49,7 @@ def norms_of_factors(
         tl.store(out + place, tl.zeros((TARGETS,), tl.float32), mask=i < n)
         return
     h = tl.arange(0, H_BLOCK)
-    rows = values + token * token_stride + h.to(tl.int64)[:, None] * head_stride
+    rows = values + local * token_stride + h.to(tl.int64)[:, None] * head_stride
     largest_value = tl.zeros((H_BLOCK, DIMS), tl.float32)
     for step in tl.range(0, D, DIMS, num_stages=STAGES):
         dims = step + tl.arange(0, DIMS)

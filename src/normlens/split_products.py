@@ -1,0 +1,179 @@
+"""Float32 products at the speed of a GPU's float16 units.
+
+Each row of a factor is divided by its size, a power of two, and written as float16 numbers and what
+these miss, which together have 22 digits. A product of two such numbers is the sum of three,
+``h h' + h l' + l h'``. Sums stay short: the units that multiply cut off what they add, so a few
+terms at a time are added up there, and the rest in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+#: Rows whose descriptors the GPU's copy engine reads begin at multiples of so many numbers.
+ALIGNED = 8
+BLOCK = 1024  # numbers that are split at a time
+HEADROOM = tl.constexpr(12)  # the largest number of a row is between 2¹² and 2¹³
+GROUP = 8  # blocks of rows whose programs run one after the other, to share what they read
+PROCESSORS = 132  # of a large GPU: fewer programs leave some of them idle
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a matrix (rows, inner) in two float16 numbers each, and their sizes."""
+
+    high: Tensor
+    low: Tensor
+    sizes: Tensor  # (rows,)
+
+    @classmethod
+    def of(cls, given: Tensor) -> SplitRows:
+        if given.stride(1) != 1:
+            given = given.contiguous()
+        high = torch.empty(given.shape, dtype=torch.float16, device=given.device)
+        split = cls(high, torch.empty_like(high), given.new_empty(len(given), dtype=torch.float32))
+        split_rows[(len(given),)](
+            split.high,
+            split.low,
+            split.sizes,
+            given,
+            given.stride(0),
+            K=given.shape[1],
+            BLOCK=min(BLOCK, triton.next_power_of_2(given.shape[1])),
+        )
+        return split
+
+
+def fits(inner: int) -> bool:
+    """Whether products with sums of so many terms can be formed here."""
+    return inner % ALIGNED == 0
+
+
+def multiply(
+    v: Tensor, weight: SplitRows, bias: Tensor | None = None, *, digits: int = 22
+) -> Tensor:
+    """``v W``, or ``v W + b``, of vectors (rows, in); `weight` has the rows of Wᵀ.
+
+    With 11 `digits` only the larger numbers are multiplied.
+    """
+    left = SplitRows.of(v)
+    rows, inner = left.high.shape
+    columns = len(weight.high)
+    made = torch.empty((rows, columns), dtype=torch.float32, device=v.device)
+    tile = 128 if triton.cdiv(rows, 128) * triton.cdiv(columns, 128) >= PROCESSORS // 2 else 64
+    left_rows, right_rows = (
+        [TensorDescriptor(half, list(half.shape), list(half.stride()), [tile, 64]) for half in both]
+        for both in ((left.high, left.low), (weight.high, weight.low))
+    )
+    programs = triton.cdiv(rows, tile) * triton.cdiv(columns, tile)
+    multiply_rows[(programs,)](
+        made,
+        *left_rows,
+        *right_rows,
+        left.sizes,
+        weight.sizes,
+        made if bias is None else bias,
+        rows,
+        columns,
+        K=inner,
+        SPLIT=digits > 11,
+        BIASED=bias is not None,
+        TILE=tile,
+        INNER=64,
+        GROUP=GROUP,
+        PLAIN=bool(triton.knobs.runtime.interpret),
+        num_warps=8 if tile == 128 else 4,
+        num_stages=3,
+    )
+    return made
+
+
+@triton.jit
+def split_rows(
+    high,  # (rows, K) float16, and low alike
+    low,
+    sizes,  # (rows,) float32
+    given,  # (rows, K)
+    row_stride,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Divide a row by a power of two near its largest number and write it as two numbers each."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, K, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        v = tl.load(given + row * row_stride + place, mask=place < K, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(v))
+    exponent = (tl.max(largest, 0).to(tl.int32, bitcast=True) >> 23) - 127
+    shift = tl.minimum(tl.maximum(exponent, -100), 110) - HEADROOM  # both sizes are normal numbers
+    tl.store(sizes + row, ((shift + 127) << 23).to(tl.float32, bitcast=True))
+    inverse = ((shift * -1 + 127) << 23).to(tl.float32, bitcast=True)
+    for start in range(0, K, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        v = tl.load(given + row * row_stride + place, mask=place < K, other=0.0).to(tl.float32)
+        upper = (v * inverse).to(tl.float16)
+        tl.store(high + row * K + place, upper, mask=place < K)
+        missed = v * inverse - upper.to(tl.float32)
+        tl.store(low + row * K + place, missed.to(tl.float16), mask=place < K)
+
+
+@triton.jit
+def _dot(x, y, PLAIN: tl.constexpr, total=None):
+    """``x yᵀ``, added to a total if there is one; `PLAIN` is for the interpreter."""
+    if PLAIN:
+        product = tl.dot(x.to(tl.float32), tl.trans(y).to(tl.float32), input_precision="ieee")
+        return product if total is None else total + product
+    return tl.dot(x, tl.trans(y), total)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def multiply_rows(
+    product,  # (rows, columns) float32
+    x_high,  # descriptors of (rows, K) and (columns, K)
+    x_low,
+    y_high,
+    y_low,
+    x_sizes,
+    y_sizes,
+    bias,  # (columns,), or anything if not BIASED
+    rows,
+    columns,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BIASED: tl.constexpr,
+    TILE: tl.constexpr,
+    INNER: tl.constexpr,
+    GROUP: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """``x yᵀ`` of split rows, with their sizes multiplied back and a bias added."""
+    program = tl.program_id(0)
+    row_tiles, column_tiles = tl.cdiv(rows, TILE), tl.cdiv(columns, TILE)
+    first = program // (GROUP * column_tiles) * GROUP
+    group = tl.minimum(row_tiles - first, GROUP)
+    inside = program % (GROUP * column_tiles)
+    i = (first + inside % group) * TILE
+    j = inside // group * TILE
+    total = tl.zeros((TILE, TILE), tl.float32)
+    for k in range(0, K, INNER):
+        x, y = x_high.load([i, k]), y_high.load([j, k])
+        if SPLIT:
+            part = _dot(x_low.load([i, k]), y, PLAIN)  # the small products first
+            part = _dot(x, y_low.load([j, k]), PLAIN, part)
+            total += _dot(x, y, PLAIN, part)
+        else:
+            total = _dot(x, y, PLAIN, total)
+    row, column = i + tl.arange(0, TILE), j + tl.arange(0, TILE)
+    total *= tl.load(x_sizes + row, mask=row < rows, other=0.0)[:, None]
+    total *= tl.load(y_sizes + column, mask=column < columns, other=0.0)[None, :]
+    if BIASED:
+        total += tl.load(bias + column, mask=column < columns, other=0.0)[None, :]
+    place = row.to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(product + place, total, mask=(row < rows)[:, None] & (column < columns)[None, :])
