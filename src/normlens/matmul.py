@@ -25,6 +25,10 @@ _AVAILABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Vectors from which on splitting a weight pays.
 _FEWEST = 256
+#: Terms of a split product's sums come in such numbers: so a GPU copies its operands.
+ALIGNED = 8
+#: The smallest side of a weight for whose product a whole tile is not wasted.
+_NARROWEST = 64
 _OLDEST = (8, 0)  # capability of the GPUs on which float16 is fast enough
 
 
@@ -93,7 +97,7 @@ def is_split(v: Tensor, weight: Tensor) -> bool:
     if not (v.is_cuda and _HAS_TRITON and v.dtype == weight.dtype == torch.float32):
         return False
     inner, columns = weight.shape[-2:]
-    if weight.dim() != 2 or inner % 8 or min(inner, columns) < 64:
+    if weight.dim() != 2 or inner % ALIGNED or min(inner, columns) < _NARROWEST:
         return False
     return v.numel() >= _FEWEST * inner and _is_recent(v.device)
 

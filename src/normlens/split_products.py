@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-#: Rows whose descriptors the GPU's copy engine reads begin at multiples of so many numbers.
-ALIGNED = 8
 BLOCK = 1024  # numbers that are split at a time
 HEADROOM = tl.constexpr(12)  # the largest number of a row is between 2¹² and 2¹³
 GROUP = 8  # blocks of rows whose programs run one after the other, to share what they read
@@ -48,11 +46,6 @@ class SplitRows:
             BLOCK=min(BLOCK, triton.next_power_of_2(given.shape[1])),
         )
         return split
-
-
-def fits(inner: int) -> bool:
-    """Whether products with sums of so many terms can be formed here."""
-    return inner % ALIGNED == 0
 
 
 def multiply(

@@ -56,6 +56,34 @@ def test_plain_models_are_recorded() -> None:
         assert recorded(lens) == 1, family
 
 
+@pytest.mark.parametrize("options", [{}, {"heads": True, "statistics": True}])
+def test_batches_of_one_call_do_not_write_over_each_other(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch is replayed before the last one is packed up."""
+    texts = [[(7 * k + 3 * t) % 40 + 1 for t in range(9)] for k in range(16)]
+    model = tiny_model("bert")
+    with monkeypatch.context() as never:
+        never.setattr(recording, "BEFORE", 1 << 30)
+        expected = normlens.load(model, device="cuda").maps(
+            input_ids=texts, batch_size=2, **options
+        )
+    lens = normlens.load(model, device="cuda")
+    for _ in range(2):
+        found = lens.maps(input_ids=texts, batch_size=2, **options)
+        assert recorded(lens) == 1
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_same(ours, theirs)
+
+
+def test_long_texts_of_large_models_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "OPERATIONS", 1e3)
+    lens = normlens.load(tiny_model("bert"), device="cuda")
+    for _ in range(CALLS):
+        lens.maps(input_ids=IDS)
+    assert recorded(lens) == 0
+
+
 @pytest.mark.parametrize("family", tiny_encoder_decoders()[:3])
 def test_pairs_are_replayed(family: str) -> None:
     lens = normlens.load(tiny_model(family), device="cuda")

@@ -101,3 +101,13 @@ def test_a_class_whose_forward_is_replaced_is_noticed(
     kind = type(model.encoder.layer[0])
     monkeypatch.setattr(kind, "forward", lambda *_: None)
     assert not state.holds()
+
+
+def test_where_tensors_lie_is_asked_for_by_itself(model: Any) -> None:
+    state = ModelState.of(model)
+    assert state is not None
+    model.config.layer_norm_eps = 1e-3
+    assert state.holds_memory()
+    assert not state.holds()
+    _swap(model)
+    assert not state.holds_memory()

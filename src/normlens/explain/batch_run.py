@@ -13,7 +13,7 @@ from normlens.errors import UnsupportedModelError
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed, pack
 from normlens.explain.readings import Start
-from normlens.explain.walk import Carried, Wanted, carry
+from normlens.explain.walk import Carried, Wanted, bring_home, carry
 from normlens.scopes import resolve_all
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs
@@ -93,6 +93,7 @@ class OneStackRun:
     ) -> None:
         chosen = frozenset(resolve_all(scopes, self.lens.scopes))
         self.carried = carry(self.read, starts, Wanted(flow, heads, chosen), progress)
+        bring_home(self.carried)
 
     def pack(self, t: int, b: int, began: Start, value: float) -> Packed:
         return pack(self.carried, t, b, self.read.lengths[b], began, value)

@@ -24,7 +24,7 @@ from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed
 from normlens.explain.pair_packing import CarriedPair, pack_pair
 from normlens.explain.readings import Start
-from normlens.explain.walk import Carried, Wanted, carry, carry_through
+from normlens.explain.walk import Carried, Wanted, bring_home, carry, carry_through
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.pairs import Pair
 from normlens.scopes import is_among, resolve, resolve_all
@@ -102,6 +102,8 @@ class PairRun:
         at_end = {
             name: share for name, share in zip(names, unowned, strict=True) if share is not None
         }
+        bring_home(encoder)
+        bring_home(decoder)
         self.carried = CarriedPair(encoder, decoder, at_end)
 
     def encoder_end(self) -> tuple[FrozenReadout, list[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from normlens.decomposition.scores import (
 )
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
+from normlens.pinned import pinned_copy
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,21 @@ class Carried:
     head_flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i, j)
     scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, j)
     other: FromOther = field(default_factory=FromOther)
+
+
+def bring_home(carried: Carried) -> None:
+    """Copy what the way back left on a GPU to the CPU, all of it with one wait."""
+    kept: list[dict[Any, Tensor]] = [
+        value
+        for part in (carried, carried.other)
+        for value in vars(part).values()
+        if isinstance(value, dict)
+    ]
+    on_gpu = any(tensor.is_cuda for tensors in kept for tensor in tensors.values())
+    for tensors in kept:
+        tensors.update({key: pinned_copy(tensor) for key, tensor in tensors.items()})
+    if on_gpu:
+        torch.cuda.synchronize()
 
 
 def carry(

@@ -40,9 +40,9 @@ class BySource(Method):
         return max(stage.rows.bytes_per_source, value_bytes(stage.heads, stage.d))
 
     def fill(self, limit: int) -> None:
+        chunk = at_once(limit, self._source_bytes)  # which forms the rows' weights
+        forget_operands()  # nothing else is multiplied here, and the sums are large
         self.sums = self.stage.prepare_sums(self.tiling.dims)
-        forget_operands()  # the rows' weights are formed, and nothing else is multiplied here
-        chunk = at_once(limit, self._source_bytes)
         for first in range(0, self.stage.tokens, chunk):
             self._run_sources(first, min(first + chunk, self.stage.tokens), limit)
 
