@@ -11,6 +11,7 @@ from heads import every_head, headed
 from pair_models import FAMILIES, TARGET, generating, source_of
 
 import normlens
+from normlens.analysing.recording import BEFORE
 from normlens.heads import ANY
 from normlens.matmul import times, weighted
 from normlens.models.heads import read_head
@@ -92,3 +93,82 @@ def test_batches_on_cuda_equal_one_by_one():
     for ids, answer in zip([IDS, IDS[:3], IDS[2:]], together, strict=True):
         alone = lens.explain(input_ids=ids, target=2)
         np.testing.assert_allclose(answer.contributions, alone.contributions, atol=1e-4)
+
+
+# Recorded passes ----------------------------------------------------------------------------------
+
+OTHERS = [9, 2, 40, 11, 7, 30, 28]
+ARRAYS = ("contributions", "nodes", "components", "heads", "flow", "head_flow")
+
+
+def assert_same(found, expected):
+    assert found.value == expected.value
+    assert found.completeness == expected.completeness
+    for name in ARRAYS:
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert np.array_equal(ours, theirs, equal_nan=True), name
+    assert found.biases == expected.biases
+
+
+@pytest.mark.parametrize(("family", "task"), every_head())
+def test_replayed_passes_have_the_same_bits(family, task):
+    lens = normlens.load(headed(family, task).float().cuda(), tokenizer=False)
+    head = read_head(lens.adapter)
+    asked = {"target": 2, "contrast": 1, "heads": True}
+    if head.reads == ANY and head.task != "causal language model":
+        asked["position"] = 3
+    first = [lens.explain(input_ids=ids, **asked) for ids in (IDS, OTHERS)]
+    for _ in range(BEFORE + 2):
+        for ids, expected in zip((IDS, OTHERS), first, strict=True):
+            assert_same(lens.explain(input_ids=ids, **asked), expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_plain_models_passes_are_recorded_and_notice_changes(family):
+    task = "SequenceClassification"
+    model = headed(family, task).float().cuda()
+    lens = normlens.load(model, tokenizer=False)
+    for _ in range(BEFORE + 2):
+        lens.explain(input_ids=IDS, target=2, contrast=1)
+    assert len(lens.recordings._recorded) == 1
+    questions = [{"target": 0}, {"target": 1, "contrast": 0}]  # others of the same shape
+    replayed = [lens.explain(input_ids=OTHERS, **asked) for asked in questions]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    changed = lens.explain(input_ids=OTHERS, target=0)
+    heard = []
+    hook = next(iter(lens.adapter.blocks())).register_forward_hook(lambda *_: heard.append(1))
+    eager = lens.explain(input_ids=OTHERS, target=0)
+    hook.remove()
+    assert heard
+    assert eager.value == changed.value != replayed[0].value
+    fresh = normlens.load(model, tokenizer=False)
+    assert_same_numbers(fresh.explain(input_ids=OTHERS, target=0), changed)
+
+
+def assert_same_numbers(found, expected):
+    assert found.value == expected.value
+    assert np.array_equal(found.contributions, expected.contributions)
+
+
+def test_several_texts_and_questions_are_recorded_by_their_shapes():
+    lens = normlens.load(headed("gpt2", "CausalLM").float().cuda(), tokenizer=False)
+    asked = [
+        {"input_ids": [IDS, OTHERS], "target": 3},
+        {"input_ids": [IDS, OTHERS[:5]], "target": 3},
+        {"input_ids": IDS, "target": 3, "position": 2},
+        {"input_ids": IDS, "target": 3, "scopes": "all"},
+    ]
+    first = [lens.explain(**options) for options in asked]
+    for _ in range(BEFORE + 2):
+        for options, expected in zip(asked, first, strict=True):
+            found = lens.explain(**options)
+            pairs = (
+                zip(found, expected, strict=True)
+                if isinstance(found, list)
+                else [(found, expected)]
+            )
+            for ours, theirs in pairs:
+                assert_same_numbers(ours, theirs)
+                assert np.array_equal(ours.flow, theirs.flow)

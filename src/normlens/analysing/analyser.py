@@ -15,7 +15,7 @@ from normlens.analysing.batches import affordable, batches, launched, part_batch
 from normlens.analysing.collect import Collected
 from normlens.analysing.outbox import Outbox
 from normlens.analysing.packing import token_axis
-from normlens.analysing.recording import recording_key
+from normlens.analysing.recording import Recording, recording_key
 from normlens.analysing.stack_run import StackRun, collected_maps
 from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
@@ -105,8 +105,8 @@ class Analyser:
             return whole
         batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
         if batch_key is not None:
-            run = partial(self._recorded_run, batch)
-            with self.lens.recordings.lent(self.lens.model, batch_key, run, inputs) as recording:
+            record = partial(Recording, partial(self._recorded_run, batch), inputs)
+            with self.lens.recordings.lent(self.lens.model, batch_key, record) as recording:
                 if recording is not None:
                     runs = self._runs(batch, inputs, self.buffers, self.outbox)
                     if recording.replay(inputs, [run.collected for run in runs]):

@@ -13,25 +13,22 @@ contents may change.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from normlens.analysing.captured import TELLS, Captured, Inputs
 from normlens.analysing.collect import Collected
 from normlens.analysing.model_state import ModelState
 from normlens.analysing.stack_run import StackRun
 from normlens.analysing.stacks import Stack
 from normlens.components import FeedForward
 from normlens.decomposition.memory import is_out_of_memory
-from normlens.device_constants import holding
 from normlens.nonlinearities import SHAPLEY
 from normlens.text import Encoded
 
@@ -49,12 +46,9 @@ RECORDINGS = 8
 CHANGES = 16
 #: Bytes that all recordings of a lens may keep on the device.
 KEPT = 8 << 30
-#: Whether this torch can tell, layer by layer, how far a replay has come.
-TELLS = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
 #: Shapes whose batches are counted.
 COUNTED = 512
 
-Inputs = Mapping[str, Any]  # tensors, and what else a model is told
 Run = Callable[[dict[str, Tensor]], list[StackRun]]
 
 
@@ -62,25 +56,10 @@ class Recording:
     """One batch's kernels, with the tensors that they read and write."""
 
     def __init__(self, run: Run, inputs: Inputs, state: ModelState):
-        self.state = state
-        self._inputs = {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in inputs.items()
-        }
-        before = torch.cuda.memory_allocated()
-        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        with holding() as self._constants:
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                run(self._inputs)  # compiles kernels and fills caches
-            current.wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            graph = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
-            with graph, _NumbersFromPython(self._constants):
-                self._runs = run(self._inputs)
+        self.state, self.used = state, threading.Lock()
+        self._captured = Captured(run, inputs)
+        self.bytes = self._captured.bytes
         self._last: list[weakref.ref[Collected]] = []  # whose results the last replay leaves
-        self.bytes = max(0, torch.cuda.memory_allocated() - before)
-        self.used = threading.Lock()
 
     def replay(self, inputs: Inputs, into: Sequence[Collected]) -> bool:
         """Run the same on other inputs, with results for each of the recorded runs.
@@ -90,39 +69,24 @@ class Recording:
         for last in self._last:
             if (collected := last()) is not None:
                 collected.take()
-        for name, value in inputs.items():
-            if isinstance(value, Tensor):
-                self._inputs[name].copy_(value, non_blocking=True)
-        self._graph.replay()
+        runs = self._captured.replay(inputs)
         if not self.state.holds():
             return False
-        for collected, run in zip(into, self._runs, strict=True):
+        for collected, run in zip(into, runs, strict=True):
             collected.replayed(run.collected, self)
         self._last = [weakref.ref(collected) for collected in into]
         return True
 
 
-class _NumbersFromPython(TorchFunctionMode):
-    """Lets ``torch.tensor(0.0, device="cuda")`` be recorded, which models write in their masks.
+class Recorded(Protocol):
+    """What is recorded of one kind of batch."""
 
-    Its memory must not move until the last replay.
-    """
+    state: ModelState
+    used: threading.Lock
+    bytes: int
 
-    def __init__(self, constants: list[Tensor]):
-        super().__init__()
-        self._constants = constants
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        device = options.get("device")
-        if function is not torch.tensor or device is None or torch.device(device).type != "cuda":
-            return function(*args, **options)
-        del options["device"]
-        constant = torch.tensor(*args, **options).pin_memory()
-        self._constants.append(constant)
-        return constant.to(device, non_blocking=True)
+R = TypeVar("R", bound=Recorded)
 
 
 class Recordings:
@@ -130,7 +94,7 @@ class Recordings:
 
     def __init__(self) -> None:
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
-        self._recorded: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._recorded: OrderedDict[Hashable, Any] = OrderedDict()
         self._refused: set[Hashable] = set()
         self._changes = 0  # of the model since the first recording
         self._lock = threading.Lock()
@@ -140,11 +104,14 @@ class Recordings:
 
     @contextmanager
     def lent(
-        self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs
-    ) -> Iterator[Recording | None]:
-        """The recording of batches with this key, for this thread alone, if there is one."""
+        self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]
+    ) -> Iterator[R | None]:
+        """The recording of batches with this key, for this thread alone, if there is one.
+
+        The third batch is recorded by `record`, which is given the state of the model.
+        """
         with self._lock:
-            recording = self._find(model, key, run, inputs)
+            recording = self._find(model, key, record)
         if recording is None or not recording.used.acquire(blocking=False):
             yield None
             return
@@ -163,7 +130,7 @@ class Recordings:
         self._counts.clear()
         self._changes += 1
 
-    def _find(self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs) -> Recording | None:
+    def _find(self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]) -> R | None:
         recording = self._recorded.get(key)
         if recording is not None and recording.state.holds_memory():
             self._recorded.move_to_end(key)
@@ -175,16 +142,16 @@ class Recordings:
         self._counts[key] = self._counts.pop(key, 0) + 1
         while len(self._counts) > COUNTED:
             self._counts.popitem(last=False)
-        return self._recording(model, key, run, inputs) if self._counts[key] > BEFORE else None
+        return self._recording(model, key, record) if self._counts[key] > BEFORE else None
 
     def _recording(
-        self, model: nn.Module, key: Hashable, run: Run, inputs: Inputs
-    ) -> Recording | None:
+        self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]
+    ) -> R | None:
         state = ModelState.of(model)
         if state is None:
             return None
         try:
-            recording = Recording(run, inputs, state)
+            recording = record(state)
         except RuntimeError as error:
             # Something waits for the GPU on the way, which a recording cannot.
             self._refuse(key)

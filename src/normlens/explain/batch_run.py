@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,7 +15,7 @@ from normlens.errors import UnsupportedModelError
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed, pack
 from normlens.explain.readings import Start
-from normlens.explain.walk import Carried, Wanted, bring_home, carry
+from normlens.explain.walk import Carried, Wanted, bring_home, carry, wait_for
 from normlens.scopes import resolve_all
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs
@@ -53,6 +55,9 @@ class BatchRun(Protocol):
     ) -> None:
         """Carry the scores `starts`[t][b] back, and keep what is asked for on the way."""
 
+    def wait(self) -> None:
+        """Wait for what was carried last."""
+
     def pack(self, t: int, b: int, began: Start, value: float) -> Packed:
         """The numbers of score t of text b, which were carried last."""
 
@@ -77,6 +82,12 @@ class OneStackRun:
         self.layer_names = [f"layer {index}" for index in range(lens.n_layers)]
         self.carried = Carried()
 
+    def afresh(self) -> OneStackRun:
+        """The same batch as the model has run it, with nothing carried back."""
+        other = copy.copy(self)
+        other.read, other.carried = replace(self.read, errors={}), Carried()
+        return other
+
     def inputs(self) -> dict[str, Tensor]:
         return model_inputs(self.lens.adapter, self.batch, self.lens.device)
 
@@ -91,9 +102,13 @@ class OneStackRun:
         scopes: Sequence[str],
         progress: Progress | None,
     ) -> None:
+        self.read.errors.clear()
         chosen = frozenset(resolve_all(scopes, self.lens.scopes))
         self.carried = carry(self.read, starts, Wanted(flow, heads, chosen), progress)
         bring_home(self.carried)
+
+    def wait(self) -> None:
+        wait_for(self.lens.device)
 
     def pack(self, t: int, b: int, began: Start, value: float) -> Packed:
         return pack(self.carried, t, b, self.read.lengths[b], began, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from normlens.explain.packing import Said
 from normlens.explain.pair_run import PairRun
 from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
+from normlens.explain.recorded_passes import RecordedPasses, passes_key, starts_of
 from normlens.explain.sentences import text_vector
 from normlens.explain_options import ExplainOptions
 from normlens.heads import LAST, SENTENCES, Head
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 #: Flow maps of one score are kept without being asked for up to this size.
 FLOW_BYTES = 1 << 27
 
+#: For each text, its questions: their places, where the way back begins, what the model says.
+Rows = list[list[tuple[int, Start, Said]]]
 #: Answers, each with the place of its question.
 Answers = list[tuple[int, Explanation]]
 
@@ -87,8 +90,12 @@ class Explainer:
         asked = [[i for i in indices if questions[i].sequence == s] for s in sequences]
 
         def run() -> Answers:
-            with without_autocast(lens.device), reading(lens.adapter.whole, lens.adapter):
-                return self._run(batch, questions, asked)
+            with torch.no_grad(), without_autocast(lens.device):
+                answers = self._replayed(batch, questions, asked)
+                if answers is not None:
+                    return answers
+                with reading(lens.adapter.whole, lens.adapter):
+                    return self._run(batch, questions, asked)
 
         try:
             return alone_with_model(lens.adapter.whole, run)
@@ -108,33 +115,79 @@ class Explainer:
         self, batch: list[Item], questions: Sequence[Question], asked: list[list[int]]
     ) -> Answers:
         """Run the model on a batch once and carry back every question about it."""
-        lens = self.lens
-        run = self._begun(batch)
-        scores = self._forward(run, [questions[i] for row in asked for i in row])
-        rows = [
+        run = self.begun(batch)
+        inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
+        rows = self.rows(run, self.forward(run, inputs, places), questions, asked)
+        answers: Answers = []
+        at_once = self._at_once(run.tokens, len(batch))
+        for first in range(0, max(map(len, rows)), at_once):
+            chunk = [row[first : first + at_once] for row in rows]
+            self.carry(run, starts_of(chunk), self.progress)
+            answers += self._packed(run, batch, questions, chunk)
+        return answers
+
+    def _replayed(
+        self, batch: list[Item], questions: Sequence[Question], asked: list[list[int]]
+    ) -> Answers | None:
+        """The same by recorded kernels, where questions of this kind are recorded."""
+        if self.lens.device.type != "cuda" or self.progress is not None:
+            return None
+        run = self.begun(batch)
+        inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
+        key = passes_key(self, batch, [[questions[i] for i in row] for row in asked], inputs)
+        if key is None or self._at_once(run.tokens, len(batch)) < max(map(len, asked)):
+            return None
+        recordings = self.lens.recordings
+        record = partial(RecordedPasses, self, batch, questions, asked, inputs, places)
+        with recordings.lent(self.lens.adapter.whole, key, record) as passes:
+            if passes is None:
+                return None
+            replayed = passes.replay(self, inputs, questions, asked)
+            if replayed is not None:
+                run, rows = replayed
+                return self._packed(run, batch, questions, rows)
+        recordings.forget()
+        return None
+
+    def rows(
+        self,
+        run: BatchRun,
+        scores: ModelScores,
+        questions: Sequence[Question],
+        asked: list[list[int]],
+    ) -> Rows:
+        """For each text of a batch, where the way back of each question about it begins."""
+        return [
             [(index, *self._start(run.read, b, questions[index], scores)) for index in row]
             for b, row in enumerate(asked)
         ]
-        answers: Answers = []
+
+    def carry(
+        self, run: BatchRun, starts: Sequence[Sequence[Start]], progress: Progress | None = None
+    ) -> None:
+        """Carry scores back through the model."""
         flow = self._keeps_flow(run.tokens)
-        at_once = self._at_once(run.tokens, len(batch), flow or self.options.heads)
-        for first in range(0, max(map(len, rows)), at_once):
-            chunk = [row[first : first + at_once] for row in rows]
-            # Several texts have one question each, so the rows of a chunk are equally long.
-            starts = [[row[t][1] for row in chunk] for t in range(len(chunk[0]))]
-            run.carry(starts, flow, self.options.heads, self._scopes, self.progress)
-            run.check(lens.dtype)
-            for b, row in enumerate(chunk):
-                for t, (index, began, said) in enumerate(row):
-                    packed = run.pack(t, b, began, said.value)
-                    check_scores(packed.errors, lens.dtype, run.layer_names)
-                    answer = explanation(
-                        lens, self.head, self.options, batch[b], questions[index], said, packed
-                    )
-                    answers.append((index, answer))
+        run.carry(starts, flow, self.options.heads, self._scopes, progress)
+
+    def _packed(
+        self, run: BatchRun, batch: list[Item], questions: Sequence[Question], rows: Rows
+    ) -> Answers:
+        """Check what was carried back and pack it up."""
+        lens = self.lens
+        run.wait()
+        run.check(lens.dtype)
+        answers: Answers = []
+        for b, row in enumerate(rows):
+            for t, (index, began, said) in enumerate(row):
+                packed = run.pack(t, b, began, said.value)
+                check_scores(packed.errors, lens.dtype, run.layer_names)
+                answer = explanation(
+                    lens, self.head, self.options, batch[b], questions[index], said, packed
+                )
+                answers.append((index, answer))
         return answers
 
-    def _begun(self, batch: list[Item]) -> BatchRun:
+    def begun(self, batch: list[Item]) -> BatchRun:
         rule, kept = self.options.nonlinearity, self._kept_bytes
         pairs = [item for item in batch if isinstance(item, Pair)]
         if pairs:
@@ -142,10 +195,21 @@ class Explainer:
         sequences = [item for item in batch if isinstance(item, Encoded)]
         return OneStackRun(self.lens, sequences, rule, kept)
 
-    def _forward(self, run: BatchRun, questions: list[Question]) -> ModelScores:
-        """Run the model; only the positions that questions read are scored where it can choose."""
-        adapter = self.lens.adapter
+    def _inputs(
+        self, run: BatchRun, questions: list[Question]
+    ) -> tuple[dict[str, Any], list[int] | None]:
+        """The model's inputs, and the positions that it is asked for where it can choose."""
         inputs: dict[str, Any] = dict(run.inputs())
+        if self.head.output is None:
+            return inputs, None
+        whole = self.lens.adapter.whole
+        return inputs, ask_for_places(whole, inputs, [q.position for q in questions])
+
+    def forward(
+        self, run: BatchRun, inputs: dict[str, Any], places: list[int] | None
+    ) -> ModelScores:
+        """Run the model."""
+        adapter = self.lens.adapter
         if self.head.output is None:
             vectors = run.forward(adapter.model, inputs)[0]
             if self.head.task == SENTENCES:
@@ -156,7 +220,6 @@ class Explainer:
                     ]
                 )
             return ModelScores(vectors, None)
-        places = ask_for_places(adapter.whole, inputs, [q.position for q in questions])
         return ModelScores.of_output(run.forward(adapter.whole, inputs), places)
 
     def _start(
@@ -225,8 +288,9 @@ class Explainer:
             return self.options.flow
         return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
 
-    def _at_once(self, n: int, b: int, maps: bool) -> int:
+    def _at_once(self, n: int, b: int) -> int:
         """How many scores of each of b texts of n tokens are carried back together."""
+        maps = self._keeps_flow(n) or self.options.heads
         layers = self.lens.layers
         widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
         heads, d = layers[0].attention.heads, layers[0].width

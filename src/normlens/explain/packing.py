@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,8 +107,9 @@ def _stack(maps: Sequence[Tensor | None], t: int, b: int, n: int) -> Array | Non
     first = next((each for each in maps if each is not None), None)
     if first is None:
         return None
-    empty = np.full((*first.shape[2:-2], n, n), np.nan, dtype=numbers(first[:0]).dtype)
-    return np.stack([empty if m is None else numbers(m[t, b, ..., :n, :n]) for m in maps])
+    empty = first.new_full((*first.shape[2:-2], n, n), math.nan)
+    # By torch, whose threads share the work: most of it is the system's, fresh pages for the array.
+    return numbers(torch.stack([empty if m is None else m[t, b, ..., :n, :n] for m in maps]))
 
 
 def errors_of(

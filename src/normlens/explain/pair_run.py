@@ -24,7 +24,7 @@ from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed
 from normlens.explain.pair_packing import CarriedPair, pack_pair
 from normlens.explain.readings import Start
-from normlens.explain.walk import Carried, Wanted, bring_home, carry, carry_through
+from normlens.explain.walk import Carried, Wanted, bring_home, carry, carry_through, wait_for
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.pairs import Pair
 from normlens.scopes import is_among, resolve, resolve_all
@@ -81,6 +81,8 @@ class PairRun:
         progress: Progress | None,
     ) -> None:
         layers, first = self.lens.layers, self.first
+        self.encoder.errors.clear()
+        self.read.errors.clear()
         check_scopes(scopes, layers)
         of_encoder = Wanted(flow, heads, _scopes(scopes, layers[:first]))
         of_decoder = Wanted(flow, heads, _scopes(scopes, layers[first:]))
@@ -114,6 +116,9 @@ class PairRun:
             steps = [cast(step, dtype) for step in self.adapter.encoder_end()]
         readout = FrozenReadout.at(steps, self.encoder.last.to(dtype), self.rule)
         return readout, [f"END {step.symbol}" for step in steps]
+
+    def wait(self) -> None:
+        wait_for(self.lens.device)
 
     def pack(self, t: int, b: int, began: Start, value: float) -> Packed:
         assert self.carried is not None

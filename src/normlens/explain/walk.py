@@ -70,18 +70,21 @@ class Carried:
 
 
 def bring_home(carried: Carried) -> None:
-    """Copy what the way back left on a GPU to the CPU, all of it with one wait."""
+    """Copy what the way back leaves on a GPU to the CPU; it is there after `wait_for`."""
     kept: list[dict[Any, Tensor]] = [
         value
         for part in (carried, carried.other)
         for value in vars(part).values()
         if isinstance(value, dict)
     ]
-    on_gpu = any(tensor.is_cuda for tensors in kept for tensor in tensors.values())
     for tensors in kept:
         tensors.update({key: pinned_copy(tensor) for key, tensor in tensors.items()})
-    if on_gpu:
-        torch.cuda.synchronize()
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def carry(
