@@ -120,7 +120,7 @@ PURPOSES = (
     ("its operands, and norms from its sums", r"project_rows|slopes|sources|of_sums|of_totals"),
     ("norms of factored parts", r"norms_of_factors"),
     ("ranking: sort, ties, products of ranks", r"[Ss]ort|cummax|cummin|scan|scatter|double"),
-    ("float32 products: forward pass, token-wise products", r"gemm|gemv"),
+    ("float32 products: forward pass, token-wise products", r"gemm|gemv|multiply_rows|split_rows"),
     ("transfers", r"[Mm]emcpy"),
     ("elementwise", r""),
 )
