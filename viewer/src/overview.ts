@@ -6,9 +6,10 @@ import { Ink, LIGHT, pixels, readableOn, sequential, type Colouring } from "./co
 import { h, list, pause, replace, svg } from "./dom";
 import { FONT, cut, drawBar } from "./figure";
 import type { Cell } from "./heatframe";
-import { largestValue } from "./measures";
+import { linesFigure, type Chart } from "./lines";
+import { beyondWord, SCALE_WORDS, scaleEnd } from "./scale";
 import type { Row } from "./save";
-import { shortName } from "./scopes";
+import { shortName, steps } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { State } from "./state";
@@ -34,6 +35,9 @@ interface Grid {
 export class OverviewView implements Panel {
   readonly el: HTMLElement;
   private readonly maps = h("div", { class: "multiples", "data-figure": "overview" });
+  private readonly note = h("p", { class: "note", "data-role": "scale" });
+  private readonly changes = h("div", { class: "scrolled", "data-figure": "changes" });
+  private chart: Chart | null = null;
   private readonly similarity = h("div", { class: "panels", "data-figure": "similarity" });
   private readonly mixingChoice;
   private readonly mixing = h("div", { class: "scrolled", "data-figure": "mixing" });
@@ -53,8 +57,10 @@ export class OverviewView implements Panel {
       "div",
       { class: "overview" },
       h("h3", {}, "Every layer and scope"),
-      h("p", { class: "note" }, "Rows are layers, columns scopes; each map has its own range. Click one to open it."),
+      this.note,
       this.maps,
+      h("h3", {}, "What each component changes"),
+      this.changes,
       h("h3", {}, "How alike the scopes are"),
       this.similarity,
       h("div", { class: "toolbar" }, h("h3", {}, "Mixing ratio"), this.mixingChoice.el),
@@ -68,13 +74,16 @@ export class OverviewView implements Panel {
     const shown = this.context.shown(state);
     await this.renderMaps(shown);
     if (this.context.stale()) return;
+    await this.renderChanges(shown);
+    if (this.context.stale()) return;
     await this.renderSimilarity(shown);
     if (this.context.stale()) return;
     await this.renderMixing(shown);
   }
 
   async saved(): Promise<SVGElement> {
-    const parts = [this.savedMaps(), ...this.grids.map((grid) => gridFigure(grid, LIGHT))];
+    const lines = this.chart === null ? [] : [linesFigure(this.chart, LIGHT)];
+    const parts = [this.savedMaps(), ...lines, ...this.grids.map((grid) => gridFigure(grid, LIGHT))];
     if (this.mixingGrid !== null) parts.push(gridFigure(this.mixingGrid, LIGHT));
     return below(parts, this.context.caption);
   }
@@ -110,7 +119,8 @@ export class OverviewView implements Panel {
   private async renderMaps(shown: Shown): Promise<void> {
     const { context } = this;
     const { state, ink } = context;
-    const key = [placeKey(state), state.scale, state.norm, state.palette, ink.dark].join();
+    const key = [placeKey(state), state.scale, state.diagonal, state.norm, state.palette, ink.dark].join();
+    this.note.textContent = this.scaleWords();
     const { scopes, layers } = shown;
     const room = context.room().width - 40;
     const most = layers.length > 8 ? 96 : 120;
@@ -159,11 +169,11 @@ export class OverviewView implements Panel {
       for (const scope of scopes) {
         const map = await shown.normalised(scope, layer, state.norm);
         if (context.stale()) return;
-        const mask = shown.mask(layer, scope);
-        const colouring = sequential(map, mask, {
-          scale: state.scale, palette: state.palette, top: largestValue(map, mask), what: "", dark: ink.dark,
+        const pairs = shown.pairs(layer, scope, state.diagonal);
+        const colouring = sequential(map, pairs, {
+          scale: state.scale, palette: state.palette, top: scaleEnd(map, pairs, state.scale), what: "", dark: ink.dark,
         });
-        const small = pixels(colouring, { rows: shown.rows.size, columns: shown.columns.size }, mask, ink.absent);
+        const small = pixels(colouring, { rows: shown.rows.size, columns: shown.columns.size }, pairs.mask, ink.absent);
         this.thumbs.get(`${scope}/${layer}`)?.getContext("2d")?.drawImage(small, 0, 0);
         if (performance.now() - since > 30) {
           await pause();
@@ -172,6 +182,40 @@ export class OverviewView implements Panel {
       }
     }
     this.drawn = key;
+  }
+
+  private scaleWords(): string {
+    const { scale, palette } = this.context.state;
+    const beyond = `; ${beyondWord(palette)}: i = j and outliers beyond its end`;
+    return `Rows are layers, columns scopes; each map has its own ${SCALE_WORDS[scale]}${scale === "clipped" ? beyond : ""}. Click one to open it.`;
+  }
+
+  /** Spearman’s ρ of each component’s step, layer by layer. */
+  private async renderChanges(shown: Shown): Promise<void> {
+    const { context } = this;
+    const { state, ink } = context;
+    const all = steps(shown.scopes);
+    this.chart = null;
+    if (all.length === 0) return replace(this.changes);
+    const lines = [];
+    for (const { short, before, after } of all) {
+      const values: number[] = [];
+      for (const layer of shown.layers.keys()) {
+        values.push(await shown.rho(layer, before, after));
+        if (context.stale()) return;
+      }
+      lines.push({ name: short, values, current: after === state.scope });
+      await pause();
+    }
+    this.chart = {
+      name: "changes", title: "Spearman’s ρ by layer and component",
+      subtitle: "each scope beside the one before its component; the lower, the more the component changed the map",
+      layers: shown.layers.map(String), layer: state.layer, word: "Spearman’s ρ", lines,
+      range: [Math.min(0.9, ...lines.flatMap(({ values }) => values).filter(Number.isFinite)), 1],
+      width: Math.max(280, Math.min(720, context.room().width - 30)),
+      choose: (line, layer) => context.update({ layer, scope: all[line].after, view: "map" }),
+    };
+    replace(this.changes, linesFigure(this.chart, ink));
   }
 
   private async renderSimilarity(shown: Shown): Promise<void> {
