@@ -41,6 +41,7 @@ TRANSLATION_STATE = "layer=2&scope=RES2&norm=source&special=0&level=words"
 
 
 PATCH_STATE = "layer=3&scope=FF&pin=row:123"
+HEADS_STATE = "view=heads&layer=3"
 
 
 def main() -> None:
@@ -50,6 +51,8 @@ def main() -> None:
     maps = normlens.load("minilm").maps(TEXT)
     export.write(maps, IMAGES / "soap.png", layers=4, overwrite=True)
     take_picture(maps, STATE, IMAGES / "viewer.png")
+    heads = normlens.load("minilm").maps(TEXT, heads=True)
+    take_picture(heads, HEADS_STATE, IMAGES / "viewer-heads.png")
     take_picture(picture_maps(), PATCH_STATE, IMAGES / "viewer-picture.png")
     if translator is not None:
         translated = normlens.load(translator).maps(*TRANSLATION)

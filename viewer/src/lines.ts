@@ -27,14 +27,15 @@ export interface Chart {
 
 // Okabe and Ito's colours, as in normlens.figures; more lines than that are dashed.
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
+const ON_DARK = ["#4ea3e0", "#f08a5a", "#2bc79a", "#e39cc6", "#f2b632", "#a9dcf8"];
 const DASHES = ["", "5 3", "2 2"];
 const PLOT = 190; // height of the axes
 const [LEFT, RIGHT, TITLE, AXIS, ROW] = [44, 14, 24, 38, 17];
 
 /** How a line looks, by its place among the lines. */
-function styleOf(k: number): { stroke: string; "stroke-dasharray": string | null } {
+function styleOf(k: number, { dark }: Ink): { stroke: string; "stroke-dasharray": string | null } {
   return {
-    stroke: COLOURS[k % COLOURS.length],
+    stroke: (dark ? ON_DARK : COLOURS)[k % COLOURS.length],
     "stroke-dasharray": DASHES[Math.floor(k / COLOURS.length) % DASHES.length] || null,
   };
 }
@@ -74,7 +75,7 @@ export function linesFigure(chart: Chart, ink: Ink): SVGElement {
     svg("line", { class: "here", x1: x(chart.layer), x2: x(chart.layer), y1: top, y2: top + PLOT, stroke: ink.accent, "stroke-opacity": 0.6 }),
   );
   lines.forEach((line, k) => {
-    const style = styleOf(k);
+    const style = styleOf(k, ink);
     const bold = line.current ?? false;
     const path = pathOf(line.values.map((value, layer) => [x(layer), y(value)]));
     figure.append(svg("path", { d: path, fill: "none", ...style, "stroke-width": bold ? 3 : 1.5, "data-line": line.name }));
@@ -94,7 +95,7 @@ export function linesFigure(chart: Chart, ink: Ink): SVGElement {
   });
   places.at.forEach(([left, row], k) => {
     const base = top + PLOT + AXIS + ROW * row + 10;
-    const style = { ...styleOf(k), "stroke-width": lines[k].current ? 3 : 2 };
+    const style = { ...styleOf(k, ink), "stroke-width": lines[k].current ? 3 : 2 };
     figure.append(svg("line", { x1: left, x2: left + 18, y1: base - 4, y2: base - 4, ...style }));
     words(left + 23, base, lines[k].name, { "font-weight": lines[k].current ? 650 : 400 });
   });
