@@ -188,6 +188,7 @@ def test_patches_have_the_same_rule(line: str) -> None:
     assert np.ptp(bare[1 * 4 + 2, 2 * 4 + 2]) < 1e-6  # grey
     whole = maps.plot_patches(1, "RES2", **{line: "2,3"})
     assert "clipped square-root scale" in said(whole)
+    assert "the token itself and the few largest patches do not stretch a scale" in said(whole)
     assert_tidy(whole)
     bar = next(axes for axes in whole.axes if not axes.images)
     assert bar.get_ylim()[1] == pytest.approx(clipped_end(others))

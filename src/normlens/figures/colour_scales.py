@@ -81,10 +81,15 @@ def beyond_colour(cmap: str) -> str:
     return _BEYOND_ON.get(cmap, _BEYOND)
 
 
-def scale_notes(colour: str, cmap: str, beyond: bool) -> list[str]:
-    """A sentence about the clipped scale; `beyond` says whether anything lies beyond an end."""
+def scale_notes(
+    colour: str, cmap: str, beyond: bool, what: str = "i = j and the few largest other pairs"
+) -> list[str]:
+    """A sentence about the clipped scale, which `what` does not stretch.
+
+    `beyond` says whether anything lies beyond an end.
+    """
     if colour != "clipped":
         return []
     marked = "blue" if cmap in _BEYOND_ON else "red"
-    sentence = "Clipped: i = j and the few largest other pairs do not stretch a scale"
+    sentence = f"Clipped: {what} do not stretch a scale"
     return [f"{sentence}; what is beyond its end is {marked}." if beyond else f"{sentence}."]

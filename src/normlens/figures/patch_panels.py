@@ -102,7 +102,7 @@ def plot_patches(
     share = "" if own_bars else f", as a share of {end}; the largest stands above each picture"
     notes = [
         f"Colour: {measured}{share}; {COLOUR_SCALES[colour]} scale.",
-        *scale_notes(colour, cmap, beyond),
+        *scale_notes(colour, cmap, beyond, "the token itself and the few largest patches"),
         *picture_note(grid),
         provenance(maps),
     ]
