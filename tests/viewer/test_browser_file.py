@@ -18,7 +18,8 @@ from normlens.figures.colour_scales import clipped_end
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
 from normlens.scopes import consecutive
-from normlens.viewer import to_html
+from normlens.viewer import page, to_html
+from normlens.viewer.html import fitted
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 FF, LN1 = "ATTNRESLNFF-N", "ATTNRESLN-N"
@@ -427,7 +428,22 @@ def test_heads(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
     assert viewer.root("layer") == "5"
 
 
-def test_maps_without_heads_say_how_to_get_them(viewer: Any, soap_html: Path) -> None:
+def test_maps_without_heads_say_how_to_get_them(
+    viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path
+) -> None:
+    # Heads that did not fit into the file were asked for already.
+    heads = {"ATTN-N": np.random.default_rng(0).random((6, 40, 9, 9), dtype=np.float32)}
+    maps = replace(soap, heads=heads)
+    bare, whole = (len(fitted([each], 32, None)) for each in (soap, maps))
+    for room, words in (
+        (1.02 * bare, "Single heads are left out of this file"),
+        (bare + 0.45 * (whole - bare), "This layer’s heads are not in the file"),
+    ):
+        limit = (room * 4 / 3 + len(page.script()) + 10_000) / 1e6
+        path = to_html(maps, tmp_path / "small.html", precision=32, largest=limit, overwrite=True)
+        viewer.open(path, "view=heads&layer=3")
+        assert viewer.page.inner_text('[data-role="heads"]').startswith(words)
+        assert viewer.page.locator("[data-head]").count() == 0
     viewer.open(soap_html, "view=heads")
     said = viewer.page.inner_text('[data-role="heads"]')
     assert "lens.maps(text, heads=True)" in said
@@ -543,8 +559,6 @@ def test_causal_maps_leave_the_future_blank(viewer: Any, tmp_path: Path) -> None
 
 
 def test_what_is_left_out_is_said(viewer: Any, soap: Maps, tmp_path: Path) -> None:
-    from normlens.viewer import page
-
     size = len(page.script()) / 1e6
     path = to_html(soap, tmp_path / "short.html", largest=size + 0.020)
     viewer.open(path)

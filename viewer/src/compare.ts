@@ -1,8 +1,7 @@
 // Two maps side by side, and their signed difference.
 
-import type { ShownAxis } from "./axes";
 import { brief, diverging, number, sequential, signed } from "./colours";
-import { buttons, h, list, replace, svg } from "./dom";
+import { buttons, h, replace, svg } from "./dom";
 import { FONT } from "./figure";
 import { groupAt } from "./groups";
 import { HeatView } from "./heat";
@@ -14,15 +13,16 @@ import {
   spearman,
   subtract,
   type Axis,
-  type Mask,
 } from "./measures";
 import { pairTable } from "./pairtable";
+import { RefChoice } from "./refchoice";
 import type { Row } from "./save";
-import { beyond, SCALE_WORDS, scaleEnd, type Pairs } from "./scale";
+import { beyond, SCALE_WORDS, scaleEnd } from "./scale";
 import { feedForward, unit } from "./scopes";
 import type { Shown } from "./shown";
-import { layerWords, stackIn, type Stack } from "./stacks";
-import type { Ref, State } from "./state";
+import { alignSides, aloneLines, both, type Side } from "./sides";
+import { layerWords } from "./stacks";
+import type { Ref } from "./state";
 import { itemName, type Context, type Panel } from "./view";
 
 const LISTED = 10;
@@ -311,110 +311,8 @@ export class CompareView implements Panel {
   }
 }
 
-/** Lists of items, layers and scopes for one side of the comparison. */
-class RefChoice {
-  readonly el: HTMLElement;
-  private readonly item;
-  private readonly stack;
-  private readonly layer;
-  private readonly scope;
-  private ref: Ref | null = null;
-
-  constructor(
-    private readonly letter: "A" | "B",
-    private readonly context: Context,
-    change: (ref: Ref) => void,
-  ) {
-    const set = (patch: Partial<Ref>) => {
-      if (this.ref === null) return;
-      const ref = { ...this.ref, ...patch };
-      ref.stack = stackIn(context.items[ref.item], ref.stack);
-      const { layers, scopes } = context.itemOf(ref).header;
-      const scope = scopes.includes(ref.scope) ? ref.scope : scopes[scopes.length - 1];
-      change({ ...ref, scope, layer: Math.min(ref.layer, layers.length - 1) });
-    };
-    const name = letter.toLowerCase();
-    this.item = list(`${letter}: text`, (value) => set({ item: Number(value) }), `${name}-item`);
-    this.stack = list(`${letter}: stack`, (stack) => set({ stack: stack as Stack }), `${name}-stack`);
-    this.layer = list(`${letter}: layer`, (value) => set({ layer: Number(value) }), `${name}-layer`);
-    this.scope = list(`${letter}: scope`, (scope) => set({ scope }), `${name}-scope`);
-    this.el = h(
-      "div",
-      { class: "row", role: "group", "aria-label": `Map ${this.letter}` },
-      this.item.el,
-      this.stack.el,
-      this.layer.el,
-      this.scope.el,
-    );
-  }
-
-  set(ref: Ref): void {
-    this.ref = ref;
-    const { items } = this.context;
-    const { layers, scopes } = this.context.itemOf(ref).header;
-    const stacks: [string, string][] = [["encoder", "Encoder"], ["decoder", "Decoder"]];
-    this.stack.set(ref.stack, items[ref.item].encoder === null ? [] : stacks);
-    this.item.set(String(ref.item), items.map((item, k) => [String(k), itemName(item, k, items)]));
-    this.layer.set(String(ref.layer), layers.map((layer, k) => [String(k), String(layer)]));
-    this.scope.set(ref.scope, scopes.map((scope) => [scope, scope]));
-  }
-}
-
-/** One of the two maps. */
-interface Side {
-  letter: "A" | "B";
-  shown: Shown;
-  map: Float32Array;
-  pairs: Pairs;
-  what: string;
-  title: string;
-  subtitle: string;
-  labels: Pick<Heat, "rows" | "columns" | "special">;
-  alone: boolean; // whether its places mean nothing in the other map
-}
-
-/** Gives two maps of one size the labels of both texts, and the pairs that both allow. */
-function alignSides({ A, B }: { A: Side; B: Side }, a: Shown, b: Shown, state: State): void {
-  const scopes = [state.a.scope, state.b.scope];
-  const mask = both(a.mask(state.a.layer, ...scopes), b.mask(state.b.layer, ...scopes));
-  const labels = {
-    rows: bothLabels(a.rows, b.rows),
-    columns: bothLabels(a.columns, b.columns),
-    special: { rows: bothSpecial(a.rows, b.rows), columns: bothSpecial(a.columns, b.columns) },
-  };
-  for (const side of [A, B]) {
-    side.pairs = { ...side.pairs, mask: both(mask, side.pairs.mask) };
-    Object.assign(side, { labels, alone: false });
-  }
-}
-
-/** A pair of a map that stands beside one of another size. */
-function aloneLines(heat: Heat, cell: Cell): string[] {
-  const k = placeOf(heat, cell);
-  const allowed = heat.mask === null || heat.mask[k];
-  return [
-    `source ${sourceName(heat, cell.source)} (${cell.source - (groupAt(heat.groups, cell.source)?.from ?? 0)})`,
-    `target ${targetName(heat, cell.target)} (${cell.target})`,
-    allowed ? `${heat.name} ${number(heat.map[k])}` : "no attention",
-  ];
-}
-
-/** Labels of two axes of one length; where they differ, both. */
-function bothLabels({ labels: a }: ShownAxis, { labels: b }: ShownAxis): string[] {
-  return a === b ? a : a.map((label, k) => (label === b[k] ? label : `${label} / ${b[k]}`));
-}
-
-function bothSpecial({ special: a }: ShownAxis, { special: b }: ShownAxis): boolean[] {
-  return a.map((flag, k) => flag && b[k]);
-}
-
 function sizeInWords({ rows, columns }: Shown): string {
   return rows === columns ? `${rows.size} tokens` : `${rows.size} targets of ${columns.size} sources`;
-}
-
-function both(a: Mask, b: Mask): Mask {
-  if (a === null || b === null || a === b) return a ?? b;
-  return a.map((flag, k) => flag & b[k]);
 }
 
 /** Figures side by side in one. */

@@ -73,7 +73,8 @@ export class HeadsView implements Panel {
     this.grid.hidden = this.key.hidden = having.length === 0;
     if (having.length === 0) {
       this.small = [];
-      this.note.textContent = scopes.length > 0 ? "This layer’s heads are not in the file; the maps file has them." : HOW;
+      const left = shown.item.header.left_out.find((sentence) => sentence.startsWith("Single heads are left out"));
+      this.note.textContent = scopes.length > 0 ? "This layer’s heads are not in the file; the maps file has them." : (left ?? HOW);
       return;
     }
     await this.renderGrid(shown, having, ink);
