@@ -468,6 +468,7 @@ def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.open(soap_html, "view=overview&layer=1")
     assert viewer.page.locator(".multiples button").count() == 6 * 8
     assert viewer.texts(".multiples .side") == ["0", "1", "2", "3", "4", "5"]
+    assert "own clipped square-root scale" in viewer.page.inner_text('[data-role="scale"]')
     assert "Layer 1" in viewer.svg_texts('[data-grid="similarity-layer"] text')
     assert {"0", "5"} <= set(viewer.svg_texts('[data-grid="mixing"] text'))
 

@@ -16,6 +16,8 @@ const HOW =
   "These maps have no single heads. Ask for them: lens.maps(text, heads=True) in Python, " +
   "normlens map --heads on the command line.";
 
+const AXES = "Rows are targets i (outputs), columns sources j (inputs).";
+
 /** A head’s small map. */
 interface Small {
   layer: number;
@@ -150,7 +152,7 @@ export class HeadsView implements Panel {
     const columns = several ? Math.max(...small.map(({ head }) => head)) + 1 : Math.min(4, small.length);
     const size = several ? 90 : 200;
     const high = Math.round(size * Math.max(0.25, Math.min(2, shown.rows.size / shown.columns.size)));
-    const [left, top, gap] = [several ? 40 : 8, 52, several ? 6 : 26];
+    const [left, top, gap] = [several ? 40 : 8, 60, several ? 6 : 26];
     const rows = several ? layers.length : Math.ceil(small.length / columns);
     const [width, height] = [left + columns * (size + 8) + 8, top + rows * (high + gap) + 110];
     const figure = svg("svg", {
@@ -161,6 +163,7 @@ export class HeadsView implements Panel {
       figure.append(svg("text", { x, y, "font-size": 10.5, fill: LIGHT.text, ...more }, text));
     const which = several ? "all layers (rows)" : layerWords(header, header.layers[layers[0]]);
     words(8, 20, `${header.model}: heads of ${scope}, ${which}`, { "font-size": 14, "font-weight": 650 });
+    words(8, 35, AXES, { fill: LIGHT.muted });
     small.forEach((each, k) => {
       const [column, row] = several ? [each.head, layers.indexOf(each.layer)] : [k % columns, Math.floor(k / columns)];
       const [x, y] = [left + column * (size + 8), top + row * (high + gap)];
@@ -270,7 +273,7 @@ export class HeadsView implements Panel {
     const { header } = shown.item;
     const error = header.precision.head_relative_error;
     const kept = header.precision.head_bits === 32 ? "" : ` Heads are kept to ±${(100 * error).toPrecision(1)} % (${header.precision.head_bits} bits).`;
-    this.note.textContent = `Click a head to enlarge it; in the map, “Head” chooses one, or all together.${kept}`;
+    this.note.textContent = `${AXES} Click a head to enlarge it; in the map, “Head” chooses one, or all together.${kept}`;
     const figure = svg("svg", { width: 340, height: 84, viewBox: "0 0 340 84", "font-family": FONT, role: "img", "aria-label": "Colours" });
     drawBar(figure, this.bar(shown, ink.dark), 2, 6, 320, ink);
     replace(this.key, figure);

@@ -4,7 +4,7 @@ import { interpolateCividis, interpolateViridis } from "d3-scale-chromatic";
 
 import { LIGHT, pixels, sequential } from "./colours";
 import { h, list, pause, replace, svg } from "./dom";
-import { FONT } from "./figure";
+import { FONT, fittingSize } from "./figure";
 import { gridFigure, type Grid } from "./gridfigure";
 import type { Cell } from "./heatframe";
 import { linesFigure, type Chart } from "./lines";
@@ -104,7 +104,7 @@ export class OverviewView implements Panel {
     const { context } = this;
     const { state, ink } = context;
     const key = [placeKey(state), state.scale, state.diagonal, state.norm, state.palette, ink.dark].join();
-    this.note.textContent = this.scaleWords();
+    this.note.textContent = `Rows are layers, columns scopes. ${this.scaleWords()} Click a map to open it.`;
     const { scopes, layers } = shown;
     const room = context.room().width - 40;
     const most = layers.length > 8 ? 96 : 120;
@@ -171,7 +171,7 @@ export class OverviewView implements Panel {
   private scaleWords(): string {
     const { scale, palette } = this.context.state;
     const beyond = `; ${beyondWord(palette)}: i = j and outliers beyond its end`;
-    return `Rows are layers, columns scopes; each map has its own ${SCALE_WORDS[scale]}${scale === "clipped" ? beyond : ""}. Click one to open it.`;
+    return `Each map has its own ${SCALE_WORDS[scale]}${scale === "clipped" ? beyond : ""}.`;
   }
 
   /** Spearman’s ρ of each component’s step, layer by layer. */
@@ -308,7 +308,7 @@ export class OverviewView implements Panel {
     const { scopes, layers } = shown;
     const size = 96;
     const high = Math.round(size * shapeOf(shown));
-    const [left, top] = [30, 40];
+    const [left, top] = [30, 56];
     const width = left + scopes.length * (size + 6);
     const height = top + layers.length * (high + 6);
     const figure = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT });
@@ -318,6 +318,7 @@ export class OverviewView implements Panel {
     words(0, 14, `${model}${stack === null ? "" : `, ${stack}`}: layers (rows) and scopes (columns)`, {
       "font-size": 14, "font-weight": 650,
     });
+    words(0, 31, this.scaleWords(), { "font-size": fittingSize(this.scaleWords(), 11, width), fill: LIGHT.muted });
     scopes.forEach((scope, k) =>
       words(left + k * (size + 6) + size / 2, top - 6, scope.endsWith("-W") ? scope : shortName(scope, scopes), {
         "font-size": 10.5, "text-anchor": "middle",
