@@ -1,4 +1,4 @@
-"""The pictures of README.md and docs/viewer.md: the scopes of one layer, and the viewer.
+"""The pictures of README.md, docs/viewer.md and docs/images.md: the scopes of a layer, the viewer.
 
 A random ViT looks at a picture that is drawn by code, as in docs/images.md.
 
@@ -41,16 +41,20 @@ TRANSLATION_STATE = "layer=2&scope=RES2&norm=source&special=0&level=words"
 
 
 PATCH_STATE = "layer=3&scope=FF&pin=row:123"
+HEADS_STATE = "view=heads&layer=3"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--translator", metavar="FOLDER", help="a folder that holds opus-mt-en-fr")
     translator = parser.parse_args().translator
-    maps = normlens.load("minilm").maps(TEXT)
+    maps = normlens.load("minilm").maps(TEXT, heads=True)
     export.write(maps, IMAGES / "soap.png", layers=4, overwrite=True)
-    take_picture(maps, STATE, IMAGES / "viewer.png")
-    take_picture(picture_maps(), PATCH_STATE, IMAGES / "viewer-picture.png")
+    take_picture(maps, STATE, IMAGES / "viewer.png", height=930)
+    take_picture(maps, HEADS_STATE, IMAGES / "viewer-heads.png")
+    pictured = picture_maps()
+    export.save_figure(pictured.plot_patches(3, "ATTN-N", target="9,11"), IMAGES / "patches.png")
+    take_picture(pictured, PATCH_STATE, IMAGES / "viewer-picture.png", height=890)
     if translator is not None:
         translated = normlens.load(translator).maps(*TRANSLATION)
         take_picture(named(translated, "opus-mt-en-fr"), TRANSLATION_STATE, TRANSLATED, height=970)
@@ -94,7 +98,8 @@ def take_picture(maps: Maps, state: str, out: Path, height: int = 850) -> None:
         page.wait_for_selector('.normlens[data-busy="false"]')
         page.screenshot(path=out)
         browser.close()
-    Image.open(out).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+    colours = Image.Quantize.FASTOCTREE
+    Image.open(out).convert("RGB").quantize(256, colours, dither=Image.Dither.NONE).save(
         out, optimize=True
     )
 

@@ -249,6 +249,13 @@ def test_pictures_are_drawn_as_told(model: Path, tmp_path: Path, shell: Shell) -
     drawn = path.read_text(encoding="utf-8")
     assert "share of each source's column" in drawn
     assert "linear scale" in drawn
+    options = ("--heads-of", "ATTN-W", "--no-diagonal", "--force")
+    shell("map", TEXT, "--model", model, "--layers", 1, "--out", path, *options)
+    drawn = path.read_text(encoding="utf-8")
+    assert "layer 1, heads of ATTN-W" in drawn
+    assert "head 3" in drawn
+    assert "Grey: i = j, left out." in drawn
+    assert "clipped square-root scale" in drawn
 
 
 def test_written_maps_are_those_of_the_library(model: Path, tmp_path: Path, shell: Shell) -> None:
@@ -307,10 +314,12 @@ def test_a_full_disk_leaves_nothing_behind(
         (("--text", "a", "--memory-limit", "much"), ["'much'", "512MB"]),
         (("--text", "a", "--memory-limit", "0"), ["memory limit '0'"]),
         (("--text", "a", "--out", "maps.docx"), [".docx", ".safetensors", ".csv", ".svg"]),
-        (("--text", "a", "--colour", "log"), ["unknown --colour 'log'", "linear, sqrt"]),
+        (("--text", "a", "--colour", "log"), ["unknown --colour 'log'", "clipped, linear, sqrt"]),
         (("--text", "a", "--normalise", "rows"), ["unknown --normalise 'rows'", "source, target"]),
         (("--text", "a", "--colour", "sqrt"), ["only pictures follow --colour", "--out"]),
         (("--text", "a", "--colour", "sqrt", "--out", "a.csv"), ["for pictures", "not for .csv"]),
+        (("--text", "a", "--no-diagonal"), ["only pictures follow --no-diagonal", "--out"]),
+        (("--text", "a", "--heads-of", "FF"), ["only pictures follow --heads-of", "--out"]),
         (("--text", "a", "--out", "maps"), ["no ending", ".safetensors"]),
         (("--text", "a", "--out", "no/such/folder/maps.csv"), ["'no/such/folder'"]),
         (("--text", "a", "--out", "file.txt/maps.csv"), ["cannot write 'file.txt/maps.csv'"]),

@@ -15,6 +15,7 @@ import normlens
 from normlens import figures
 from normlens.analysis import strongest_pairs
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
+from normlens.figures.colour_scales import clipped_end
 from normlens.models.tiny import tiny_model
 from normlens.results.tokens import readable_tokens
 from normlens.scopes import consecutive
@@ -125,8 +126,13 @@ def test_pairs_that_attention_forbids_stay_blank(llama: normlens.Maps) -> None:
 
 def test_scale_of_each_map_or_of_all(bert: normlens.Maps, second_layer: Any) -> None:
     own = [axes.images[0].norm.vmax for axes in panels(second_layer)]
-    np.testing.assert_allclose(own, [bert[scope][1].max() for scope in bert.scopes])
-    shared = figures.plot_layer(bert, scale="shared")
+    others = ~np.eye(len(bert.tokens), dtype=bool)
+    ends = [clipped_end(bert[scope][1][others]) for scope in bert.scopes]
+    np.testing.assert_array_equal(own, ends)
+    whole = figures.plot_layer(bert, 1, colour="sqrt")
+    largest = [bert[scope][1].max() for scope in bert.scopes]
+    np.testing.assert_allclose([axes.images[0].norm.vmax for axes in panels(whole)], largest)
+    shared = figures.plot_layer(bert, scale="shared", colour="sqrt")
     tops = dict(zip(bert.scopes, [a.images[0].norm.vmax for a in panels(shared)], strict=True))
     norms = [scope for scope in bert.scopes if scope.endswith("-N")]
     assert {tops[scope] for scope in norms} == {max(bert[scope][0].max() for scope in norms)}
@@ -141,7 +147,7 @@ def test_normalised_maps_sum_to_one(llama: normlens.Maps, normalise: str, axis: 
 
 
 def test_colour_scales(bert: normlens.Maps) -> None:
-    for colour, middle in (("linear", 0.25), ("sqrt", 0.5)):
+    for colour, middle in (("linear", 0.25), ("sqrt", 0.5), ("clipped", 0.5)):
         figure = figures.plot_layer(bert, scopes="FF", colour=colour)
         norm = panels(figure)[0].images[0].norm
         assert norm(norm.vmax / 4) == pytest.approx(middle)
@@ -256,8 +262,12 @@ def test_overview_of_chosen_layers_and_scopes(bert: normlens.Maps) -> None:
 
 
 def test_overview_can_scale_a_scope_over_its_layers(bert: normlens.Maps) -> None:
-    figure = figures.plot_overview(bert, scopes="FF", scale="scope")
+    figure = figures.plot_overview(bert, scopes="FF", scale="scope", colour="linear")
     assert {axes.images[0].norm.vmax for axes in panels(figure)} == {bert["FF"].max()}
+    clipped = figures.plot_overview(bert, scopes="FF", scale="scope")
+    others = ~np.eye(len(bert.tokens), dtype=bool)
+    end = max(clipped_end(layer[others]) for layer in bert["FF"])
+    assert {axes.images[0].norm.vmax for axes in panels(clipped)} == {end}
 
 
 def test_amplification_is_signed_and_symmetric(bert: normlens.Maps) -> None:

@@ -14,6 +14,7 @@ from picture_examples import classifier, processor, scene
 from test_browser_file import saved
 
 import normlens
+from normlens.figures.colour_scales import beyond_colour, clipped_end
 
 LARGEST = "#fde725"  # the last colour of viridis
 
@@ -51,12 +52,22 @@ def test_a_line_of_the_map_lies_over_the_picture(viewer: Any, tmp_path: Path) ->
     viewer.click('.patch[data-patch="2,3"]')
     assert (chosen(viewer), "pin=row%3A6" in viewer.page.url) == ("2,3", True)
     expect(maps[scope][1, 6])
-    # Colours end at the largest of the other patches; what a patch keeps is beyond them.
+    # Colours end at the largest of the other patches, as in Python; what a patch keeps is beyond.
     others = {name: value for name, value in shown(viewer).items() if name != "2,3"}
     top = max(others, key=lambda name: others[name])
     fills = {name: viewer.page.get_attribute(f'[data-patch="{name}"]', "fill") for name in others}
     assert [name for name, fill in fills.items() if fill == LARGEST] == [top]
-    assert "square-root scale" in viewer.svg_texts(".scale")[0]
+    end = clipped_end(np.array(list(others.values())))
+    assert max(others.values()) == pytest.approx(end)
+    own = viewer.page.get_attribute('.patch[data-patch="2,3"]', "fill")
+    assert own == beyond_colour("viridis")
+    said = " ".join(viewer.svg_texts(".scale"))
+    assert f"clipped square-root scale up to {end:.3g}" in said
+    assert "beyond it, red: the outlined patch itself" in said
+    viewer.choose("diagonal", "hide")
+    assert viewer.page.get_attribute('.patch[data-patch="2,3"]', "fill") != own
+    assert "beyond" not in " ".join(viewer.svg_texts(".scale"))
+    viewer.choose("diagonal", "show")
     viewer.choose("direction", "column")
     expect(maps[scope][1, :, 6])
     assert viewer.svg_texts(".what") == ["what each patch receives from patch 2,3"]

@@ -14,9 +14,12 @@ from viewer_examples import hostile_maps
 
 import normlens
 from normlens.analysis import normalise, strongest_pairs
+from normlens.figures.colour_scales import clipped_end
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
-from normlens.viewer import to_html
+from normlens.scopes import consecutive
+from normlens.viewer import page, to_html
+from normlens.viewer.html import fitted
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 FF, LN1 = "ATTNRESLNFF-N", "ATTNRESLN-N"
@@ -118,6 +121,7 @@ def test_scales_ranges_and_sums(viewer: Any, soap: Maps, soap_html: Path) -> Non
     for scale in ("linear", "sqrt", "rank"):
         viewer.choose("scale", scale)
         pictures[scale] = viewer.pixels()
+    assert "square-root" not in " ".join(viewer.svg_texts(".scale"))
     assert (pictures["linear"] != pictures["sqrt"]).any()
     assert (pictures["rank"] != pictures["sqrt"]).any()
     values = soap[FF][2]
@@ -267,8 +271,184 @@ def test_two_texts(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None
     assert labels[1] == "she / he"
     viewer.page.select_option('[data-control="b-item"]', "2")
     viewer.settled()
-    assert "cannot be compared" in viewer.page.inner_text('[data-role="comparison"]')
-    assert viewer.page.locator(".panels").first.is_hidden()
+    # Texts of different lengths stand side by side, without a difference.
+    said = viewer.page.inner_text('[data-role="comparison"]')
+    assert f"A has {len(soap.tokens)} tokens, B has {len(longer.tokens)} tokens" in said
+    assert "without a difference" in said
+    for name, tokens in (("a", soap.tokens), ("b", longer.tokens)):
+        assert viewer.svg_texts(f'[data-figure="{name}"] .row-labels text') == tokens
+    assert viewer.page.locator('[data-figure="difference"]').is_hidden()
+    assert viewer.page.locator(".lists").is_hidden()
+    x, y = cell_of(viewer, "b", 2, 1, len(longer.tokens))
+    viewer.page.mouse.move(x, y)
+    value = normalise(longer[FF][1])[2, 1]
+    assert f"B {value:.3g}" in viewer.page.inner_text(".tooltip")
+    table = saved(viewer, "csv", tmp_path).read_text().splitlines()
+    assert len(table) == 1 + len(soap.tokens) ** 2 + len(longer.tokens) ** 2
+    assert b"<svg" in saved(viewer, "svg", tmp_path).read_bytes()
+
+
+def cell_of(viewer: Any, figure: str, target: int, source: int, n: int) -> tuple[float, float]:
+    box = viewer.page.locator(f'[data-figure="{figure}"] canvas').bounding_box()
+    return (
+        box["x"] + (source + 0.5) * box["width"] / n,
+        box["y"] + (target + 0.5) * box["height"] / n,
+    )
+
+
+def test_both_maps_of_a_comparison_have_one_range(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, f"view=compare&a=0:0:{LN1}&b=0:0:{FF}")
+    maps = [map_of(soap, scope, 0, "source") for scope in (LN1, FF)]
+    others = ~np.eye(len(soap.tokens), dtype=bool)
+    end = max(clipped_end(each[others].astype(np.float32)) for each in maps)
+    for figure in ("a", "b"):
+        said = " ".join(viewer.svg_texts(f'[data-figure="{figure}"] .scale'))
+        assert f"up to {end:.3g}, the same for A and B" in said
+    assert not viewer.page.locator('[data-control="range"]').is_visible()
+    viewer.open(soap_html, "view=compare&a=0:0:ATTN-W&b=0:0:ATTN-N&cnorm=none")
+    assert "ranges of their own" in viewer.page.inner_text('[data-role="comparison"]')
+    assert "the same for A" not in " ".join(viewer.svg_texts('[data-figure="a"] .scale'))
+
+
+def test_ff_amps_scale_leaves_the_diagonal_out(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=2&scale=linear").click('[data-action="ff-amp"]')
+    expected = soap.amplification(LN1, FF)[2]
+    others = ~np.eye(len(soap.tokens), dtype=bool)
+    # The largest change of two different tokens has a last colour of the scale.
+    place = np.unravel_index(np.argmax(np.abs(expected) * others), expected.shape)
+    last = [103, 0, 31] if expected[place] > 0 else [5, 48, 97]
+    np.testing.assert_allclose(viewer.pixels("difference")[place], last, atol=2)
+    assert np.abs(expected).max() > np.abs(expected[place])
+    assert "i = j" in " ".join(viewer.svg_texts('[data-figure="difference"] .scale'))
+    viewer.choose("diagonal", "hide")
+    grey = viewer.pixels("difference")[~others]
+    assert (grey == [201, 204, 214]).all()
+    np.testing.assert_allclose(viewer.values(), expected, atol=1e-6)  # numbers stay
+
+
+def test_the_usual_scale_is_pythons(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    """The same end, the same mark for what is beyond it, and words that say so."""
+    others = ~np.eye(len(soap.tokens), dtype=bool)
+    for scope, layer in ((FF, 0), ("ATTN-W", 1), ("ATTN-N", 5)):
+        viewer.open(soap_html, f"layer={layer}&scope={scope}")
+        assert viewer.pressed("scale") == "clipped"
+        values = soap[scope][layer]
+        end = clipped_end(values[others])
+        said = " ".join(viewer.svg_texts('[data-figure="map"] .scale'))
+        assert f"clipped square-root scale up to {end:.3g}" in said
+        marked = (viewer.pixels() == [194, 65, 12]).all(axis=-1)
+        np.testing.assert_array_equal(marked, values > end)
+        figure = soap.plot(layer, scope)
+        assert figure.axes[0].images[0].norm.vmax == end
+        if (values > end).any():
+            painted = figure.axes[0].images[1].get_array()
+            np.testing.assert_array_equal(~np.ma.getmaskarray(painted), marked)
+            assert f"up to {values.max():.3g}" in said
+    viewer.open(soap_html, f"layer=0&scope={FF}").choose("diagonal", "hide")
+    assert (viewer.pixels()[~others] == [201, 204, 214]).all()
+    assert "diagonal=0" in viewer.page.url
+    np.testing.assert_allclose(viewer.values(), soap[FF][0], rtol=1e-6)
+    viewer.page.mouse.move(*viewer.cell(2, 2))
+    assert f"{soap[FF][0, 2, 2]:.3g}" in viewer.page.inner_text(".tooltip")
+
+
+def test_a_pair_across_the_layers(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "layer=3&scope=FF&pair=3:2")
+    chart = viewer.page.locator('[data-chart="trajectory"]')
+    points = {
+        name: float(value)
+        for name, value in chart.locator("circle").evaluate_all(
+            "e => e.map((x) => [x.dataset.point, x.dataset.value])"
+        )
+    }
+    scopes = [scope for scope in soap.scopes if scope != "ATTNRES-W"]
+    assert len(points) == len(scopes) * 6
+    for layer in range(6):
+        share = map_of(soap, FF, layer, "source")[3, 2]
+        assert points[f"FF:{layer}"] == pytest.approx(share, rel=1e-5)
+    weights = map_of(soap, "ATTN-W", 5, "source")[3, 2]
+    assert points["ATTN-W:5"] == pytest.approx(weights, rel=1e-5)
+    viewer.choose("norm", "target")
+    row = float(chart.locator('[data-point="LN2:4"]').get_attribute("data-value"))
+    assert row == pytest.approx(map_of(soap, "LN2", 4, "target")[3, 2], rel=1e-5)
+    chart.locator('[data-point="ATTN:1"]').click(force=True)
+    viewer.settled()
+    assert (viewer.root("layer"), viewer.root("scope")) == ("1", "ATTN-N")
+    assert "pair=3%3A2" in viewer.page.url
+
+
+def test_what_components_change_by_layer(viewer: Any, soap: Maps, soap_html: Path) -> None:
+    viewer.open(soap_html, "view=overview")
+    chart = viewer.page.locator('[data-chart="changes"]')
+    for name, before, after in consecutive(soap.scopes):
+        rho = soap.similarity(before, after)
+        for layer in range(6):
+            point = chart.locator(f'[data-point="{name}:{layer}"]')
+            assert float(point.get_attribute("data-value")) == pytest.approx(rho[layer], abs=1e-6)
+    chart.locator('[data-point="RES1:4"]').click(force=True)
+    viewer.settled()
+    state = (viewer.root("view"), viewer.root("layer"), viewer.root("scope"))
+    assert state == ("map", "4", "ATTNRES-N")
+
+
+def test_heads(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
+    maps = minilm.maps(soap.text, heads=True)
+    viewer.open(maps.to_html(tmp_path / "heads.html"), "view=heads&layer=2")
+    assert viewer.page.locator("[data-head]").count() == 12
+    assert viewer.page.locator(".missing").is_hidden()
+    captions = viewer.texts("[data-head] .caption:last-child")
+    largest = maps.heads["ATTN-N"][2].max(axis=(1, 2))
+    assert captions == [f"largest {value:.3g}" for value in largest]
+    viewer.click('[data-head="2:3"]')
+    assert (viewer.root("view"), viewer.root("scope")) == ("map", "ATTN-N")
+    np.testing.assert_allclose(viewer.values(), maps.heads["ATTN-N"][2, 3], rtol=1e-6)
+    assert "head 3" in viewer.svg_texts('[data-figure="map"] text')[0]
+    assert "head=3" in viewer.page.url
+    viewer.page.select_option('[data-control="head"]', "7")
+    viewer.settled()
+    np.testing.assert_allclose(viewer.values(), maps.heads["ATTN-N"][2, 7], rtol=1e-6)
+    assert "head,target" in saved(viewer, "csv", tmp_path).read_text()
+    viewer.choose("level", "words")
+    np.testing.assert_allclose(viewer.values(), maps.words().heads["ATTN-N"][2, 7], rtol=1e-5)
+    viewer.choose("level", "subwords")
+    viewer.page.select_option('[data-control="head"]', "")
+    viewer.settled()
+    np.testing.assert_allclose(viewer.values(), maps["ATTN-N"][2], rtol=1e-6)
+    # Other scopes have no single heads.
+    viewer.page.select_option('[data-control="head"]', "7")
+    viewer.settled().click(f'.node[data-scope="{FF}"]')
+    np.testing.assert_allclose(viewer.values(), maps[FF][2], rtol=1e-6)
+    assert not viewer.page.locator('[data-control="head"]').is_visible()
+    viewer.choose("view", "heads").choose("heads-of", "ATTN-W").choose("layers", "all")
+    assert viewer.page.locator("[data-head]").count() == 6 * 12
+    for kind in ("svg", "png", "csv"):
+        assert saved(viewer, kind, tmp_path).stat().st_size > 10_000
+    viewer.click('[data-head="5:11"]')
+    np.testing.assert_allclose(viewer.values(), maps.heads["ATTN-W"][5, 11], rtol=1e-6)
+    assert viewer.root("layer") == "5"
+
+
+def test_maps_without_heads_say_how_to_get_them(
+    viewer: Any, soap: Maps, soap_html: Path, tmp_path: Path
+) -> None:
+    # Heads that did not fit into the file were asked for already.
+    heads = {"ATTN-N": np.random.default_rng(0).random((6, 40, 9, 9), dtype=np.float32)}
+    maps = replace(soap, heads=heads)
+    bare, whole = (len(fitted([each], 32, None)) for each in (soap, maps))
+    for room, words in (
+        (1.02 * bare, "Single heads are left out of this file"),
+        (bare + 0.45 * (whole - bare), "This layer’s heads are not in the file"),
+    ):
+        limit = (room * 4 / 3 + len(page.script()) + 10_000) / 1e6
+        path = to_html(maps, tmp_path / "small.html", precision=32, largest=limit, overwrite=True)
+        viewer.open(path, "view=heads&layer=3")
+        assert viewer.page.inner_text('[data-role="heads"]').startswith(words)
+        assert viewer.page.locator("[data-head]").count() == 0
+    viewer.open(soap_html, "view=heads")
+    said = viewer.page.inner_text('[data-role="heads"]')
+    assert "lens.maps(text, heads=True)" in said
+    assert "normlens map --heads" in said
+    assert viewer.page.locator("[data-head]").count() == 0
 
 
 def test_two_models_on_one_text(viewer: Any, minilm: Any, soap: Maps, tmp_path: Path) -> None:
@@ -288,6 +468,7 @@ def test_overview(viewer: Any, soap: Maps, soap_html: Path) -> None:
     viewer.open(soap_html, "view=overview&layer=1")
     assert viewer.page.locator(".multiples button").count() == 6 * 8
     assert viewer.texts(".multiples .side") == ["0", "1", "2", "3", "4", "5"]
+    assert "own clipped square-root scale" in viewer.page.inner_text('[data-role="scale"]')
     assert "Layer 1" in viewer.svg_texts('[data-grid="similarity-layer"] text')
     assert {"0", "5"} <= set(viewer.svg_texts('[data-grid="mixing"] text'))
 
@@ -379,8 +560,6 @@ def test_causal_maps_leave_the_future_blank(viewer: Any, tmp_path: Path) -> None
 
 
 def test_what_is_left_out_is_said(viewer: Any, soap: Maps, tmp_path: Path) -> None:
-    from normlens.viewer import page
-
     size = len(page.script()) / 1e6
     path = to_html(soap, tmp_path / "short.html", largest=size + 0.020)
     viewer.open(path)
@@ -400,7 +579,7 @@ def test_light_and_dark(viewer: Any, soap_html: Path) -> None:
 
 
 def test_every_control_has_a_name_and_can_be_reached(viewer: Any, soap_html: Path) -> None:
-    for view in ("map", "compare", "overview"):
+    for view in ("map", "heads", "compare", "overview"):
         viewer.open(soap_html, f"view={view}")
         unnamed = viewer.page.evaluate(
             """() => {
@@ -424,7 +603,7 @@ def test_every_control_has_a_name_and_can_be_reached(viewer: Any, soap_html: Pat
             }"""
         )
         seen.add(name)
-    assert {"svg", "compare", "3", FF, "sqrt", "hide", "words"} <= seen
+    assert {"svg", "compare", "3", FF, "clipped", "sqrt", "hide", "words"} <= seen
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -438,6 +617,7 @@ def test_screenshots(browser: Any, soap_html: Path, theme: str) -> None:
         "arcs": "layer=3&scope=FF&form=arcs&norm=source",
         "compare": "layer=3&view=compare&special=0",
         "overview": "view=overview",
+        "pair": "layer=3&scope=FF&pair=3:2",
     }.items():
         page.goto("about:blank")
         page.goto(f"{soap_html.as_uri()}#{state}")

@@ -156,7 +156,9 @@ def test_the_encoders_own_maps_are_in_the_same_page(
     # A map of the encoder beside one of the decoder: other tokens, so no difference.
     viewer.page.select_option('[data-control="a-stack"]', "encoder")
     viewer.settled()
-    assert "cannot be compared" in viewer.page.inner_text('[data-role="comparison"]')
+    assert "without a difference" in viewer.page.inner_text('[data-role="comparison"]')
+    assert viewer.page.locator('[data-figure="difference"]').is_hidden()
+    assert viewer.svg_texts('[data-figure="a"] .row-labels text') == encoder.tokens
 
 
 def test_a_translation_beside_maps_of_another_model(

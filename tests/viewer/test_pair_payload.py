@@ -18,7 +18,7 @@ from normlens.viewer.html import fitted
 
 def test_both_stacks_are_one_item(translated: Maps) -> None:
     header, blobs = header_of(encode(translated, precision=32))
-    assert header["version"] == 2
+    assert header["version"] == 3
     (item,) = header["items"]
     encoder = item["encoder"]
     assert (item["stack"], encoder["stack"], encoder["encoder"]) == ("decoder", "encoder", None)

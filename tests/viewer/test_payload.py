@@ -108,6 +108,8 @@ def test_half_identity_is_not_stored() -> None:
 def test_odd_requests_are_refused() -> None:
     with pytest.raises(InputError, match="32, 16, 8"):
         encode(hostile_maps(), precision=12)
+    with pytest.raises(InputError, match="32, 16, 8"):
+        encode(hostile_maps(), head_precision=12)
     with pytest.raises(InputError, match="no maps"):
         encode([])
     with pytest.raises(InputError, match="not str"):
@@ -147,11 +149,85 @@ def test_a_file_that_is_too_large_leaves_out_layers_and_says_so() -> None:
         fitted([maps], 16, 0.15)
 
 
-def test_heads_that_are_left_out_are_named() -> None:
-    maps = hostile_maps()
-    heads = {"ATTN-N": maps.arrays["ATTN-N"][:, None]}
-    item = header_of(encode(replace(maps, heads=heads)))[0]["items"][0]
-    assert "Head-level maps" in item["left_out"][0]
+def with_heads(maps: Maps, count: int = 3) -> Maps:
+    rng = np.random.default_rng(4)
+    layers, n, m = maps.allowed.shape
+    drawn = rng.lognormal(0, 4, (layers, count, n, m)) * maps.allowed[:, None]
+    return replace(maps, heads={"ATTN-N": drawn.astype(np.float32)})
+
+
+@pytest.mark.parametrize("precision", [32, 16, 8])
+def test_heads_come_back_as_exact_as_the_header_says(precision: int) -> None:
+    maps = with_heads(hostile_maps(9, 2, causal=True))
+    head, blobs = header_of(encode(maps, precision=32, head_precision=precision))
+    (item,) = head["items"]
+    assert item["left_out"] == []
+    error = item["precision"]["head_relative_error"]
+    assert item["precision"]["head_bits"] == precision
+    assert error < {32: 1e-7, 16: 3e-4, 8: 0.03}[precision]
+    for layer, heads in enumerate(item["heads"]["ATTN-N"]):
+        for number, blob in enumerate(heads):
+            wanted = maps.heads["ATTN-N"][layer, number][maps.allowed[layer]]
+            # In 8 bits the smallest of the values become 0.
+            least = 2.0**-20 * wanted.max() if precision == 8 else 1e-12
+            found = decode(blob, blobs)
+            np.testing.assert_allclose(found, wanted, rtol=error * 1.001 + 1e-12, atol=least)
+
+
+def test_layers_without_heads_have_none() -> None:
+    maps = with_heads(hostile_maps(4, 3))
+    some = replace(maps, heads={"ATTN-N": maps.heads["ATTN-N"][:1]}, coverage={"heads/ATTN-N": [1]})
+    (item,) = header_of(encode(some))[0]["items"]
+    assert [row and len(row) for row in item["heads"]["ATTN-N"]] == [None, 3, None]
+    assert header_of(encode(hostile_maps()))[0]["items"][0]["heads"] == {}
+
+
+def heads_in(data: bytes) -> tuple[int, int, list[str]]:
+    """How many layers there are, how many have heads, and what is said to be left out."""
+    (item,) = header_of(data)[0]["items"]
+    rows = item["heads"].get("ATTN-N", [])
+    return len(item["layers"]), sum(row is not None for row in rows), item["left_out"]
+
+
+def test_heads_take_the_room_that_is_left() -> None:
+    """Maps of all layers come first; then heads of some layers, or none, and the page says so."""
+    maps = with_heads(large(40, 8), 12)
+    bare = len(fitted([large(40, 8)], 16, None))
+    whole = len(fitted([maps], 16, None))
+    assert heads_in(fitted([maps], 16, None)) == (8, 8, [])
+    around = len(page.script()) + 10_000
+
+    def limit(payload: float) -> float:
+        return (payload * 4 / 3 + around) / 1e6
+
+    assert heads_in(fitted([maps], 16, limit(whole + 9))) == (8, 8, [])
+    layers, having, (note,) = heads_in(fitted([maps], 16, limit((bare + whole) / 2)))
+    assert layers == 8
+    assert 1 <= having < 8
+    assert f"Single heads of {having} of 8 layers" in note
+    layers, having, (note,) = heads_in(fitted([maps], 16, limit(1.01 * bare)))
+    assert (layers, having) == (8, 0)
+    assert "Single heads are left out" in note
+    layers, having, notes = heads_in(fitted([maps], 16, limit(0.5 * bare)))
+    assert layers < 8
+    assert "layers are in this file" in notes[0]
+    for share in (0.5, 1.01, 2, 4):
+        assert len(fitted([maps], 16, limit(share * bare))) <= share * bare
+
+
+def test_small_maps_keep_their_heads_exact_and_large_ones_in_8_bits() -> None:
+    for n, bits in ((9, 32), (160, 8)):
+        (item,) = header_of(fitted([with_heads(large(n, 2), 8)], None, 60))[0]["items"]
+        assert item["precision"]["head_bits"] == bits
+
+
+def test_both_stacks_keep_heads_of_all_their_layers() -> None:
+    encoder = with_heads(hostile_maps(5, 6))
+    maps = replace(with_heads(hostile_maps(4, 2)), encoder=encoder)
+    (item,) = header_of(fitted([maps], None, 60))[0]["items"]
+    assert all(item["heads"]["ATTN-N"])
+    assert len(item["encoder"]["heads"]["ATTN-N"]) == 6
+    assert all(item["encoder"]["heads"]["ATTN-N"])
 
 
 def test_no_token_is_markup_in_the_page(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
 
 from normlens.errors import InputError, OutputError
 from normlens.results.explanations import Explanations
-from normlens.viewer import cosine_html, explanation_html, page
+from normlens.viewer import cosine_html, encode, explanation_html, page
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explained import fitted
 from normlens.viewer.explanation_payload import encode_explanations
@@ -182,3 +182,9 @@ def test_the_front_ends_fixture_is_what_python_writes() -> None:
     stored = {**fixture["explanation"]["payloads"], "cosine": fixture["cosine"]["payload"]}
     for name, data in written.items():
         assert plain(*header_of(base64.b64decode(stored[name]))) == plain(*header_of(data))
+    # What the front end's ends of colour scales are compared with is what Python's are now.
+    assert fixture["scales"] == made["brief"](made["scales"]())
+    heads = made["with_heads"](made["example"](causal=True))
+    for bits, data in fixture["heads"]["payloads"].items():
+        encoded = encode(heads, precision=32, head_precision=int(bits))
+        assert plain(*header_of(base64.b64decode(data))) == plain(*header_of(encoded))

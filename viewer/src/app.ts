@@ -7,6 +7,7 @@ import { makeControls } from "./controls";
 import { h, pause, replace } from "./dom";
 import { areTwo } from "./groups";
 import type { Cell } from "./heatframe";
+import { HeadsView } from "./headsview";
 import { MapView } from "./mapview";
 import { OverviewView } from "./overview";
 import { PictureView } from "./pictureview";
@@ -46,6 +47,7 @@ export class App implements Context, Page {
     this.routing = new RoutingRow(this);
     this.views = {
       map: new MapView(this),
+      heads: new HeadsView(this),
       picture: this.picture,
       compare: new CompareView(this),
       overview: new OverviewView(this),
@@ -238,6 +240,10 @@ export class App implements Context, Page {
     option(controls.range, "map").textContent = picture ? `this ${state.direction}` : "this map";
     controls.form.set(state.form);
     controls.scale.set(state.scale);
+    controls.diagonal.set(state.diagonal ? "show" : "hide");
+    const heads = state.view === "map" ? this.shown(state).heads(state.scope, state.layer) : 0;
+    const numbered = Array.from({ length: heads }, (_, head): [string, string] => [String(head), String(head)]);
+    controls.head.set(state.head === null ? "" : String(state.head), heads > 0 ? [["", "all together"], ...numbered] : []);
     controls.norm.set(state.norm);
     controls.range.set(state.range, state.scale !== "rank");
     const special = [...header.special, ...(header.sources?.special ?? [])];
@@ -257,8 +263,8 @@ export class App implements Context, Page {
     this.text.textContent = `“${textOf(item)}”`;
     controls.form.el.hidden = state.view !== "map";
     controls.norm.el.hidden = compare;
-    controls.range.el.hidden = state.view === "overview";
-    controls.zoom.hidden = state.zoom === null || state.view === "overview" || picture;
+    controls.range.el.hidden = state.view === "overview" || compare;
+    controls.zoom.hidden = state.zoom === null || !["map", "compare"].includes(state.view);
     const numbers = header.layers.map(String);
     if (this.layerRow.dataset.layers !== numbers.join()) {
       this.layerRow.dataset.layers = numbers.join();
@@ -353,11 +359,11 @@ export class App implements Context, Page {
   }
 
   private toolbar(): HTMLElement {
-    const { direction, form, scale, norm, range, sources, special, level, zoom } = this.controls;
+    const { direction, form, head, scale, diagonal, norm, range, sources, special, level, zoom } = this.controls;
     return h(
       "div",
       { class: "toolbar" },
-      direction.el, form.el, scale.el, range.el, norm.el, sources.el, special.el, level.el, zoom,
+      direction.el, form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, zoom,
     );
   }
 
@@ -457,8 +463,8 @@ export class App implements Context, Page {
     const { state } = this;
     const { header } = this.itemOf(state);
     const layer = header.layers[state.layer];
-    const map = `${state.scope}-layer-${layer}`;
-    const what = { map, picture: `${map}-${this.picture.name}`, compare: "compare", overview: "overview" }[state.view];
+    const map = `${state.scope}-layer-${layer}${state.head === null ? "" : `-head-${state.head}`}`;
+    const what = { map, heads: `heads-layer-${layer}`, picture: `${map}-${this.picture.name}`, compare: "compare", overview: "overview" }[state.view];
     return `${header.model}-${header.stack === null ? "" : `${header.stack}-`}${what}`.replace(/[^\w.-]+/g, "_");
   }
 

@@ -7,7 +7,7 @@ import { OWN } from "./groups";
 import { placeOf, SOURCE, TARGET, type Heat, type HeatActions, type Pin } from "./heatframe";
 
 const TOP = 70;
-const BAR = 60;
+const BAR = 100;
 
 /** Where tokens stand; of those that are not in the window, nothing. */
 interface Geometry {
@@ -167,7 +167,8 @@ export class ArcView {
         if (focus?.axis === "column" && focus.index !== j) continue;
         const k = placeOf(heat, { target: i, source: j });
         if ((mask !== null && !mask[k]) || !(map[k] > 0)) continue;
-        lines.push({ target: i, source: j, t: colouring.at(k) });
+        const t = colouring.at(k);
+        if (t >= 0) lines.push({ target: i, source: j, t: Math.min(1, t) });
       }
     }
     lines.sort((a, b) => a.t - b.t);
@@ -261,10 +262,12 @@ function faint(count: number): number {
 
 function drawLegend(into: SVGElement, heat: Heat, x: number, y: number, ink: Ink): void {
   const stroke = ink.dark ? "#8fb4ff" : "#2450b8";
+  // Lines have no colour for what is beyond the scale; they are as strong as at its end.
+  const scale = heat.colouring.scale?.replace(/beyond it, \w+:/, "as strong beyond it:");
   // The bar of a heat map, in the lines' own colour and strength.
   drawBar(
     into,
-    { ...heat.colouring, colour: (t) => blend(stroke, ink.paper, strength(t)) },
+    { ...heat.colouring, scale, beyond: false, colour: (t) => blend(stroke, ink.paper, strength(t)) },
     x,
     y,
     260,

@@ -12,8 +12,8 @@ import {
 } from "d3-scale-chromatic";
 
 import { Mask, allowedValues, centredRanks } from "./measures";
+import { beyond, beyondWord, isShown, SCALE_WORDS, type Pairs, type Scale } from "./scale";
 
-export type Scale = "linear" | "sqrt" | "rank";
 export type Palette = "viridis" | "cividis" | "magma" | "greys";
 
 /** Colours of text and lines; figures that are saved use the light ones. */
@@ -65,46 +65,93 @@ const darkDiverging = interpolateRgbBasis([
 ]);
 
 export interface Colouring {
-  /** The place of a value on the scale, 0 to 1, by its place in the map. */
+  /** The place of a value on the scale by its place in the map: 0 to 1; above 1 what is beyond it, below 0 what is left out. */
   at(place: number): number;
   colour(t: number): string;
   ticks: { t: number; label: string }[];
   what: string;
+  scale?: string; // in words
+  beyond?: boolean; // whether anything is beyond the scale
   packed: Uint32Array; // 256 colours for image data
 }
 
+// A colour that no palette has, also for the colour-blind; as in normlens.figures.colour_scales.
+const BEYOND: Record<Palette, string> = { viridis: "#c2410c", cividis: "#c2410c", magma: "#00c8ff", greys: "#c2410c" };
+
+/** What the values of a map are of: of a token with itself, and of others. */
+interface Nouns {
+  same: string;
+  one: string;
+  several: string;
+}
+
+const PAIRS: Nouns = { same: "i = j", one: "pair", several: "pairs" };
+export const PATCHES: Nouns = { same: "the outlined patch itself", one: "patch", several: "patches" };
+
 export function sequential(
   map: Float32Array,
-  mask: Mask,
-  options: { scale: Scale; palette: Palette; top: number; what: string; dark: boolean },
+  pairs: Pairs,
+  options: { scale: Scale; palette: Palette; top: number; what: string; dark: boolean; reach?: string; nouns?: Nouns },
 ): Colouring {
-  const { scale, palette, top, what } = options;
+  const { scale, palette, top, what, dark, reach = "", nouns = PAIRS } = options;
   const interpolate = SEQUENTIAL[palette];
-  // On a dark page grey begins dark too, so that large values stand out.
-  const colour = (t: number) => interpolate(palette === "greys" && options.dark ? 1 - t : t);
+  const colour = (t: number) => {
+    if (t < 0) return dark ? DARK.line : LIGHT.line;
+    if (t > 1) return BEYOND[palette];
+    // On a dark page grey begins dark too, so that large values stand out.
+    return interpolate(palette === "greys" && dark ? 1 - t : t);
+  };
   const packed = pack(colour);
+  const left = (k: number) => !pairs.diagonal && pairs.same[k] > 0;
   if (scale === "rank") {
+    const mask = pairs.diagonal ? pairs.mask : Uint8Array.from(map, (_, k) => Number(isShown(pairs, k)));
     const place = rankPlaces(map, mask);
     const ticks = [0, 0.25, 0.5, 0.75, 1].map((t) => ({ t, label: `${100 * t} %` }));
-    return { at: (k) => place[k], colour, ticks, what: `rank of the ${what}`, packed };
+    const at = (k: number) => (left(k) ? -1 : place[k]);
+    return { at, colour, ticks, what: `rank of the ${what}`, scale: `rank among the ${nouns.several} shown`, packed };
   }
-  const positions = scaleFor(scale, top);
+  const root = scale !== "linear";
+  const at = (k: number) => {
+    if (left(k)) return -1;
+    if (map[k] > top) return 2;
+    const share = Math.min(1, map[k] / top);
+    return root ? Math.sqrt(share) : share;
+  };
+  const over = beyond(map, pairs, top);
   return {
-    at: scale === "linear" ? (k) => map[k] / top : (k) => Math.sqrt(map[k] / top),
+    at,
     colour,
-    ticks: ticksOf(positions, 0, top),
+    ticks: ticksOf(scaleFor(scale, top), 0, top),
     what,
+    scale: scaleWords(scale, top, over, beyondWord(palette), reach, nouns),
+    beyond: over.others + over.same > 0,
     packed,
   };
+}
+
+/** A scale in words: where it ends, and what is beyond it. */
+function scaleWords(
+  scale: "clipped" | "sqrt" | "linear",
+  top: number,
+  over: ReturnType<typeof beyond>,
+  mark: string,
+  reach: string,
+  { same, one, several }: Nouns,
+): string {
+  const words = `${SCALE_WORDS[scale]} up to ${number(top)}${reach}`;
+  const others = `${over.others} ${over.same > 0 ? "other " : ""}${over.others === 1 ? one : several}`;
+  const named = [over.same > 0 && same, over.others > 0 && others].filter(Boolean).join(" and ");
+  return named === "" ? words : `${words}; beyond it, ${mark}: ${named}, up to ${number(over.largest)}`;
 }
 
 export function diverging(
   map: Float32Array,
   mask: Mask,
-  options: { scale: Scale; top: number; what: string; dark: boolean },
+  options: { scale: Scale; top: number; what: string; dark: boolean; left?: (k: number) => boolean },
 ): Colouring {
-  const { scale, top, what, dark } = options;
-  const colour = dark ? darkDiverging : (t: number) => interpolateRdBu(1 - t);
+  const { scale, top, what, dark, left = () => false } = options;
+  const signed = dark ? darkDiverging : (t: number) => interpolateRdBu(1 - t);
+  const colour = (t: number) => (t < 0 ? (dark ? DARK.line : LIGHT.line) : signed(t));
   const packed = pack(colour);
   if (scale === "rank") {
     const sizes = map.map(Math.abs);
@@ -114,12 +161,16 @@ export function diverging(
       { t: 0.5, label: "0" },
       { t: 1, label: "amplified" },
     ];
-    const at = (k: number) => 0.5 + 0.5 * Math.sign(map[k]) * place[k];
+    const at = (k: number) => (left(k) ? -1 : 0.5 + 0.5 * Math.sign(map[k]) * place[k]);
     return { at, colour, ticks, what: `rank of the ${what}`, packed };
   }
-  const root = scale === "sqrt";
-  const half = (value: number) => 0.5 * (root ? Math.sqrt(value / top) : value / top);
-  const at = (k: number) => (map[k] < 0 ? 0.5 - half(-map[k]) : 0.5 + half(map[k]));
+  const root = scale !== "linear";
+  // What is beyond the scale has its last colour.
+  const half = (value: number) => 0.5 * Math.min(1, root ? Math.sqrt(value / top) : value / top);
+  const at = (k: number) => {
+    if (left(k)) return -1;
+    return map[k] < 0 ? 0.5 - half(-map[k]) : 0.5 + half(map[k]);
+  };
   const positions = scaleFor(scale, top);
   const ticks = ticksOf(positions, 0, top, 3, 0.25).flatMap(({ t, label }) =>
     t === 0
@@ -135,7 +186,7 @@ export function diverging(
 type Positions = (value: number) => number;
 
 function scaleFor(scale: Scale, top: number): Positions & { ticks(count: number): number[] } {
-  const made = scale === "sqrt" ? scalePow().exponent(0.5) : scaleLinear();
+  const made = scale === "linear" ? scaleLinear() : scalePow().exponent(0.5);
   return made.domain([0, top]).range([0, 1]) as unknown as Positions & { ticks(n: number): number[] };
 }
 
@@ -171,11 +222,14 @@ function rankPlaces(map: Float32Array, mask: Mask): Float32Array {
 
 function pack(colour: (t: number) => string): Uint32Array {
   const packed = new Uint32Array(256);
-  for (let k = 0; k < 256; k++) {
-    const [r, g, b] = rgb(colour(k / 255));
-    packed[k] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
-  }
+  for (let k = 0; k < 256; k++) packed[k] = packedColour(colour(k / 255));
   return packed;
+}
+
+/** A colour as image data has it. */
+function packedColour(colour: string): number {
+  const [r, g, b] = rgb(colour);
+  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
 export function rgb(colour: string): [number, number, number] {
@@ -209,15 +263,16 @@ export function pixels(
   const context = canvas.getContext("2d") as CanvasRenderingContext2D;
   const image = context.createImageData(columns, rows);
   const colours = new Uint32Array(image.data.buffer);
-  const [r, g, b] = rgb(blank);
-  const empty = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  const [empty, left, over] = [blank, colouring.colour(-1), colouring.colour(2)].map(packedColour);
   for (let k = 0; k < colours.length; k++) {
     if (mask !== null && !mask[k]) {
       colours[k] = empty;
       continue;
     }
     const t = colouring.at(k);
-    colours[k] = t >= 0 ? colouring.packed[t < 1 ? (t * 255 + 0.5) | 0 : 255] : empty;
+    if (t > 1) colours[k] = over;
+    else if (t < 0) colours[k] = left;
+    else colours[k] = t >= 0 ? colouring.packed[(t * 255 + 0.5) | 0] : empty;
   }
   context.putImageData(image, 0, 0);
   return canvas;

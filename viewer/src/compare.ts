@@ -1,8 +1,7 @@
 // Two maps side by side, and their signed difference.
 
-import type { ShownAxis } from "./axes";
 import { brief, diverging, number, sequential, signed } from "./colours";
-import { buttons, h, list, replace, svg } from "./dom";
+import { buttons, h, replace, svg } from "./dom";
 import { FONT } from "./figure";
 import { groupAt } from "./groups";
 import { HeatView } from "./heat";
@@ -10,19 +9,19 @@ import { placeOf, sourceName, targetName, whole, type Cell, type Heat, type Pin,
 import { bars } from "./mapview";
 import {
   extremePairs,
-  largestSize,
-  largestValue,
   normalise,
   spearman,
   subtract,
   type Axis,
-  type Mask,
 } from "./measures";
 import { pairTable } from "./pairtable";
+import { RefChoice } from "./refchoice";
 import type { Row } from "./save";
+import { beyond, SCALE_WORDS, scaleEnd } from "./scale";
 import { feedForward, unit } from "./scopes";
 import type { Shown } from "./shown";
-import { layerWords, stackIn, type Stack } from "./stacks";
+import { alignSides, aloneLines, both, type Side } from "./sides";
+import { layerWords } from "./stacks";
 import type { Ref } from "./state";
 import { itemName, type Context, type Panel } from "./view";
 
@@ -38,12 +37,12 @@ export class CompareView implements Panel {
   private readonly note = h("p", { class: "note", "data-role": "comparison" });
   private readonly panels: HTMLElement;
   private readonly lists = h("div", { class: "lists" });
-  private heats: { a: Heat; b: Heat; difference: Heat } | null = null;
+  private heats: { a: Heat; b: Heat; difference: Heat | null } | null = null;
 
   constructor(private readonly context: Context) {
-    const actions = (panel: () => Heat | undefined) => ({
+    const actions = (panel: () => Heat | null | undefined) => ({
       hover: (cell: Cell | null, event: PointerEvent | null) =>
-        context.tooltip(cell === null || !panel() ? null : this.lines(cell), event),
+        context.tooltip(cell === null || !panel() ? null : this.lines(cell, panel() ?? undefined), event),
       pin: (pin: Pin) => {
         const old = context.state.pin;
         const same = old?.axis === pin.axis && old.index === pin.index;
@@ -108,101 +107,128 @@ export class CompareView implements Panel {
       b.map(state.b.scope, state.b.layer),
     ]);
     if (context.stale()) return;
+    const sides = { A: this.side("A", state.a, a, mapA), B: this.side("B", state.b, b, mapB) };
     const same = a.rows.size === b.rows.size && a.columns.size === b.columns.size;
-    this.panels.hidden = this.lists.hidden = !same;
-    if (!same) {
-      this.heats = null;
+    this.signed.el.hidden = this.lists.hidden = !same;
+    this.panels.dataset.panels = same ? "3" : "2";
+    if (same) alignSides(sides, a, b, state);
+    // Weights and norms are different quantities, so they do not share a range.
+    const shared = sides.A.what === sides.B.what && state.scale !== "rank";
+    const ends = [sides.A, sides.B].map(({ map, pairs }) => scaleEnd(map, pairs, state.scale));
+    const [endA, endB] = shared ? ends.map(() => Math.max(...ends)) : ends;
+    const reach = shared ? ", the same for A and B" : "";
+    const heats = { a: this.heat(sides.A, endA, reach), b: this.heat(sides.B, endB, reach) };
+    const difference = same ? this.difference(sides, heats.a) : null;
+    this.heats = { ...heats, difference };
+    const room = this.room(same ? 3 : 2);
+    this.first.draw(heats.a, room, ink);
+    this.second.draw(heats.b, room, ink);
+    const ranges = shared || state.scale === "rank" ? "" : " Weights and norms are different quantities, so A and B have ranges of their own.";
+    if (difference === null) {
+      delete this.note.dataset.rho;
       this.note.textContent =
-        `These maps cannot be compared pair by pair: A has ${sizeInWords(a)}, B has ${sizeInWords(b)}. ` +
-        "Choose texts of one length, or try words instead of subwords.";
+        `A has ${sizeInWords(a)}, B has ${sizeInWords(b)}: they are shown side by side, without a difference, ` +
+        `which needs texts of one length (words instead of subwords may have it).${ranges}`;
       return;
     }
-    const width = a.columns.size;
-    const scopes = [state.a.scope, state.b.scope];
-    // Pairs that either scope has are compared; each map shows those of its own.
-    const mask = both(a.mask(state.a.layer, ...scopes), b.mask(state.b.layer, ...scopes));
-    const masks = { A: both(mask, a.mask(state.a.layer, state.a.scope)), B: both(mask, b.mask(state.b.layer, state.b.scope)) };
-    const scaled = [mapA, mapB].map((map) => normalise(map, width, state.cnorm));
-    const tops = [largestValue(scaled[0], masks.A), largestValue(scaled[1], masks.B)];
-    const shared = state.range === "map" ? null : Math.max(...tops);
-    const base = {
-      mask,
-      same: a.same,
-      rows: bothLabels(a.rows, b.rows),
-      columns: bothLabels(a.columns, b.columns),
-      special: { rows: bothSpecial(a.rows, b.rows), columns: bothSpecial(a.columns, b.columns) },
-      groups: a.groups,
-      window: state.zoom ?? whole(a.rows.size, width),
-      pin: state.pin,
-      pair: state.pair,
-      caption: context.caption,
-    };
-    const plain = (ref: Ref, map: Float32Array, letter: "A" | "B", top: number): Heat => {
-      const { header } = context.itemOf(ref);
-      const what = unit(ref.scope, state.cnorm, header.provenance);
-      const colours = (dark: boolean) =>
-        sequential(map, masks[letter], {
-          scale: state.scale, palette: state.palette, top: shared ?? top, what, dark,
-        });
-      return {
-        ...base,
-        name: letter,
-        mask: masks[letter],
-        title: `${letter}: ${ref.scope}, ${layerWords(header, header.layers[ref.layer])}`,
-        subtitle: context.items.length > 1 ? itemName(context.items[ref.item], ref.item, context.items) : header.model,
-        map,
-        colouring: colours(ink.dark),
-        recolour: colours,
-        brief,
-      };
-    };
-    const change = subtract(scaled[0], scaled[1]);
-    const top = largestSize(change, mask);
-    const name = this.isAmplification() ? "FF-amp" : "B − A";
-    const colours = (dark: boolean) =>
-      diverging(change, mask, {
-        scale: state.scale, top, what: `${name}: ${unit(state.b.scope, state.cnorm, b.item.header.provenance)}, B − A`, dark,
-      });
-    this.heats = {
-      a: plain(state.a, scaled[0], "A", tops[0]),
-      b: plain(state.b, scaled[1], "B", tops[1]),
-      difference: {
-        ...base,
-        name: "difference",
-        title: name === "FF-amp" ? `FF-amp, ${layerWords(a.item.header, a.layers[state.a.layer])}` : name,
-        subtitle: "amplified is above 0, damped is below",
-        map: change,
-        colouring: colours(ink.dark),
-        recolour: colours,
-        brief: (value: number) => (value >= 0.0005 ? "+" : "") + brief(value),
-      },
-    };
-    const room = this.room();
-    this.first.draw(this.heats.a, room, ink);
-    this.second.draw(this.heats.b, room, ink);
-    this.signed.draw(this.heats.difference, room, ink);
+    this.signed.draw(difference, room, ink);
     const oneLayer = a === b && state.a.layer === state.b.layer;
     const rho = oneLayer
       ? await a.rho(state.a.layer, state.a.scope, state.b.scope)
-      : spearman(mapA, mapB, mask);
+      : spearman(mapA, mapB, difference.mask);
     if (context.stale()) return;
     this.note.textContent =
       `Spearman’s ρ of A and B is ${Number.isNaN(rho) ? "not defined" : rho.toFixed(3)} ` +
-      `over the pairs that attention allows${a.groups.length > 0 ? " and either scope has" : ""}.`;
+      `over the pairs that attention allows${a.groups.length > 0 ? " and either scope has" : ""}.${ranges}`;
     this.note.dataset.rho = String(rho);
-    this.renderLists(this.heats.difference);
+    this.renderLists(difference);
+  }
+
+  /** One map of the comparison, normalised, with the pairs that have colours. */
+  private side(letter: "A" | "B", ref: Ref, shown: Shown, map: Float32Array): Side {
+    const { state, items } = this.context;
+    const { header } = shown.item;
+    return {
+      letter, shown,
+      map: normalise(map, shown.columns.size, state.cnorm),
+      pairs: shown.pairs(ref.layer, ref.scope, state.diagonal),
+      what: unit(ref.scope, state.cnorm, header.provenance),
+      title: `${letter}: ${ref.scope}, ${layerWords(header, header.layers[ref.layer])}`,
+      subtitle: items.length > 1 ? itemName(items[ref.item], ref.item, items) : header.model,
+      labels: {
+        rows: shown.rows.labels, columns: shown.columns.labels,
+        special: { rows: shown.rows.special, columns: shown.columns.special },
+      },
+      alone: true,
+    };
+  }
+
+  private heat(side: Side, top: number, reach: string): Heat {
+    const { context } = this;
+    const { state, ink } = context;
+    const { map, pairs, what, shown, labels } = side;
+    const colours = (dark: boolean) =>
+      sequential(map, pairs, { scale: state.scale, palette: state.palette, top, what, dark, reach });
+    return {
+      name: side.letter, title: side.title, subtitle: side.subtitle,
+      map, mask: pairs.mask, same: shown.same, ...labels,
+      groups: shown.groups,
+      colouring: colours(ink.dark),
+      recolour: colours,
+      brief,
+      // Places are those of one text, so they mean nothing in a text of another length.
+      window: (side.alone ? null : state.zoom) ?? whole(shown.rows.size, shown.columns.size),
+      pin: side.alone ? null : state.pin,
+      pair: side.alone ? null : state.pair,
+      caption: context.caption,
+    };
+  }
+
+  /** B − A, over the pairs that either scope has; i = j does not stretch the scale. */
+  private difference({ A, B }: { A: Side; B: Side }, beside: Heat): Heat {
+    const { context } = this;
+    const { state, ink } = context;
+    const change = subtract(A.map, B.map);
+    const scopes = [state.a.scope, state.b.scope];
+    const mask = both(A.shown.mask(state.a.layer, ...scopes), B.shown.mask(state.b.layer, ...scopes));
+    const same = A.shown.same;
+    const sizes = change.map(Math.abs);
+    const top = scaleEnd(sizes, { mask, same, diagonal: false }, state.scale);
+    const name = this.isAmplification() ? "FF-amp" : "B − A";
+    const what = `${name}: ${B.what}, B − A`;
+    const { others, same: own } = beyond(sizes, { mask, same, diagonal: state.diagonal }, top);
+    const over = [own > 0 && "i = j", others > 0 && `${others} pairs`].filter(Boolean).join(" and ");
+    const scale = `${SCALE_WORDS[state.scale]} of the pairs i ≠ j${over && state.scale !== "rank" ? `; beyond it, in its last colours: ${over}` : ""}`;
+    const colours = (dark: boolean) => ({
+      ...diverging(change, mask, {
+        scale: state.scale, top, what, dark, left: (k: number) => !state.diagonal && same[k] > 0,
+      }),
+      scale,
+    });
+    return {
+      ...beside,
+      name: "difference",
+      mask,
+      title: name === "FF-amp" ? `FF-amp, ${layerWords(A.shown.item.header, A.shown.layers[state.a.layer])}` : name,
+      subtitle: "amplified is above 0, damped is below",
+      map: change,
+      colouring: colours(ink.dark),
+      recolour: colours,
+      brief: (value: number) => (value >= 0.0005 ? "+" : "") + brief(value),
+    };
   }
 
   async saved(): Promise<SVGElement> {
     if (this.heats === null) throw new Error("there is nothing to save");
-    const figures = [this.first, this.second, this.signed].map((view) => view.saved());
-    return beside(figures);
+    const views = [this.first, this.second, ...(this.heats.difference === null ? [] : [this.signed])];
+    return beside(views.map((view) => view.saved()));
   }
 
   async table(): Promise<Row[]> {
     if (this.heats === null) return [];
-    const { a, b, difference: change } = this.heats;
-    return pairTable(change, {}, { a: a.map, b: b.map, difference: change.map });
+    const { a, b, difference } = this.heats;
+    if (difference !== null) return pairTable(difference, {}, { a: a.map, b: b.map, difference: difference.map });
+    return [...pairTable(a, { map: "A" }, { value: a.map }), ...pairTable(b, { map: "B" }, { value: b.map }).slice(1)];
   }
 
   get current(): Heat | null {
@@ -217,10 +243,10 @@ export class CompareView implements Panel {
     for (const view of [this.first, this.second, this.signed]) view.cross(cell);
   }
 
-  private room(): { width: number; height: number } {
+  private room(panels: number): { width: number; height: number } {
     const { width, height } = this.context.room();
     const gap = 18;
-    const columns = width > 940 ? 3 : width > 640 ? 2 : 1;
+    const columns = Math.min(panels, width > 940 ? 3 : width > 640 ? 2 : 1);
     const each = (width - gap * (columns - 1)) / columns;
     return { width: each, height: Math.max(360, Math.min(height, each * 1.4)) };
   }
@@ -235,9 +261,10 @@ export class CompareView implements Panel {
     );
   }
 
-  private lines(cell: Cell): string[] {
+  private lines(cell: Cell, panel?: Heat): string[] {
     if (this.heats === null) return [];
     const { a, b, difference: change } = this.heats;
+    if (change === null) return panel === undefined ? [] : aloneLines(panel, cell);
     const k = placeOf(a, cell);
     const [source, target] = [sourceName(a, cell.source), targetName(a, cell.target)];
     if (change.mask !== null && !change.mask[k]) {
@@ -284,71 +311,8 @@ export class CompareView implements Panel {
   }
 }
 
-/** Lists of items, layers and scopes for one side of the comparison. */
-class RefChoice {
-  readonly el: HTMLElement;
-  private readonly item;
-  private readonly stack;
-  private readonly layer;
-  private readonly scope;
-  private ref: Ref | null = null;
-
-  constructor(
-    private readonly letter: "A" | "B",
-    private readonly context: Context,
-    change: (ref: Ref) => void,
-  ) {
-    const set = (patch: Partial<Ref>) => {
-      if (this.ref === null) return;
-      const ref = { ...this.ref, ...patch };
-      ref.stack = stackIn(context.items[ref.item], ref.stack);
-      const { layers, scopes } = context.itemOf(ref).header;
-      const scope = scopes.includes(ref.scope) ? ref.scope : scopes[scopes.length - 1];
-      change({ ...ref, scope, layer: Math.min(ref.layer, layers.length - 1) });
-    };
-    const name = letter.toLowerCase();
-    this.item = list(`${letter}: text`, (value) => set({ item: Number(value) }), `${name}-item`);
-    this.stack = list(`${letter}: stack`, (stack) => set({ stack: stack as Stack }), `${name}-stack`);
-    this.layer = list(`${letter}: layer`, (value) => set({ layer: Number(value) }), `${name}-layer`);
-    this.scope = list(`${letter}: scope`, (scope) => set({ scope }), `${name}-scope`);
-    this.el = h(
-      "div",
-      { class: "row", role: "group", "aria-label": `Map ${this.letter}` },
-      this.item.el,
-      this.stack.el,
-      this.layer.el,
-      this.scope.el,
-    );
-  }
-
-  set(ref: Ref): void {
-    this.ref = ref;
-    const { items } = this.context;
-    const { layers, scopes } = this.context.itemOf(ref).header;
-    const stacks: [string, string][] = [["encoder", "Encoder"], ["decoder", "Decoder"]];
-    this.stack.set(ref.stack, items[ref.item].encoder === null ? [] : stacks);
-    this.item.set(String(ref.item), items.map((item, k) => [String(k), itemName(item, k, items)]));
-    this.layer.set(String(ref.layer), layers.map((layer, k) => [String(k), String(layer)]));
-    this.scope.set(ref.scope, scopes.map((scope) => [scope, scope]));
-  }
-}
-
-/** Labels of two axes of one length; where they differ, both. */
-function bothLabels({ labels: a }: ShownAxis, { labels: b }: ShownAxis): string[] {
-  return a === b ? a : a.map((label, k) => (label === b[k] ? label : `${label} / ${b[k]}`));
-}
-
-function bothSpecial({ special: a }: ShownAxis, { special: b }: ShownAxis): boolean[] {
-  return a.map((flag, k) => flag && b[k]);
-}
-
 function sizeInWords({ rows, columns }: Shown): string {
   return rows === columns ? `${rows.size} tokens` : `${rows.size} targets of ${columns.size} sources`;
-}
-
-function both(a: Mask, b: Mask): Mask {
-  if (a === null || b === null || a === b) return a ?? b;
-  return a.map((flag, k) => flag & b[k]);
 }
 
 /** Figures side by side in one. */

@@ -1,9 +1,10 @@
 // The controls of the page of maps.
 
-import type { Palette, Scale } from "./colours";
+import type { Palette } from "./colours";
 import { buttons, h, list } from "./dom";
 import type { Sources } from "./groups";
 import type { Axis } from "./measures";
+import type { Scale } from "./scale";
 import { stackControl, type Stack } from "./stacks";
 import type { State, View } from "./state";
 
@@ -22,6 +23,7 @@ export function makeControls(update: (patch: Partial<State>) => void, actions: A
       "View",
       [
         { value: "map", label: "Map" },
+        { value: "heads", label: "Heads", title: "The layer’s attention head by head" },
         { value: "picture", label: "Picture", title: "A row or a column of the map over the picture" },
         { value: "compare", label: "Compare" },
         { value: "overview", label: "Overview" },
@@ -50,13 +52,24 @@ export function makeControls(update: (patch: Partial<State>) => void, actions: A
     scale: buttons<Scale>(
       "Colours",
       [
-        { value: "linear", label: "linear" },
-        { value: "sqrt", label: "√", title: "Square root: small values are easier to see" },
+        { value: "clipped", label: "clipped", title: "Square root; outliers and i = j do not stretch the scale" },
+        { value: "sqrt", label: "√", title: "Square root up to the largest value" },
+        { value: "linear", label: "linear", title: "Linear up to the largest value" },
         { value: "rank", label: "rank", title: "By rank among the allowed pairs" },
       ],
       set("scale"),
       "scale",
     ),
+    diagonal: buttons<"show" | "hide">(
+      "i = j",
+      [
+        { value: "show", label: "show" },
+        { value: "hide", label: "hide", title: "Leave the pairs of a token with itself out, of pictures and their scale" },
+      ],
+      (value) => update({ diagonal: value === "show" }),
+      "diagonal",
+    ),
+    head: list("Head", (value) => update({ head: value === "" ? null : Number(value) }), "head"),
     norm: buttons<Axis>(
       "Sums to 1",
       [

@@ -41,7 +41,33 @@ export function cut(label: string, most = LONGEST): string {
   return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : label;
 }
 
-/** The legend: a bar of colours with ticks and what they measure. */
+/** A text in lines that fit into a width; of more lines than `most`, the last one goes on. */
+export function wrapped(text: string, size: number, width: number, most = 3): string[] {
+  const lines: string[] = [];
+  for (const word of text.split(" ")) {
+    const longer = lines.length > 0 ? `${lines[lines.length - 1]} ${word}` : word;
+    const fits = textWidth(longer, size) <= width || lines.length === most;
+    if (lines.length > 0 && fits) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+const WORDS = 10.5; // size of the words below a bar
+const LINE = 13;
+const LONGEST_BAR = 320;
+
+/** What the colours measure and how, in lines below the bar. */
+function barLines({ what, scale }: Colouring, width: number): string[] {
+  return [what, ...(scale ? [scale] : [])].flatMap((text) => wrapped(text, WORDS, Math.max(width, 180)));
+}
+
+/** The height of a bar with its words. */
+export function barRoom(colouring: Colouring, width: number): number {
+  return 27 + LINE * barLines(colouring, width).length;
+}
+
+/** The legend: a bar of colours with ticks, what they measure and on which scale. */
 export function drawBar(
   into: SVGElement,
   colouring: Colouring,
@@ -50,19 +76,14 @@ export function drawBar(
   width: number,
   ink: Ink,
 ): void {
-  const length = Math.min(width, 320);
+  const length = Math.min(width, LONGEST_BAR) - (colouring.beyond ? 20 : 0);
   const pieces = 64;
+  const piece = (from: number, wide: number, fill: string) =>
+    into.append(svg("rect", { x: from, y, width: wide, height: 8, fill }));
   for (let k = 0; k < pieces; k++) {
-    into.append(
-      svg("rect", {
-        x: x + (k * length) / pieces,
-        y,
-        width: length / pieces + 0.5,
-        height: 8,
-        fill: colouring.colour((k + 0.5) / pieces),
-      }),
-    );
+    piece(x + (k * length) / pieces, length / pieces + 0.5, colouring.colour((k + 0.5) / pieces));
   }
+  if (colouring.beyond) piece(x + length + 4, 16, colouring.colour(2));
   let free = Infinity; // where the label to the right begins: of two that would touch, that one stays
   for (const { t, label } of [...colouring.ticks].reverse()) {
     const at = x + t * length;
@@ -76,7 +97,7 @@ export function drawBar(
       svg("text", { x: at, y: y + 21, "text-anchor": anchor, "font-size": 10, fill: ink.text }, label),
     );
   }
-  into.append(
-    svg("text", { x, y: y + 36, "font-size": 10.5, fill: ink.muted }, colouring.what),
+  barLines(colouring, width).forEach((line, k) =>
+    into.append(svg("text", { x, y: y + 36 + LINE * k, "font-size": WORDS, fill: ink.muted, class: "scale" }, line)),
   );
 }

@@ -9,6 +9,11 @@ function sizeOf({ rows, columns }: Heat): { rows: number; columns: number } {
   return { rows: rows.length, columns: columns.length };
 }
 
+/** Whether a cell has a number: attention allows the pair, and it is not left out. */
+function isWritten({ mask, colouring }: Heat, k: number): boolean {
+  return (mask === null || mask[k] > 0) && !(colouring.at(k) < 0);
+}
+
 /** The size of numbers in cells, or 0 where they would not fit. */
 function numberSize(heat: Heat, cell: Layout["cell"]): number {
   const [row, lastRow] = heat.window.rows;
@@ -18,7 +23,7 @@ function numberSize(heat: Heat, cell: Layout["cell"]): number {
   for (let i = row; i < lastRow; i++) {
     for (let j = column; j < lastColumn; j++) {
       const k = i * heat.columns.length + j;
-      if (heat.mask !== null && !heat.mask[k]) continue;
+      if (!isWritten(heat, k)) continue;
       widest = Math.max(widest, textWidth(heat.brief(heat.map[k]), 10));
     }
   }
@@ -38,7 +43,7 @@ function drawMarks(into: SVGElement, heat: Heat, layout: Layout, ink: Ink): void
     for (let i = row; i < lastRow; i++) {
       for (let j = column; j < lastColumn; j++) {
         const k = i * heat.columns.length + j;
-        if (heat.mask !== null && !heat.mask[k]) continue;
+        if (!isWritten(heat, k)) continue;
         numbers.append(
           svg(
             "text",

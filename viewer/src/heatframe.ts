@@ -2,7 +2,7 @@
 
 import type { Colouring, Ink } from "./colours";
 import { svg } from "./dom";
-import { cut, drawBar, fittingSize, textWidth, widestLabel } from "./figure";
+import { barRoom, cut, drawBar, fittingSize, textWidth, widestLabel } from "./figure";
 import { groupAt, named, OWN, type Group } from "./groups";
 import type { Mask } from "./measures";
 
@@ -67,7 +67,12 @@ export interface Layout {
 const TITLE = 38; // room above the axis words
 const AXIS = 18;
 const GROUP = 17; // room for the names of the sequences
-const BAR = 56; // room below the cells
+const BAR = 84; // room below the cells, at first
+
+/** The width of the bar's words below cells of a width. */
+function barWidth(side: number): number {
+  return Math.max(side, 240);
+}
 
 /** All rows and columns of a map. */
 export function whole(rows: number, columns: number): Window_ {
@@ -107,8 +112,8 @@ export function layoutOf(heat: Heat, room: { width: number; height: number }): L
     const most = { width: Math.max(120, room.width - left - right), height: Math.max(120, room.height - top - BAR) };
     const cell = cellOf({ width: most.width / columns, height: most.height / rows }, columns / rows);
     layout = {
-      width: left + Math.max(cell.width * columns, 180) + right,
-      height: top + cell.height * rows + BAR,
+      width: left + Math.max(cell.width * columns, 240) + right,
+      height: top + cell.height * rows + 18 + barRoom(heat.colouring, barWidth(cell.width * columns)),
       left,
       top,
       side: { width: cell.width * columns, height: cell.height * rows },
@@ -194,7 +199,7 @@ export function drawFrame(into: SVGElement, heat: Heat, layout: Layout, ink: Ink
     );
   }
   into.append(rows, columns);
-  drawBar(into, heat.colouring, left, top + side.height + 14, Math.max(side.width, 180), ink);
+  drawBar(into, heat.colouring, left, top + side.height + 14, barWidth(side.width), ink);
 }
 
 /** The names of the sequences above their columns, and a line between them. */

@@ -5,10 +5,13 @@ import { brief, number, sequential } from "./colours";
 import { h, replace } from "./dom";
 import { HeatView } from "./heat";
 import { placeOf, sourceName, targetName, whole, type Cell, type Heat, type Pin } from "./heatframe";
-import { columnShare, extremePairs, largestValue } from "./measures";
+import { headsEnd } from "./headsview";
+import { linesFigure, type Line } from "./lines";
+import { columnShare, extremePairs, rowShare, type Axis } from "./measures";
 import { pairTable } from "./pairtable";
 import type { Row } from "./save";
-import { chain, componentsOf, shortName, unit } from "./scopes";
+import { scaleEnd } from "./scale";
+import { chain, componentsOf, headUnit, shortName } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { Context, Panel } from "./view";
@@ -21,6 +24,7 @@ export class MapView implements Panel {
   private readonly arcView: ArcView;
   private readonly stage = h("div", { class: "stage" });
   private readonly aside = h("aside", { class: "aside", "aria-label": "Details" });
+  private readonly trajectory = h("div", { class: "key", "data-figure": "trajectory" });
   private heat: Heat | null = null;
   private shown: Shown | null = null;
 
@@ -45,28 +49,25 @@ export class MapView implements Panel {
     const { context } = this;
     const { state, ink } = context;
     const shown = context.shown(state);
-    const map = await shown.normalised(state.scope, state.layer, state.norm);
-    const top = await this.top(shown);
+    const map = await this.map(shown);
+    const shared = await this.sharedEnd(shown);
     if (context.stale()) return;
-    const mask = shown.mask(state.layer, state.scope);
+    const pairs = shown.pairs(state.layer, state.scope, state.diagonal);
     const { header } = shown.item;
+    const top = shared ?? scaleEnd(map, pairs, state.scale);
+    const reach = { map: "", layer: ", shared by this layer’s maps", all: ", shared by all layers’ maps" }[state.range];
+    const what = this.what(shown);
     const colours = (dark: boolean) =>
-      sequential(map, mask, {
-        scale: state.scale,
-        palette: state.palette,
-        top: top ?? largestValue(map, mask),
-        what: unit(state.scope, state.norm, header.provenance),
-        dark,
-      });
+      sequential(map, pairs, { scale: state.scale, palette: state.palette, top, what, dark, reach });
     this.shown = shown;
     this.heat = {
       name: "map",
-      title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}`,
+      title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}${state.head === null ? "" : `, head ${state.head}`}`,
       subtitle: `after ${componentsOf(state.scope).join(" → ")}${
         state.scope.endsWith("-W") ? " (weights)" : ""
       } · ${header.model}`,
       map,
-      mask,
+      mask: pairs.mask,
       same: shown.same,
       rows: shown.rows.labels,
       columns: shown.columns.labels,
@@ -95,7 +96,8 @@ export class MapView implements Panel {
     if (heat === null || shown === null) return [];
     const { state } = this.context;
     const { stack } = shown.item.header;
-    const place = { scope: state.scope, layer: shown.layers[state.layer] };
+    const place: Record<string, string | number> = { scope: state.scope, layer: shown.layers[state.layer] };
+    if (state.head !== null) place.head = state.head;
     return pairTable(heat, stack === null ? place : { stack, ...place }, { value: heat.map });
   }
 
@@ -113,20 +115,33 @@ export class MapView implements Panel {
     return { width: width > 860 ? width - 300 : width, height };
   }
 
-  private async top(shown: Shown): Promise<number | null> {
+  /** The map that is shown: of all heads together, or of one. */
+  private map(shown: Shown): Promise<Float32Array> {
+    const { scope, layer, head, norm } = this.context.state;
+    return head === null ? shown.normalised(scope, layer, norm) : shown.head(scope, layer, head, norm);
+  }
+
+  /** Where the scale ends that the maps in the chosen range share; null where this map has its own. */
+  private async sharedEnd(shown: Shown): Promise<number | null> {
     const { state } = this.context;
     if (state.range === "map" || state.scale === "rank") return null;
+    const layers = state.range === "layer" ? [state.layer] : [...shown.layers.keys()];
+    if (state.head !== null) return headsEnd(shown, state.scope, layers, state);
     // Weights and norms are different quantities, so they do not share a scale.
     const kind = state.scope.slice(-2);
     const scopes = shown.scopes.filter((scope) => scope.endsWith(kind));
-    const layers = state.range === "layer" ? [state.layer] : shown.layers.map((_, k) => k);
-    return shown.top(scopes, layers, state.norm);
+    return shown.end(scopes, layers, state);
+  }
+
+  private what(shown: Shown): string {
+    const { scope, norm, head } = this.context.state;
+    return headUnit(scope, norm, shown.item.header.provenance, head !== null);
   }
 
   private lines(cell: Cell): string[] {
     const { heat, shown } = this;
     if (heat === null || shown === null) return [];
-    const { scope, norm, layer } = this.context.state;
+    const { layer } = this.context.state;
     const k = placeOf(heat, cell);
     const allowed = shown.mask(layer);
     let value = number(heat.map[k]);
@@ -135,7 +150,7 @@ export class MapView implements Panel {
     return [
       `source ${sourceName(heat, cell.source)} (${shown.columns.positions[cell.source]})`,
       `target ${targetName(heat, cell.target)} (${shown.rows.positions[cell.target]})`,
-      `${unit(scope, norm, shown.item.header.provenance)}: ${value}`,
+      `${this.what(shown)}: ${value}`,
     ];
   }
 
@@ -171,7 +186,7 @@ export class MapView implements Panel {
         })),
       ),
       h("p", { class: "note" }, "Click a token to pin its row or column, a cell to follow its pair " +
-        "through the layer; drag to zoom in, double-click to zoom out."),
+        "through the layer and across all layers; drag to zoom in, double-click to zoom out."),
     );
   }
 
@@ -220,6 +235,7 @@ export class MapView implements Panel {
       }),
     );
     if (context.stale()) return;
+    replace(this.trajectory);
     replace(
       this.aside,
       h("h3", {}, `${sourceName(heat, source)} → ${heat.rows[target]}`),
@@ -234,6 +250,7 @@ export class MapView implements Panel {
           go: () => context.update({ scope }),
         })),
       ),
+      this.trajectory,
       h(
         "div",
         { class: "row" },
@@ -242,7 +259,41 @@ export class MapView implements Panel {
         h("button", { type: "button", onclick: () => context.update({ pair: null }) }, "Clear (Esc)"),
       ),
     );
+    await this.renderTrajectory(names, { target, source });
   }
+
+  /** The pair across all layers, a line for each scope. */
+  private async renderTrajectory(names: string[], cell: Cell): Promise<void> {
+    const { shown, heat, context } = this;
+    if (shown === null || heat === null) return;
+    const { state, ink } = context;
+    const lines: Line[] = [];
+    for (const scope of names) {
+      const values: number[] = [];
+      for (const layer of shown.layers.keys()) {
+        const mask = shown.mask(layer, scope);
+        const k = placeOf(heat, cell);
+        const allowed = mask === null || mask[k];
+        values.push(allowed ? shareOf(await shown.map(scope, layer), heat.columns.length, cell, state.norm) : NaN);
+        if (context.stale()) return;
+      }
+      lines.push({
+        name: scope.endsWith("-W") ? scope : shortName(scope, shown.scopes), values, current: scope === state.scope,
+      });
+    }
+    const word = state.norm === "target" ? "share of the target’s row" : "share of the source’s column";
+    const width = Math.max(230, Math.min(340, this.aside.clientWidth || 300));
+    replace(this.trajectory, linesFigure({
+      name: "trajectory", title: "Across the layers", subtitle: `${word}, by scope; click a point to go there`,
+      layers: shown.layers.map(String), layer: state.layer, word, lines, width,
+      choose: (line, layer) => context.update({ scope: names[line], layer }),
+    }, ink));
+  }
+}
+
+/** A pair’s share of its target’s row, or else of its source’s column. */
+function shareOf(map: Float32Array, width: number, { target, source }: Cell, norm: Axis): number {
+  return norm === "target" ? rowShare(map, width, target, source) : columnShare(map, width, target, source);
 }
 
 export interface Bar {

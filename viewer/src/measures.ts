@@ -40,6 +40,13 @@ export function columnShare(map: Float32Array, width: number, target: number, so
   return sum > 0 ? map[target * width + source] / sum : 0;
 }
 
+/** A pair's share of its target's row. */
+export function rowShare(map: Float32Array, width: number, target: number, source: number): number {
+  let sum = 0;
+  for (let k = target * width; k < (target + 1) * width; k++) sum += map[k];
+  return sum > 0 ? map[target * width + source] / sum : 0;
+}
+
 /** The values of the pairs that count. */
 export function allowedValues(map: Float32Array, mask: Mask): Float32Array {
   if (mask === null) return map;
@@ -198,21 +205,4 @@ export function pick(map: Float32Array, width: number, columns: number[], rows =
     for (let j = 0; j < size; j++) picked[i * size + j] = map[rows[i] * width + columns[j]];
   }
   return picked;
-}
-
-export function largestValue(map: Float32Array, mask: Mask): number {
-  let top = 0;
-  for (let k = 0; k < map.length; k++) {
-    if ((mask === null || mask[k]) && map[k] > top) top = map[k];
-  }
-  return top > 0 ? top : 1;
-}
-
-export function largestSize(map: Float32Array, mask: Mask): number {
-  let top = 0;
-  for (let k = 0; k < map.length; k++) {
-    const size = Math.abs(map[k]);
-    if ((mask === null || mask[k]) && size > top) top = size;
-  }
-  return top > 0 ? top : 1;
 }

@@ -2,38 +2,26 @@
 
 import { interpolateCividis, interpolateViridis } from "d3-scale-chromatic";
 
-import { Ink, LIGHT, pixels, readableOn, sequential, type Colouring } from "./colours";
+import { LIGHT, pixels, sequential } from "./colours";
 import { h, list, pause, replace, svg } from "./dom";
-import { FONT, cut, drawBar } from "./figure";
+import { FONT, fittingSize } from "./figure";
+import { gridFigure, type Grid } from "./gridfigure";
 import type { Cell } from "./heatframe";
-import { largestValue } from "./measures";
+import { linesFigure, type Chart } from "./lines";
+import { beyondWord, SCALE_WORDS, scaleEnd } from "./scale";
 import type { Row } from "./save";
-import { shortName } from "./scopes";
+import { shortName, steps } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { State } from "./state";
 import type { Context, Panel } from "./view";
 
-interface Grid {
-  name: string;
-  title: string;
-  subtitle: string;
-  rows: string[];
-  columns: string[];
-  values: ArrayLike<number>;
-  low: number;
-  high: number;
-  colour: (t: number) => string;
-  what: string;
-  cell: [number, number];
-  digits: number | null; // written into the cells
-  rowWord: string;
-  columnWord: string;
-}
-
 export class OverviewView implements Panel {
   readonly el: HTMLElement;
   private readonly maps = h("div", { class: "multiples", "data-figure": "overview" });
+  private readonly note = h("p", { class: "note", "data-role": "scale" });
+  private readonly changes = h("div", { class: "scrolled", "data-figure": "changes" });
+  private chart: Chart | null = null;
   private readonly similarity = h("div", { class: "panels", "data-figure": "similarity" });
   private readonly mixingChoice;
   private readonly mixing = h("div", { class: "scrolled", "data-figure": "mixing" });
@@ -53,8 +41,10 @@ export class OverviewView implements Panel {
       "div",
       { class: "overview" },
       h("h3", {}, "Every layer and scope"),
-      h("p", { class: "note" }, "Rows are layers, columns scopes; each map has its own range. Click one to open it."),
+      this.note,
       this.maps,
+      h("h3", {}, "What each component changes"),
+      this.changes,
       h("h3", {}, "How alike the scopes are"),
       this.similarity,
       h("div", { class: "toolbar" }, h("h3", {}, "Mixing ratio"), this.mixingChoice.el),
@@ -68,13 +58,16 @@ export class OverviewView implements Panel {
     const shown = this.context.shown(state);
     await this.renderMaps(shown);
     if (this.context.stale()) return;
+    await this.renderChanges(shown);
+    if (this.context.stale()) return;
     await this.renderSimilarity(shown);
     if (this.context.stale()) return;
     await this.renderMixing(shown);
   }
 
   async saved(): Promise<SVGElement> {
-    const parts = [this.savedMaps(), ...this.grids.map((grid) => gridFigure(grid, LIGHT))];
+    const lines = this.chart === null ? [] : [linesFigure(this.chart, LIGHT)];
+    const parts = [this.savedMaps(), ...lines, ...this.grids.map((grid) => gridFigure(grid, LIGHT))];
     if (this.mixingGrid !== null) parts.push(gridFigure(this.mixingGrid, LIGHT));
     return below(parts, this.context.caption);
   }
@@ -110,7 +103,8 @@ export class OverviewView implements Panel {
   private async renderMaps(shown: Shown): Promise<void> {
     const { context } = this;
     const { state, ink } = context;
-    const key = [placeKey(state), state.scale, state.norm, state.palette, ink.dark].join();
+    const key = [placeKey(state), state.scale, state.diagonal, state.norm, state.palette, ink.dark].join();
+    this.note.textContent = `Rows are layers, columns scopes. ${this.scaleWords()} Click a map to open it.`;
     const { scopes, layers } = shown;
     const room = context.room().width - 40;
     const most = layers.length > 8 ? 96 : 120;
@@ -159,11 +153,11 @@ export class OverviewView implements Panel {
       for (const scope of scopes) {
         const map = await shown.normalised(scope, layer, state.norm);
         if (context.stale()) return;
-        const mask = shown.mask(layer, scope);
-        const colouring = sequential(map, mask, {
-          scale: state.scale, palette: state.palette, top: largestValue(map, mask), what: "", dark: ink.dark,
+        const pairs = shown.pairs(layer, scope, state.diagonal);
+        const colouring = sequential(map, pairs, {
+          scale: state.scale, palette: state.palette, top: scaleEnd(map, pairs, state.scale), what: "", dark: ink.dark,
         });
-        const small = pixels(colouring, { rows: shown.rows.size, columns: shown.columns.size }, mask, ink.absent);
+        const small = pixels(colouring, { rows: shown.rows.size, columns: shown.columns.size }, pairs.mask, ink.absent);
         this.thumbs.get(`${scope}/${layer}`)?.getContext("2d")?.drawImage(small, 0, 0);
         if (performance.now() - since > 30) {
           await pause();
@@ -172,6 +166,40 @@ export class OverviewView implements Panel {
       }
     }
     this.drawn = key;
+  }
+
+  private scaleWords(): string {
+    const { scale, palette } = this.context.state;
+    const beyond = `; ${beyondWord(palette)}: i = j and outliers beyond its end`;
+    return `Each map has its own ${SCALE_WORDS[scale]}${scale === "clipped" ? beyond : ""}.`;
+  }
+
+  /** Spearman’s ρ of each component’s step, layer by layer. */
+  private async renderChanges(shown: Shown): Promise<void> {
+    const { context } = this;
+    const { state, ink } = context;
+    const all = steps(shown.scopes);
+    this.chart = null;
+    if (all.length === 0) return replace(this.changes);
+    const lines = [];
+    for (const { short, before, after } of all) {
+      const values: number[] = [];
+      for (const layer of shown.layers.keys()) {
+        values.push(await shown.rho(layer, before, after));
+        if (context.stale()) return;
+      }
+      lines.push({ name: short, values, current: after === state.scope });
+      await pause();
+    }
+    this.chart = {
+      name: "changes", title: "Spearman’s ρ by layer and component",
+      subtitle: "each scope beside the one before its component; the lower, the more the component changed the map",
+      layers: shown.layers.map(String), layer: state.layer, word: "Spearman’s ρ", lines,
+      range: [Math.min(0.9, ...lines.flatMap(({ values }) => values).filter(Number.isFinite)), 1],
+      width: Math.max(280, Math.min(720, context.room().width - 30)),
+      choose: (line, layer) => context.update({ layer, scope: all[line].after, view: "map" }),
+    };
+    replace(this.changes, linesFigure(this.chart, ink));
   }
 
   private async renderSimilarity(shown: Shown): Promise<void> {
@@ -280,7 +308,7 @@ export class OverviewView implements Panel {
     const { scopes, layers } = shown;
     const size = 96;
     const high = Math.round(size * shapeOf(shown));
-    const [left, top] = [30, 40];
+    const [left, top] = [30, 56];
     const width = left + scopes.length * (size + 6);
     const height = top + layers.length * (high + 6);
     const figure = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT });
@@ -290,6 +318,7 @@ export class OverviewView implements Panel {
     words(0, 14, `${model}${stack === null ? "" : `, ${stack}`}: layers (rows) and scopes (columns)`, {
       "font-size": 14, "font-weight": 650,
     });
+    words(0, 31, this.scaleWords(), { "font-size": fittingSize(this.scaleWords(), 11, width), fill: LIGHT.muted });
     scopes.forEach((scope, k) =>
       words(left + k * (size + 6) + size / 2, top - 6, scope.endsWith("-W") ? scope : shortName(scope, scopes), {
         "font-size": 10.5, "text-anchor": "middle",
@@ -339,82 +368,6 @@ function dividerAt(percent: number): HTMLElement {
 
 function capital(words: string): string {
   return words[0].toUpperCase() + words.slice(1);
-}
-
-/** A table of numbers as colours. */
-function gridFigure(grid: Grid, ink: Ink): SVGElement {
-  const [wide, high] = grid.cell;
-  const left = 20 + Math.max(...grid.rows.map((row) => 7.2 * cut(row, 12).length), 12);
-  const crowded = wide < 40 || grid.columns.some((label) => 6.2 * cut(label, 14).length > wide);
-  const lean = wide > 17 ? 0.72 : 1;
-  const longest = Math.max(...grid.columns.map((label) => cut(label, 14).length));
-  const top = 46 + (grid.columnWord ? 16 : 0) + (crowded ? lean * longest * 6.4 + 6 : 14);
-  const width = Math.max(left + wide * grid.columns.length + (crowded ? lean * longest * 6 : 8), 330);
-  const height = top + high * grid.rows.length + 52;
-  const figure = svg("svg", {
-    width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT, role: "img",
-    "aria-label": grid.title, "data-grid": grid.name, fill: ink.text,
-  });
-  const words = (x: number, y: number, text: string, more: Record<string, unknown>) =>
-    figure.append(svg("text", { x, y, fill: ink.text, ...more }, text));
-  words(0, 14, grid.title, { "font-size": 14, "font-weight": 650 });
-  words(0, 31, grid.subtitle, { "font-size": 11.5, fill: ink.muted });
-  if (grid.columnWord) {
-    words(left + (wide * grid.columns.length) / 2, 50, grid.columnWord, {
-      "font-size": 11.5, fill: ink.muted, "text-anchor": "middle",
-    });
-  }
-  if (grid.rowWord) {
-    words(0, 0, grid.rowWord, {
-      "font-size": 11.5, fill: ink.muted, "text-anchor": "middle",
-      transform: `translate(11 ${top + (high * grid.rows.length) / 2}) rotate(-90)`,
-    });
-  }
-  const every = Math.ceil(12 / wide);
-  grid.columns.forEach((label, k) => {
-    if (k % every !== 0) return;
-    const x = left + (k + 0.5) * wide;
-    const text = cut(label, 14);
-    if (!crowded) words(x, top - 6, text, { "font-size": 10.5, "text-anchor": "middle" });
-    else {
-      const turn = lean < 1 ? `translate(${x - 2} ${top - 6}) rotate(-45)` : `translate(${x + 3} ${top - 6}) rotate(-90)`;
-      words(0, 0, text, { "font-size": 10.5, transform: turn });
-    }
-  });
-  const columns = grid.columns.length;
-  const place = (value: number) =>
-    Math.max(0, Math.min(1, (value - grid.low) / (grid.high - grid.low || 1)));
-  grid.rows.forEach((label, i) => {
-    words(left - 6, top + (i + 0.5) * high + 4, cut(label, 12), { "font-size": 10.5, "text-anchor": "end" });
-    for (let j = 0; j < columns; j++) {
-      const value = grid.values[i * columns + j];
-      const known = !Number.isNaN(value);
-      const fill = known ? grid.colour(place(value)) : ink.absent;
-      const cell = svg(
-        "rect",
-        { x: left + j * wide, y: top + i * high, width: wide, height: high, fill },
-        svg("title", {}, `${grid.columns[j]}, ${grid.rows[i]}: ${known ? value.toFixed(3) : "not defined"}`),
-      );
-      cell.setAttribute("data-value", String(value));
-      if (wide > 12) {
-        cell.setAttribute("stroke", ink.paper);
-      }
-      figure.append(cell);
-      if (grid.digits === null) continue;
-      words(left + (j + 0.5) * wide, top + (i + 0.5) * high + 4, known ? value.toFixed(grid.digits) : "–", {
-        "font-size": 11, "text-anchor": "middle", fill: known ? readableOn(fill) : ink.muted, "pointer-events": "none",
-      });
-    }
-  });
-  const bar: Colouring = {
-    at: () => 0,
-    colour: grid.colour,
-    ticks: [0, 0.5, 1].map((t) => ({ t, label: (grid.low + t * (grid.high - grid.low)).toFixed(2) })),
-    what: grid.what,
-    packed: new Uint32Array(0),
-  };
-  drawBar(figure, bar, left, height - 44, Math.max(wide * columns, 200), ink);
-  return figure;
 }
 
 /** Figures one below the other, with a caption. */

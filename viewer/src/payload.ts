@@ -45,7 +45,9 @@ export interface ItemHeader extends Tokens {
   maps: Record<string, Blob_[]>;
   derived: Record<string, string>;
   mixing: Record<string, Blob_>;
-  precision: { bits: number; relative_error: number };
+  /** Of single heads: by scope, layer and head; null for layers without. */
+  heads: Record<string, (Blob_[] | null)[]>;
+  precision: { bits: number; relative_error: number; head_bits: number; head_relative_error: number };
   left_out: string[];
   grid: Grid | null;
   routing: Routed<Blob_> | null;
@@ -104,11 +106,26 @@ export class Item {
     return (await this.decoded(scope, layer)).codes;
   }
 
+  /** The heads of a layer (by its place), or null where it has no maps of them. */
+  heads(scope: string, layer: number): Blob_[] | null {
+    return this.header.heads[scope]?.[layer] ?? null;
+  }
+
+  /** The map of one head; it is decoded when it is asked for. */
+  async head(scope: string, layer: number, head: number): Promise<Float32Array> {
+    const blob = this.heads(scope, layer)?.[head];
+    if (blob === undefined) throw new Error(`there is no head ${head} of ${scope} in this layer`);
+    return (await this.keep(`${scope}/${layer}#${head}`, () => this.read(blob, layer))).map;
+  }
+
   private decoded(scope: string, layer: number): Promise<Decoded> {
-    const key = `${scope}/${layer}`;
+    return this.keep(`${scope}/${layer}`, () => this.readMap(scope, layer));
+  }
+
+  private keep(key: string, read: () => Promise<Decoded>): Promise<Decoded> {
     let found = this.kept.get(key);
     if (found === undefined) {
-      found = this.readMap(scope, layer);
+      found = read();
       // About 200 MB of maps are kept; the oldest go first.
       const most = Math.max(16, Math.floor(2e8 / (4 * this.height * this.width)));
       if (this.kept.size >= most) this.kept.delete(this.kept.keys().next().value as string);
@@ -145,7 +162,10 @@ export class Item {
       for (let k = 0; k < half.length; k++) half[k] = 0.5 * half[k] + 0.5 * this.same[k];
       return { map: half, codes: null };
     }
-    const blob = this.header.maps[scope][layer];
+    return this.read(this.header.maps[scope][layer], layer);
+  }
+
+  private async read(blob: Blob_, layer: number): Promise<Decoded> {
     const planes = await this.inflated(blob);
     const values = floats(planes, blob);
     const mask = this.mask(layer);
@@ -191,7 +211,7 @@ export class Item {
 }
 
 export const FORMAT = "normlens-viewer";
-export const VERSION = 2;
+export const VERSION = 3;
 
 /** The items of a payload. */
 export async function open(source: Source): Promise<Item[]> {
@@ -228,6 +248,7 @@ export function packed(items: Item[]): Uint8Array {
     same_token: item.header.same_token && moved(item.header.same_token, item),
     masks: item.header.masks.map((mask) => (typeof mask === "string" ? mask : moved(mask, item))),
     maps: entries(item.header.maps, (blobs) => blobs.map((blob) => moved(blob, item))),
+    heads: entries(item.header.heads, (layers) => layers.map((blobs) => blobs && blobs.map((blob) => moved(blob, item)))),
     mixing: entries(item.header.mixing, (blob) => moved(blob, item)),
     grid: movedGrid(item),
     routing: movedRouting(item),

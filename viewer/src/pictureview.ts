@@ -1,28 +1,26 @@
 // A row or a column of a map over the picture whose patches are the tokens.
 
-import { LIGHT, number, rgb, sequential, type Colouring, type Ink } from "./colours";
+import { LIGHT, number, PATCHES, rgb, sequential, type Colouring, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
-import { drawBar, fittingSize, FONT } from "./figure";
+import { barRoom, drawBar, fittingSize, FONT } from "./figure";
 import type { Cell, Pin } from "./heatframe";
 import { bars } from "./mapview";
-import { largestValue, type Mask } from "./measures";
+import type { Mask } from "./measures";
 import { beside, drawnPicture, lineOf, meeting, MIDDLE, patchesOf, patchName, type Drawn, type Patches } from "./patches";
 import type { Row } from "./save";
+import { scaleEnd, type Pairs } from "./scale";
 import { unit } from "./scopes";
 import type { Shown } from "./shown";
 import { layerWords } from "./stacks";
 import type { Context, Panel } from "./view";
 
 const TITLE = 42; // room above the picture
-const BAR = 88; // room below it
 const TALLEST = 560; // pixels of the picture
 const SHORTEST = 320;
 const AROUND = 440; // pixels of a window that other things take
 const NARROWEST = 300; // pixels of the figure
 const COVER = 0.62; // how much of a patch's colour covers the picture
 const LISTED = 12;
-
-const SCALES = { linear: "linear scale", sqrt: "square-root scale" };
 
 /** What is drawn: the line of one token, at the patches. */
 interface Overlay {
@@ -37,7 +35,6 @@ interface Overlay {
   labels: string[];
   colouring: (dark: boolean) => Colouring;
   title: string;
-  scale: string[]; // in words
 }
 
 interface Layout {
@@ -104,15 +101,16 @@ export class PictureView implements Panel {
     const top = await this.top(shown, patches, token);
     const picture = await drawnPicture(shown.item);
     if (context.stale()) return;
-    const { scale, palette } = state;
+    const { scale, palette, diagonal } = state;
+    const reach = { map: "", layer: ", shared by this layer’s maps", all: ", shared by all layers’ maps" }[state.range];
+    const pairs: Pairs = { mask: seen, same: ownPatch(patches, token), diagonal };
     const what = unit(state.scope, state.norm, header.provenance);
     this.shown = shown;
     this.overlay = {
       patches, picture, token, direction, map, mask, values, seen,
       labels: shown.rows.labels,
-      colouring: (dark) => sequential(values, seen, { scale, palette, top: top || 1, what, dark }),
+      colouring: (dark) => sequential(values, pairs, { scale, palette, top, what, dark, reach, nouns: PATCHES }),
       title: `${state.scope}, ${layerWords(header, header.layers[state.layer])}`,
-      scale: this.scaleWords(values[patches.tokens.indexOf(token)], top),
     };
     this.drawOnPage(this.overlay, ink);
     this.renderOthers(this.overlay, width);
@@ -169,45 +167,34 @@ export class PictureView implements Panel {
     this.context.update({ pin: { axis: this.context.state.direction, index }, pair: null });
   }
 
-  /** The largest value that colours reach: of the other patches, in the maps that share the scale.
-   *
-   * What a token keeps of itself is often a hundred times as much, and would leave the others one colour.
-   */
+  /** Where the scale of this line ends, or that of the maps that share it: i = j is the token’s own patch. */
   private async top(shown: Shown, patches: Patches, token: number): Promise<number> {
-    const { scope, layer, norm, range, direction } = this.context.state;
+    const { scope, layer, norm, range, direction, scale, diagonal } = this.context.state;
     const alone = range === "map";
     // Weights and norms are different quantities, so they do not share a scale.
     const scopes = alone ? [scope] : shown.scopes.filter((name) => name.endsWith(scope.slice(-2)));
-    const others = { ...patches, tokens: patches.tokens.filter((other) => other !== token) };
+    const same = ownPatch(patches, token);
     let top = 0;
     for (const k of range === "all" ? shown.layers.keys() : [layer]) {
       for (const name of scopes) {
         const map = await shown.normalised(name, k, norm);
-        const line = lineOf({ map, mask: shown.mask(k, name), width: shown.columns.size }, others, token, direction);
-        top = Math.max(top, largestValue(line.values, line.mask));
+        const line = lineOf({ map, mask: shown.mask(k, name), width: shown.columns.size }, patches, token, direction);
+        top = Math.max(top, scaleEnd(line.values, { mask: line.mask, same, diagonal }, scale));
       }
     }
     return top;
   }
 
-  /** How values become colours; `own` is what a chosen patch has of itself. */
-  private scaleWords(own: number | undefined, top: number): string[] {
-    const { scale, range, direction } = this.context.state;
-    if (scale === "rank") return ["rank among the patches"];
-    const reach = { map: "", layer: " in the layer’s scopes", all: " in all layers" }[range];
-    const largest = own === undefined ? "largest patch" : "largest other patch";
-    const words = [`${SCALES[scale]} up to the ${largest} of this ${direction}${reach}`];
-    return own !== undefined && own > top ? [...words, `beyond the scale: the outlined patch itself, ${number(own)}`] : words;
-  }
-
-  private layout({ patches, picture }: Overlay): Layout {
+  private layout(overlay: Overlay): Layout {
+    const { patches, picture } = overlay;
     const { width: page } = this.context.room();
     const room = page > 860 ? page - 300 : page;
     const ratio = picture === null ? patches.columns / patches.rows : picture.width / picture.height;
     const tallest = Math.max(SHORTEST, Math.min(TALLEST, window.innerHeight - AROUND));
     const width = Math.min(room, tallest * ratio);
     const side = { width, height: width / ratio };
-    return { width: Math.max(side.width, Math.min(room, NARROWEST)), height: TITLE + side.height + BAR, side };
+    const wide = Math.max(side.width, Math.min(room, NARROWEST));
+    return { width: wide, height: TITLE + side.height + 16 + barRoom(overlay.colouring(false), wide), side };
   }
 
   private drawOnPage(overlay: Overlay, ink: Ink): void {
@@ -295,6 +282,11 @@ export class PictureView implements Panel {
   }
 }
 
+/** Which patch is the token itself, whose own part is often a hundred times that of the others. */
+function ownPatch({ tokens }: Patches, token: number): Uint8Array {
+  return Uint8Array.from(tokens, (other) => Number(other === token));
+}
+
 function tokenAt(event: Event): number | null {
   const { token } = (event.target as SVGElement).dataset;
   return token === undefined ? null : Number(token);
@@ -348,6 +340,5 @@ function draw(into: SVGElement, overlay: Overlay, layout: Layout, ink: Ink): voi
       svg("rect", { ...box, stroke: ink.accent, "stroke-width": 2.5, class: "chosen", "data-patch": labels[token] }),
     );
   }
-  drawBar(into, covering(colouring, picture), 0, TITLE + side.height + 12, Math.max(side.width, 180), ink);
-  overlay.scale.forEach((line, k) => words(TITLE + side.height + 63 + 15 * k, line, 10.5, { fill: ink.muted, class: "scale" }));
+  drawBar(into, covering(colouring, picture), 0, TITLE + side.height + 12, width, ink);
 }

@@ -4,6 +4,11 @@ export function componentsOf(scope: string): string[] {
   return scope.slice(0, scope.lastIndexOf("-")).match(/ATTN|CROSS|PROJ|RES|LN|FF/g) ?? [];
 }
 
+/** What the maps of a scope’s single heads are called. */
+export function headScope(scope: string): string {
+  return scope.endsWith("CROSS-N") ? "CROSS-N" : scope;
+}
+
 /** Short names: a scope by its last component, numbered where the layer has several of it. */
 export function aliases(scopes: string[]): Map<string, string> {
   const prefixes = scopes.filter((scope) => scope.endsWith("-N"));
@@ -86,4 +91,10 @@ export function unit(scope: string, axis: string, provenance: Record<string, unk
   if (provenance.origin === "rollout") return `rollout (${String(rollout?.method ?? scope)}) up to this layer`;
   if (!scope.endsWith("-N")) return "attention weight";
   return provenance.origin === "input" ? "norm of what input token j gave" : "norm of the part ‖Fᵢ(xⱼ)‖";
+}
+
+/** The same of a map of one head. */
+export function headUnit(scope: string, axis: string, provenance: Record<string, unknown>, alone: boolean): string {
+  if (!alone || axis !== "none" || !scope.endsWith("-N")) return unit(scope, axis, provenance);
+  return "norm of the head’s part αᵢⱼ‖f(xⱼ)‖";
 }

@@ -7,7 +7,6 @@ import {
   allowedValues,
   centredRanks,
   correlation,
-  largestValue,
   mergeWords,
   normalise,
   pick,
@@ -15,6 +14,15 @@ import {
   type Axis,
 } from "./measures";
 import { Item } from "./payload";
+import { scaleEnd, type Pairs, type Scale } from "./scale";
+import { headScope } from "./scopes";
+
+/** How maps are coloured. */
+export interface Look {
+  norm: Axis;
+  scale: Scale;
+  diagonal: boolean;
+}
 
 export class Shown {
   readonly rows: ShownAxis;
@@ -107,16 +115,37 @@ export class Shown {
     });
   }
 
-  /** The largest value of some maps: the shared top of their colour scale. */
-  async top(scopes: string[], layers: number[], axis: Axis): Promise<number> {
-    let top = 0;
+  /** Which pairs of a map have colours. */
+  pairs(layer: number, scope: string, diagonal: boolean): Pairs {
+    return { mask: this.mask(layer, scope), same: this.same, diagonal };
+  }
+
+  /** The shared end of the colour scales of some maps. */
+  async end(scopes: string[], layers: number[], { norm, scale, diagonal }: Look): Promise<number> {
+    let end = 0;
     for (const layer of layers) {
       for (const scope of scopes) {
-        const map = await this.normalised(scope, layer, axis);
-        top = Math.max(top, largestValue(map, this.mask(layer, scope)));
+        const map = await this.normalised(scope, layer, norm);
+        end = Math.max(end, scaleEnd(map, this.pairs(layer, scope, diagonal), scale));
       }
     }
-    return top;
+    return end;
+  }
+
+  /** How many heads a layer of a scope has; 0 where there are no maps of them. */
+  heads(scope: string, layer: number): number {
+    return this.item.heads(headScope(scope), layer)?.length ?? 0;
+  }
+
+  /** The map of a single head. */
+  async head(scope: string, layer: number, head: number, axis: Axis): Promise<Float32Array> {
+    const name = headScope(scope);
+    const map = this.plain
+      ? await this.item.head(name, layer, head)
+      : await remember(this.maps, `${name}/${layer}#${head}`, this.most, async () =>
+          this.reduced(await this.item.head(name, layer, head)),
+        );
+    return normalise(map, this.columns.size, axis);
   }
 
   /** Mixing ratios [layer, target]; words have none, because they belong to tokens. */

@@ -1,10 +1,11 @@
 // What is looked at, and how it is written into an address.
 
-import type { Palette, Scale } from "./colours";
+import type { Palette } from "./colours";
 import type { Sequences, Sources } from "./groups";
 import type { Cell, Pin, Window_ } from "./heatframe";
 import type { Axis } from "./measures";
-import { chain, feedForward, resolve, shortName, steps } from "./scopes";
+import type { Scale } from "./scale";
+import { chain, feedForward, headScope, resolve, shortName, steps } from "./scopes";
 import { stackIn, stackOf, type Stack } from "./stacks";
 
 /** The parts of an item's header that the state depends on. */
@@ -15,6 +16,7 @@ export interface Known {
   provenance: Record<string, unknown>;
   sources?: Sequences | null;
   grid?: object | null; // of a picture's patches
+  heads?: Record<string, (unknown[] | null)[]>; // by scope and layer
   encoder?: Known | null;
 }
 
@@ -31,7 +33,7 @@ export interface Size {
   columns: number;
 }
 
-export type View = "map" | "picture" | "compare" | "overview";
+export type View = "map" | "heads" | "picture" | "compare" | "overview";
 
 export interface State extends Ref {
   sources: Sources;
@@ -39,11 +41,14 @@ export interface State extends Ref {
   direction: Pin["axis"]; // of the token over a picture; that of the pin, if there is one
   form: "heat" | "arcs";
   scale: Scale;
+  diagonal: boolean; // whether the pairs i = j are shown
   norm: Axis;
   range: "map" | "layer" | "all";
   palette: Palette;
   special: boolean;
   level: "subwords" | "words";
+  layers: "one" | "all"; // of the heads that are shown
+  head: number | null; // one head instead of their sum
   pin: Pin | null;
   pair: Cell | null;
   zoom: Window_ | null;
@@ -54,10 +59,11 @@ export interface State extends Ref {
 
 export const CHOICES = {
   sources: ["both", "encoder", "decoder"],
-  view: ["map", "picture", "compare", "overview"],
+  view: ["map", "heads", "picture", "compare", "overview"],
   direction: ["row", "column"],
   form: ["heat", "arcs"],
-  scale: ["linear", "sqrt", "rank"],
+  layers: ["one", "all"],
+  scale: ["clipped", "sqrt", "linear", "rank"],
   norm: ["none", "source", "target"],
   range: ["map", "layer", "all"],
   palette: ["viridis", "cividis", "magma", "greys"],
@@ -65,14 +71,15 @@ export const CHOICES = {
   cnorm: ["source", "target", "none"],
 } as const;
 
-const MANY = 64; // tokens
 const USUAL: Record<string, string> = {
   stack: "decoder",
   sources: "both",
   view: "map",
   direction: "row",
   form: "heat",
-  scale: "sqrt",
+  layers: "one",
+  scale: "clipped",
+  diagonal: "1",
   norm: "none",
   range: "map",
   palette: "viridis",
@@ -81,14 +88,9 @@ const USUAL: Record<string, string> = {
   cnorm: "source",
 };
 
-/** Of many pairs a few large values leave nothing for the others to be seen by, so ranks do.
- *
- * Over a picture lies one row of them, of which the large values are what counts.
- */
+/** What is shown unless the address says something else; of a picture its patches. */
 function usual(name: string, items: Known[]): string {
-  if (items[0].grid) return name === "view" ? "picture" : USUAL[name];
-  if (name === "scale" && (items[0].tokens?.length ?? 0) > MANY) return "rank";
-  return USUAL[name];
+  return name === "view" && items[0].grid ? "picture" : USUAL[name];
 }
 
 /** A state from an address; whatever does not fit these maps is as usual. */
@@ -108,12 +110,15 @@ export function read(given: Record<string, string>, items: Known[]): State {
     view: one("view"),
     direction: one("direction"),
     form: one("form"),
+    layers: one("layers"),
     scale: one("scale"),
     norm: one("norm"),
     range: one("range"),
     palette: one("palette"),
+    diagonal: (given.diagonal ?? USUAL.diagonal) !== "0",
     special: (given.special ?? USUAL.special) !== "0",
     level: one("level"),
+    head: headIn(stackOf(items[item], stack), here, given.head ? Number(given.head) : null),
     pin: readPin(given.pin),
     pair: readPair(given.pair),
     zoom: readZoom(given.zoom),
@@ -136,14 +141,17 @@ export function write(state: State, items: Known[]): Record<string, string> {
     view: state.view,
     direction: state.pin === null ? state.direction : USUAL.direction,
     form: state.form,
+    layers: state.layers,
     scale: state.scale,
     norm: state.norm,
     range: state.range,
     palette: state.palette,
+    diagonal: state.diagonal ? "1" : "0",
     special: state.special ? "1" : "0",
     level: state.level,
     cnorm: state.cnorm,
   };
+  if (state.head !== null) all.head = String(state.head);
   if (state.pin !== null) all.pin = `${state.pin.axis}:${state.pin.index}`;
   if (state.pair !== null) all.pair = `${state.pair.target}:${state.pair.source}`;
   if (state.zoom !== null) all.zoom = [...state.zoom.rows, ...state.zoom.columns].join(":");
@@ -185,10 +193,17 @@ export function fit(state: State, items: Known[], size: Size): State {
     b: known(here.b) ? here.b : first[1],
     view: here.view === "picture" && !grid ? "map" : here.view,
     direction: pin?.axis ?? here.direction,
+    head: headIn(stackOf(items[here.item], here.stack), here, here.head),
     pin,
     pair: pair !== null && pair.target < size.rows && pair.source < size.columns ? pair : null,
     zoom: within(zoom) ? zoom : null,
   };
+}
+
+/** A head, if the place has maps of it; else none. */
+function headIn({ heads = {} }: Known, { scope, layer }: Pick<Ref, "scope" | "layer">, head: number | null): number | null {
+  const count = heads[headScope(scope)]?.[layer]?.length ?? 0;
+  return head !== null && Number.isInteger(head) && head >= 0 && head < count ? head : null;
 }
 
 /** The place in another stack of an item that is most like one: the same layer and component. */

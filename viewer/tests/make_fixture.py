@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from normlens.figures.colour_scales import clipped_end, scale_end
 from normlens.plain_json import plain
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
@@ -53,6 +54,45 @@ def example(causal: bool) -> Maps:
         word_labels=["soapy", "</script>", "<b>", "日本"],
         text="soapy </script> <b> 日本",
     )
+
+
+def with_heads(maps: Maps) -> Maps:
+    """The same maps with three heads, of which the second layer has none for the weights."""
+    rng = np.random.default_rng(13)
+    layers, n, m = maps.allowed.shape
+    heads = {
+        scope: (rng.lognormal(0, 2, (layers, 3, n, m)) * maps.allowed[:, None]).astype(np.float32)
+        for scope in ("ATTN-N", "ATTN-W")
+    }
+    heads["ATTN-W"] = heads["ATTN-W"][:1]
+    return replace(maps, heads=heads, coverage={"heads/ATTN-W": maps.layers[:1]})
+
+
+def scales() -> dict[str, Any]:
+    """Lists of many shapes with the ends of their clipped scales, and ends of maps' scales."""
+    rng = np.random.default_rng(14)
+    lists = [
+        rng.lognormal(0, spread, size)
+        for size in (1, 2, 9, 15, 56, 200, 1500)
+        for spread in (0.5, 3)
+    ]
+    lists += [np.r_[np.ones(19), 100], np.r_[np.zeros(99), 5], np.zeros(4), np.round(lists[-1])]
+    values = [each.astype(np.float32) for each in lists]
+    ends = []
+    for causal in (False, True):
+        maps = example(causal)
+        name = "causal" if causal else "whole"
+        for scope in maps.scopes:
+            for layer, array in enumerate(maps[scope]):
+                shown = np.ma.masked_where(~maps.allowed[layer], array)
+                bare = np.ma.masked_where(maps.is_same_token, shown)
+                ends += [
+                    {"maps": name, "scope": scope, "layer": layer, "colour": colour,
+                     "diagonal": each is shown, "end": scale_end(each, maps.is_same_token, colour)}
+                    for colour in ("clipped", "sqrt", "linear")
+                    for each in (shown, bare)
+                ]  # fmt: skip
+    return {"lists": [[plain(each), clipped_end(each)] for each in values], "ends": ends}
 
 
 def pair() -> Maps:
@@ -295,6 +335,15 @@ def main() -> None:
         "row": more["ATTN-N"][1, 0, 1:5].tolist(),
         "column": more["ATTN-N"][1, 1:5, 3].tolist(),
     }
+    heads = with_heads(example(causal=True))
+    found["heads"] = {
+        "payloads": {
+            str(bits): text_of(encode(heads, precision=32, head_precision=bits)) for bits in (32, 8)
+        },
+        "maps": plain(heads.heads),
+        "words": plain(heads.words().heads),
+    }
+    found["scales"] = scales()
     why, alike = explanation(), cosine()
     found["explanation"] = {
         "payloads": {

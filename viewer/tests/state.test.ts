@@ -129,7 +129,7 @@ test("a picture is shown first where there is one, and the pin says the directio
   const seen = [image, items[1]];
   const size = { rows: 5, columns: 5 };
   const first = read({}, seen);
-  assert.deepEqual([first.view, first.direction, first.scale], ["picture", "row", "sqrt"]);
+  assert.deepEqual([first.view, first.direction, first.scale], ["picture", "row", "clipped"]);
   assert.deepEqual([write(first, seen).view, write({ ...first, view: "map" }, seen).view], [undefined, "map"]);
   const pinned = fit(read({ pin: "column:3" }, seen), seen, size);
   assert.deepEqual([pinned.direction, write(pinned, seen).pin, write(pinned, seen).direction], ["column", "column:3", undefined]);
@@ -138,4 +138,23 @@ test("a picture is shown first where there is one, and the pin says the directio
   // The other item has no picture.
   assert.equal(fit({ ...first, item: 1 }, seen, size).view, "map");
   assert.equal(fit(read({ view: "picture" }, items), items, size).view, "map");
+});
+
+test("a head, all layers’ heads and a hidden diagonal survive an address", () => {
+  const item = {
+    layers: [0, 4], scopes: ["ATTN-W", "ATTN-N", "ATTNRES-N", "ATTNRESCROSS-N"], provenance: {},
+    heads: { "ATTN-N": [["a", "b"], null], "CROSS-N": [["a"], ["b"]] },
+  };
+  const given = { scope: "ATTN-N", head: "1", view: "heads", layers: "all", diagonal: "0" };
+  const state = read(given, [item]);
+  assert.deepEqual([state.head, state.layers, state.diagonal, state.view], [1, "all", false, "heads"]);
+  assert.deepEqual(read(write(state, [item]), [item]), state);
+  const size = { rows: 9, columns: 9 };
+  // Where there is no such head, all of them together are shown.
+  for (const other of [{ layer: 1 }, { scope: "ATTNRES-N" }, { scope: "ATTNRESCROSS-N" }, { scope: "ATTN-W" }]) {
+    assert.equal(fit({ ...state, ...other }, [item], size).head, null);
+  }
+  assert.equal(fit({ ...state, layer: 1, scope: "ATTNRESCROSS-N", head: 0 }, [item], size).head, 0);
+  for (const head of ["2", "-1", "x", ""]) assert.equal(read({ ...given, head }, [item]).head, null);
+  assert.deepEqual([read({}, [item]).scale, read({}, [{ ...item, tokens: Array(500).fill("a") }]).scale], ["clipped", "clipped"]);
 });

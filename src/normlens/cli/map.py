@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from normlens.pairs import Item
     from normlens.results.maps import Maps
 
+#: Flags whose name differs from that of the option of a picture.
+_FLAGS = {"diagonal": "--no-diagonal", "heads_of": "--heads-of"}
+
 
 @with_field_options
 def map_command(
@@ -66,7 +69,22 @@ def map_command(
         typer.Option(metavar="AXIS", help="In pictures, sums to 1: source, target or none."),
     ] = None,
     colour: Annotated[
-        str | None, typer.Option(metavar="SCALE", help="In pictures: sqrt or linear.")
+        str | None,
+        typer.Option(
+            metavar="SCALE",
+            help="In pictures: clipped (a square root that outliers and i = j do not stretch; "
+            "default), sqrt or linear.",
+        ),
+    ] = None,
+    no_diagonal: Annotated[
+        bool, typer.Option("--no-diagonal", help="In pictures: leave out the pairs i = j.")
+    ] = False,
+    heads_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCOPE",
+            help="In pictures: the single heads of ATTN-N or ATTN-W; adds --heads.",
+        ),
     ] = None,
     sources: Annotated[
         str | None,
@@ -117,11 +135,17 @@ def map_command(
     if stack is not None:
         valid_choice(stack, STACKS, "--stack")
     drawing = _drawing(normalise, colour, sources)
-    drawing |= {n: v for n, v in (("row", row), ("column", column)) if v is not None}
+    named = {"row": row, "column": column, "heads_of": heads_of}
+    drawing |= {name: value for name, value in named.items() if value is not None}
+    if no_diagonal:
+        drawing["diagonal"] = False
     if out is not None:
         check_out(out, force, drawing)
     elif drawing:
-        raise InputError(f"only pictures follow --{' and --'.join(drawing)}; add --out maps.png")
+        flags = [_FLAGS.get(name, f"--{name}") for name in drawing]
+        raise InputError(f"only pictures follow {' and '.join(flags)}; add --out maps.png")
+    if heads_of is not None:
+        analysis = replace(analysis, heads=True)
 
     if routing is not None:
         _check_routing(routing, force)

@@ -46,6 +46,7 @@ def write(
     number; ``.html`` is the interactive viewer; ``.png`` and ``.svg`` show one layer large or
     several as rows; ``.pdf`` has one page per layer. `layers` (from 0) and `scopes` choose, in each
     stack of an encoder–decoder; `drawing` goes to `figures.plot_layer` or `figures.plot_overview`.
+    With `heads_of` a scope, such as "ATTN-N", pictures show its single heads (`plot_heads`).
 
     Maps of an image are laid over it (`figures.plot_patches`): the `row` or the `column` of a
     token, in all layers of the last scope; ``.pdf`` has a page for each scope. With `normalise`
@@ -203,6 +204,9 @@ def _write_json(maps: Maps, path: str) -> None:
 
 
 def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
+    if "heads_of" in drawing:
+        save_figure(_heads(maps, None, drawing), path)
+        return
     if is_over_picture(maps, drawing):
         save_figure(_over_picture(maps, maps.scopes[-1], drawing), path)
         return
@@ -222,9 +226,17 @@ def is_over_picture(maps: Maps, drawing: Mapping[str, Any]) -> bool:
 
 
 def _over_picture(maps: Maps, scope: str, drawing: Mapping[str, Any]) -> Figure:
-    colour = {name: value for name, value in drawing.items() if name == "colour"}
+    colour = {name: drawing[name] for name in ("colour", "diagonal") if name in drawing}
     row, column = drawing.get("row"), drawing.get("column")
     return figures.plot_patches(maps, None, scope, target=row, source=column, **colour)
+
+
+def _heads(maps: Maps, layer: int | None, drawing: Mapping[str, Any]) -> Figure:
+    """The heads of a layer, or of all."""
+    if {"row", "column"} & set(drawing):
+        raise InputError("row and column are laid over an image, heads are not; choose one of them")
+    options = {name: value for name, value in drawing.items() if name != "heads_of"}
+    return figures.plot_heads(maps, layer, drawing["heads_of"], **options)
 
 
 def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
@@ -234,6 +246,10 @@ def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
 
 def _pages(maps: Maps, drawing: dict[str, Any]) -> Iterator[Figure]:
     """A picture of each layer, the encoder's first; of an image one of each scope."""
+    if "heads_of" in drawing:
+        layers = maps.covered("heads", figures.head_scope(maps, drawing["heads_of"]))
+        yield from (_heads(maps, layer, drawing) for layer in layers)
+        return
     if is_over_picture(maps, drawing):
         yield from (_over_picture(maps, scope, drawing) for scope in maps.scopes)
         return

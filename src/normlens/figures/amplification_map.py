@@ -11,9 +11,10 @@ from normlens.analysis.amplification import AXES
 from normlens.errors import valid_choice
 from normlens.figures.canvas import require_matplotlib
 from normlens.figures.captions import generated_note, model_and, stack_words
+from normlens.figures.colour_scales import largest
 from normlens.figures.foreign_axes import draw_into, titled
 from normlens.figures.heat_map_grid import Grid, heat_maps
-from normlens.figures.heat_map_panel import Panel, largest
+from normlens.figures.heat_map_panel import Panel
 from normlens.figures.sequence_columns import ShownColumns
 from normlens.scopes import resolve
 

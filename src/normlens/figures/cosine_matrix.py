@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from normlens.errors import InputError
 from normlens.figures.canvas import MARGIN, TITLE, Head, Notes, Sheet, require_matplotlib
 from normlens.figures.captions import cut_label, made, model_name
+from normlens.figures.colour_scales import SIGNED_SCALES
 from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
-from normlens.figures.heat_map_panel import COLOUR_SCALES
 from normlens.figures.signed_colours import DIVERGING, SignedColours
 from normlens.figures.signed_matrix import SignedMatrix
 from normlens.figures.ticks import left_out_note
@@ -80,7 +80,7 @@ def plot_cosine(
     ]
     notes = [
         "Strips: what a token has of the cosine with all of the other text. Matrix: the pairs of "
-        f"tokens, on a {COLOUR_SCALES[colour]} scale; last row and column: with the other text's "
+        f"tokens, on a {SIGNED_SCALES[colour]} scale; last row and column: with the other text's "
         "biases; all cells sum to the cosine. Red above 0, blue below.",
         *left_out_note(matrix.rows, matrix.columns),
         made(pair.provenance, pair.completeness, "parts"),

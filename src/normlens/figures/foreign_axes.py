@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
 from normlens.figures.captions import cut_label
-from normlens.figures.heat_map_panel import divide
+from normlens.figures.colour_scales import beyond, beyond_colour
+from normlens.figures.heat_map_panel import divide, paint
 from normlens.figures.sequence_columns import ShownColumns
 from normlens.figures.ticks import axis_words
 
@@ -34,6 +35,8 @@ def draw_into(
         for tokens in (maps.tokens, maps.source_tokens)
     )
     ax.imshow(values, norm=norm, cmap=cmap, interpolation="nearest")
+    if (extra := beyond(values, norm)).any():
+        paint(ax, extra, beyond_colour(cmap))
     ax.set_xticks(range(len(columns)), columns, rotation=90, parse_math=False)
     ax.set_yticks(range(len(rows)), rows, parse_math=False)
     divide(ax, shown.divided)

@@ -21,8 +21,9 @@ from normlens.figures.canvas import (
 )
 from normlens.figures.captions import cut_label, provenance, text_lines
 from normlens.figures.colour_bar import BAR_GAP, BAR_TICKS, BAR_WIDTH, colour_bar
+from normlens.figures.colour_scales import beyond_colour
 from normlens.figures.fonts import fonts_for
-from normlens.figures.heat_map_panel import Panel, Titles, draw_panel
+from normlens.figures.heat_map_panel import Panel, Titles, draw_panel, is_beyond
 from normlens.figures.pair_list import Listing
 from normlens.figures.ticks import Ticks, axis_words, label_edges, left_out_note
 
@@ -138,7 +139,9 @@ def heat_maps(
                     listing.mark(axes, panel.cmap, panel.norm, side / max(panel.values.shape))
                 titles.draw(axes, panel, side)
                 if not overview:
-                    colour_bar(sheet, image, x + side + BAR_GAP, y, side)
+                    bar_x = x + side + BAR_GAP
+                    extra = beyond_colour(panel.cmap) if is_beyond(panel) else ""
+                    colour_bar(sheet, image, bar_x, y, side, beyond=extra)
     if bar is not None:
         from matplotlib.cm import ScalarMappable
 
@@ -146,7 +149,9 @@ def heat_maps(
         image = ScalarMappable(norm, panels[0].cmap)
         x = left + columns * pitch_x + BAR_GAP - 0.12
         below = tops[0] + (len(grids[0].rows) - 1) * pitch_y + side  # of the first grid's last row
-        colour_bar(sheet, image, x, tops[0], min(2 * side, below - tops[0]), name)
+        height = min(2 * side, below - tops[0])
+        extra = beyond_colour(panels[0].cmap) if any(map(is_beyond, panels)) else ""
+        colour_bar(sheet, image, x, tops[0], height, name, beyond=extra)
     if listing is not None:
         listing.draw(sheet, left + pitch_x + 0.1, tops[-1])
     return sheet.figure

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normlens import analysis
-from normlens.errors import InputError, valid_choice
+from normlens.errors import InputError
 from normlens.figures.canvas import FAINT, FRAME, INK, TITLE
+from normlens.figures.colour_scales import (
+    beyond,
+    beyond_colour,
+    colour_norm,
+    scale_end,
+    scale_notes,
+)
 from normlens.figures.fonts import Fonts
 
 if TYPE_CHECKING:
     from normlens.results.maps import Maps
-
-COLOUR_SCALES = {"linear": "linear", "sqrt": "square-root"}  # as an option, and in words
 
 
 def masked(maps: Maps, normalise: str) -> dict[str, Any]:
@@ -33,19 +39,6 @@ def masked(maps: Maps, normalise: str) -> dict[str, Any]:
     return arrays
 
 
-def largest(values: Any) -> float:
-    """Find the top of a colour scale for a masked array; 1 where nothing is above 0."""
-    top = float(values.max()) if values.count() else 0.0
-    return top if top > 0 else 1.0
-
-
-def colour_norm(colour: str, top: float) -> Any:
-    from matplotlib.colors import Normalize, PowerNorm
-
-    valid_choice(colour, tuple(COLOUR_SCALES), "colour scale")
-    return Normalize(0, top) if colour == "linear" else PowerNorm(0.5, 0, top)
-
-
 @dataclass(frozen=True)
 class Panel:
     """One heat map and what is written around it."""
@@ -60,9 +53,45 @@ class Panel:
     divided: float | None = None  # where a line between two sequences of sources stands
 
 
+@dataclass(frozen=True)
+class Look:
+    """How maps are coloured, and whether the pairs i = j are shown."""
+
+    colour: str
+    cmap: str
+    diagonal: bool
+    same_token: NDArray[np.bool_]  # (i, j)
+
+    def shown(self, values: Any) -> Any:
+        """A masked array (…, i, j) without what is left out."""
+        if self.diagonal:
+            return values
+        return np.ma.masked_where(np.broadcast_to(self.same_token, values.shape), values)
+
+    def end(self, values: Any) -> float:
+        """Where the scale of a masked array (…, i, j) ends."""
+        return scale_end(self.shown(values), self.same_token, self.colour)
+
+    def panel(self, values: Any, end: float, title: str, added: str, **more: Any) -> Panel:
+        """The panel of a map (i, j) on a scale up to `end`."""
+        grey = None if self.diagonal else self.same_token & ~np.ma.getmaskarray(values)
+        norm = colour_norm(self.colour, end)
+        return Panel(self.shown(values), title, added, norm, self.cmap, grey=grey, **more)
+
+    def notes(self, panels: Sequence[Panel]) -> list[str]:
+        """Sentences about the scale and about what is left out."""
+        grey = [] if self.diagonal or not self.same_token.any() else ["Grey: i = j, left out."]
+        return [*scale_notes(self.colour, self.cmap, any(map(is_beyond, panels))), *grey]
+
+
+def is_beyond(panel: Panel) -> bool:
+    """Whether any value of a panel is beyond the end of its scale."""
+    return bool(beyond(panel.values, panel.norm).any())
+
+
 def draw_panel(axes: Any, panel: Panel) -> Any:
+    """Draw a panel; return what a colour bar needs."""
     from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
 
     if panel.cmap not in colormaps:
         raise InputError(
@@ -73,14 +102,23 @@ def draw_panel(axes: Any, panel: Panel) -> Any:
     image = axes.imshow(
         panel.values, cmap=colours, norm=panel.norm, interpolation="nearest", aspect="auto"
     )
+    if is_beyond(panel):
+        paint(axes, beyond(panel.values, panel.norm), beyond_colour(panel.cmap))
     if panel.grey is not None:
-        grey = np.ma.masked_where(~panel.grey, np.zeros(panel.grey.shape))
-        axes.imshow(grey, cmap=ListedColormap(["#d5d5d5"]), interpolation="nearest", aspect="auto")
+        paint(axes, panel.grey, "#d5d5d5")
     divide(axes, panel.divided)
     for spine in axes.spines.values():
         spine.set_linewidth(0.5)
         spine.set_color(FRAME)
     return image
+
+
+def paint(axes: Any, pairs: NDArray[np.bool_], colour: str) -> None:
+    """Give some pairs (i, j) of a heat map one colour."""
+    from matplotlib.colors import ListedColormap
+
+    flat = np.ma.masked_where(~pairs, np.zeros(pairs.shape))
+    axes.imshow(flat, cmap=ListedColormap([colour]), interpolation="nearest", aspect="auto")
 
 
 def divide(axes: Any, place: float | None) -> None:

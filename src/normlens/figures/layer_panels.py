@@ -16,15 +16,10 @@ from normlens.figures.captions import (
     stack_words,
     unit,
 )
+from normlens.figures.colour_scales import COLOUR_SCALES, colour_norm
 from normlens.figures.foreign_axes import draw_into, only_scope, titled
 from normlens.figures.heat_map_grid import Grid, heat_maps
-from normlens.figures.heat_map_panel import (
-    COLOUR_SCALES,
-    Panel,
-    colour_norm,
-    largest,
-    masked,
-)
+from normlens.figures.heat_map_panel import Look, masked
 from normlens.figures.sequence_columns import ShownColumns
 
 if TYPE_CHECKING:
@@ -43,8 +38,9 @@ def plot_layer(
     *,
     scale: str = "map",
     normalise: str = "none",
-    colour: str = "sqrt",
+    colour: str = "clipped",
     cmap: str = "viridis",
+    diagonal: bool = True,
     max_label: int = 14,
     sources: str | None = None,
     ax: Axes | None = None,
@@ -52,11 +48,13 @@ def plot_layer(
     """Draw the scopes of one layer of the model (negative: from the end) side by side.
 
     `scale` "map" gives every panel its own colours, "shared" the same to all weights and to all
-    norms. `normalise` makes each "source" (column) or "target" (row) sum to 1. `colour` "sqrt"
-    brings out small values beside a strong diagonal; the other choice is "linear". Tokens longer
-    than `max_label` characters are cut. Pairs that attention does not allow stay blank. Where the
-    sources are two sequences, `sources` shows those of the "encoder" or of the "decoder" alone; the
-    values stay what they are. `ax` takes the map of one scope into axes of yours.
+    norms. `normalise` makes each "source" (column) or "target" (row) sum to 1. `colour` "clipped"
+    is a square-root scale that neither i = j nor a few outliers stretch; what is beyond its end has
+    a colour of its own (`normlens.figures.colour_scales`). "sqrt" and "linear" end at the largest
+    value. Without `diagonal` the pairs i = j are left out, grey. Tokens longer than `max_label`
+    characters are cut. Pairs that attention does not allow stay blank. Where the sources are two
+    sequences, `sources` shows those of the "encoder" or of the "decoder" alone; the values stay
+    what they are. `ax` takes the map of one scope into axes of yours.
     """
     require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
@@ -64,26 +62,21 @@ def plot_layer(
     chosen = maps.choose([layer], scopes)
     names = shown.scopes(chosen.scopes)
     values = {scope: shown.cut(array[0]) for scope, array in masked(chosen, normalise).items()}
-    tops = {scope: largest(values[scope]) for scope in names}
+    look = Look(colour, cmap, diagonal, shown.maps.is_same_token)
+    tops = {scope: look.end(values[scope]) for scope in names}
     if scale == "shared":
         units = {scope: unit(maps, scope, normalise) for scope in names}
         tops = {s: max(tops[t] for t in names if units[t] == units[s]) for s in names}
     if ax is not None:
         scope = only_scope(names)
         norm = colour_norm(colour, tops[scope])
-        return draw_into(ax, values[scope], shown, norm, cmap, titled(maps, scope), max_label)
+        drawn = look.shown(values[scope])
+        return draw_into(ax, drawn, shown, norm, cmap, titled(maps, scope), max_label)
     rows = 1 if len(names) <= _PANELS_IN_A_ROW else 2
     columns = math.ceil(len(names) / rows)
     added = additions(names)
     panels = [
-        Panel(
-            values[scope],
-            scope,
-            added[scope],
-            colour_norm(colour, tops[scope]),
-            cmap,
-            divided=shown.divided,
-        )
+        look.panel(values[scope], tops[scope], scope, added[scope], divided=shown.divided)
         for scope in names
     ]
     n = max(len(maps.targets), len(shown.maps.sources))
@@ -96,6 +89,7 @@ def plot_layer(
         heading=model_and(maps, stack_words(maps, f"layer {chosen.layers[0]}")),
         notes=[
             f"Colour: {what}; {how} {COLOUR_SCALES[colour]} scale.",
+            *look.notes(panels),
             *shown.blank_note,
             *generated_note(maps),
         ],

@@ -9,9 +9,9 @@ import numpy as np
 from normlens.errors import InputError
 from normlens.figures.canvas import MARGIN, Head, Notes, Sheet, require_matplotlib
 from normlens.figures.captions import cut_label, made, model_name, text_lines
+from normlens.figures.colour_scales import SIGNED_SCALES
 from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of
-from normlens.figures.heat_map_panel import COLOUR_SCALES
 from normlens.figures.signed_colours import DIVERGING, SignedColours
 from normlens.figures.signed_matrix import SignedMatrix
 from normlens.figures.ticks import left_out_note
@@ -76,7 +76,7 @@ def plot_explanations(
     )
     notes = [
         "Colour: contribution to the predicted token's score, red above 0, blue below, on a "
-        f"{COLOUR_SCALES[colour]} scale; each row sums to the score. Last column: what no token "
+        f"{SIGNED_SCALES[colour]} scale; each row sums to the score. Last column: what no token "
         "owns (biases). Blank: tokens that come later.",
         *left_out_note(matrix.rows, matrix.columns),
         made(first.provenance, explanations.completeness),

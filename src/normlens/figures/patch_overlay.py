@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.figures.canvas import FRAME, INK
+from normlens.figures.colour_scales import beyond, beyond_colour
 
 if TYPE_CHECKING:
     from normlens.results.patches import PatchGrid
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 COVER = 0.62
 #: The darkest grey of the picture, so that colours stay what they are on dark patches, too.
 _DARKEST = 0.35
+#: The colour over a patch that is left out.
+_BARE = "#d5d5d5"
 #: Pixels of a patch where the picture is not known.
 _PIXELS = 8
 
@@ -46,22 +49,24 @@ def overlay(grid: PatchGrid, colours: NDArray[np.floating]) -> NDArray[np.floati
 def draw_overlay(
     axes: Any,
     grid: PatchGrid,
-    values: NDArray[np.floating],
+    values: Any,
     norm: Any,
     cmap: str,
     outlined: Sequence[int] = (),
 ) -> Any:
-    """Draw values (row, column) over the picture; return what a colour bar needs.
+    """Draw a masked array (row, column) over the picture; return what a colour bar needs.
 
-    The axes count patches from the upper left corner. `outlined` are tokens; those that are patches
-    get a frame.
+    What is masked has no colour, and what is beyond the scale one of its own. The axes count
+    patches from the upper left corner. `outlined` are tokens; those that are patches get a frame.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import ListedColormap, to_rgb
     from matplotlib.patches import Rectangle
 
-    colours = colormaps[cmap](norm(values))[..., :3]
+    palette = colormaps[cmap].with_extremes(bad=_BARE)
+    colours = palette(norm(np.ma.asarray(values)))[..., :3]
+    colours[beyond(values, norm)] = to_rgb(beyond_colour(cmap))
     axes.imshow(
         overlay(grid, colours),
         extent=(0, grid.columns, grid.rows, 0),
@@ -85,8 +90,17 @@ def draw_overlay(
         spine.set_color(FRAME)
     # The bar shows the colours as they look on a picture of a middling grey.
     below = (1 - COVER) * (1 + _DARKEST) / 2
-    shown = COVER * colormaps[cmap](np.linspace(0, 1, 256))[:, :3] + below
+    shown = COVER * palette(np.linspace(0, 1, 256))[:, :3] + below
     return ScalarMappable(norm, ListedColormap(shown.clip(0, 1)))
+
+
+def covering(colour: str) -> tuple[float, float, float]:
+    """A colour as it looks on a picture of a middling grey."""
+    from matplotlib.colors import to_rgb
+
+    below = (1 - COVER) * (1 + _DARKEST) / 2
+    red, green, blue = (min(1.0, COVER * part + below) for part in to_rgb(colour))
+    return red, green, blue
 
 
 def picture_note(grid: PatchGrid) -> list[str]:

@@ -13,10 +13,17 @@ from normlens.errors import InputError, valid_choice
 from normlens.figures.canvas import MARGIN, NOTE, TITLE, Head, Notes, Sheet, require_matplotlib
 from normlens.figures.captions import model_and, number, provenance, unit
 from normlens.figures.colour_bar import BAR_GAP, BAR_TICKS, BAR_WIDTH, colour_bar
+from normlens.figures.colour_scales import (
+    COLOUR_SCALES,
+    beyond_colour,
+    colour_norm,
+    largest,
+    scale_end,
+    scale_notes,
+)
 from normlens.figures.fonts import fonts_for
 from normlens.figures.foreign_axes import figure_of, titled
-from normlens.figures.heat_map_panel import COLOUR_SCALES, colour_norm
-from normlens.figures.patch_overlay import draw_overlay, picture_note, shape_of
+from normlens.figures.patch_overlay import covering, draw_overlay, picture_note, shape_of
 from normlens.layers import layers_in_words
 from normlens.results.patches import PatchGrid, Token
 from normlens.scopes import resolve
@@ -41,8 +48,9 @@ def plot_patches(
     target: Token | None = None,
     source: Token | None = None,
     scale: str = "map",
-    colour: str = "sqrt",
+    colour: str = "clipped",
     cmap: str = "viridis",
+    diagonal: bool = True,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw a row or a column of a scope's map over the picture, in one or in several layers.
@@ -50,9 +58,10 @@ def plot_patches(
     `target` shows its row: what it receives from each patch; `source` its column: what each patch
     receives of it. Either is a token's place or its name ("[CLS]", "3,4" for a patch by row and
     column from 1); by default the target is the first token. `scope` is the last of the maps unless
-    it is named. `scale` "map" gives each layer its own colours, "shared" all the same. What tokens
-    that are no patches give or receive is written below each picture. `ax` takes one layer into
-    axes of yours.
+    it is named. `scale` "map" gives each layer its own colours, "shared" all the same; `colour` is
+    that of `plot_layer`, over the patches of the row or the column. Without `diagonal` the token's
+    own patch has no colour. What tokens that are no patches give or receive is written below each
+    picture. `ax` takes one layer into axes of yours.
     """
     require_matplotlib()
     valid_choice(scale, ("map", "shared"), "scale")
@@ -64,16 +73,21 @@ def plot_patches(
     is_row = source is None
     token = grid.named(source if source is not None else target or 0, maps.tokens)
     values = [_line(chosen.at(name, layer), token, is_row) for layer in chosen.layers]
-    tops = [float(grid.of(line).max()) or 1.0 for line in values]
-    largest = [number(top) for top in tops]
+    own = grid.of(np.arange(float(len(maps.tokens)))) == token  # (row, column)
+    shown = [np.ma.masked_where(own & (not diagonal), grid.of(line)) for line in values]
+    tops = [scale_end(each, own, colour) for each in shown]
+    captions = [f"max {number(largest(each))}" for each in shown]
     if scale == "shared":
         tops = [max(tops)] * len(tops)
+    beyond = any(largest(each) > top for each, top in zip(shown, tops, strict=True))
     if ax is not None:
         if len(values) != 1:
             raise InputError(f"one pair of axes takes one layer, not {len(values)}; name a layer")
-        draw_overlay(ax, grid, grid.of(values[0]), colour_norm(colour, tops[0]), cmap, [token])
+        draw_overlay(ax, grid, shown[0], colour_norm(colour, tops[0]), cmap, [token])
         ax.set_title(titled(maps, f"{name} · {_what(maps, token, is_row)}"), parse_math=False)
         return figure_of(ax)
+
+    from matplotlib.colors import to_hex
 
     one = len(values) == 1
     side = _ALONE if one else _SMALL
@@ -84,9 +98,11 @@ def plot_patches(
     about = [f"{name}: {_what(maps, token, is_row)}"]
     own_bars = one or scale == "shared"
     measured = unit(maps, name, "none")
-    share = "" if own_bars else ", as a share of its largest patch, which stands above each picture"
+    end = "the end of its scale" if colour == "clipped" else "its largest patch"
+    share = "" if own_bars else f", as a share of {end}; the largest stands above each picture"
     notes = [
         f"Colour: {measured}{share}; {COLOUR_SCALES[colour]} scale.",
+        *scale_notes(colour, cmap, beyond, "the token itself and the few largest patches"),
         *picture_note(grid),
         provenance(maps),
     ]
@@ -101,17 +117,16 @@ def plot_patches(
     sheet = Sheet(sheet_width, bottom + foot.height + MARGIN, fonts)
     head.draw(sheet)
     foot.draw(sheet, bottom)
-    for place, (layer, line) in enumerate(zip(chosen.layers, values, strict=True)):
+    for place, layer in enumerate(chosen.layers):
         r, c = divmod(place, columns)
         x, y = MARGIN + c * pitch_x, top + r * pitch_y
         norm = colour_norm(colour, tops[place])
-        image = draw_overlay(
-            sheet.axes(x, y, width, height), grid, grid.of(line), norm, cmap, [token]
-        )
+        axes = sheet.axes(x, y, width, height)
+        image = draw_overlay(axes, grid, shown[place], norm, cmap, [token])
         if not one:
             sheet.text(x, y - 0.04, f"layer {layer}", TITLE, "bold", va="bottom")
             style: dict[str, Any] = {"va": "bottom", "ha": "right"}
-            sheet.text(x + width, y - 0.04, f"max {largest[place]}", NOTE, **style)
+            sheet.text(x + width, y - 0.04, captions[place], NOTE, **style)
         if below[place]:
             text = fonts.cut(below[place], NOTE, pitch_x - 0.05)
             sheet.text(x, y + height + 0.04, text, NOTE)
@@ -120,7 +135,10 @@ def plot_patches(
             if not own_bars:
                 image.set_norm(colour_norm(colour, 1.0))
             tall = max(height, _SHORTEST_BAR)
-            colour_bar(sheet, image, bar_x, top, tall, "" if own_bars else "share of the largest")
+            of_end = "share of the end" if colour == "clipped" else "share of the largest"
+            word = "" if own_bars else of_end
+            extra = to_hex(covering(beyond_colour(cmap))) if beyond else ""
+            colour_bar(sheet, image, bar_x, top, tall, word, beyond=extra)
     return sheet.figure
 
 

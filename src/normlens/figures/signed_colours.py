@@ -8,7 +8,7 @@ import numpy as np
 
 from normlens.errors import InputError, valid_choice
 from normlens.figures.canvas import INK
-from normlens.figures.heat_map_panel import COLOUR_SCALES
+from normlens.figures.colour_scales import SIGNED_SCALES
 
 DIVERGING = "RdBu_r"
 POSITIVE, NEGATIVE = "#b2182b", "#2166ac"  # of lines, which a pale colour would hide
@@ -25,7 +25,7 @@ class SignedColours:
         from matplotlib import colormaps
         from matplotlib.colors import FuncNorm, Normalize
 
-        valid_choice(scale, tuple(COLOUR_SCALES), "colour scale")
+        valid_choice(scale, tuple(SIGNED_SCALES), "colour scale")
 
         if cmap not in colormaps:
             raise InputError(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.results import bertviz, conversions, store
 from normlens.results.axes import LayerTargetSource
 from normlens.results.labelled import Correlations
-from normlens.results.measuring import MeasurableMaps
-from normlens.results.patches import Token
+from normlens.results.plotting import PlottableMaps
 from normlens.results.rolled import scope_rollout
 from normlens.results.rolled_pairs import pair_rollout
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     import xarray as xr
-    from matplotlib.axes import Axes as PlotAxes
-    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
     from normlens.viewer.state import ViewerState
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Correlations", "Maps"]
 
 
-class Maps(MeasurableMaps):
+class Maps(PlottableMaps):
     """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
 
     Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
@@ -87,134 +83,7 @@ class Maps(MeasurableMaps):
         """Read maps that `save` wrote; `normlens.open` reads other results too."""
         return store.open_as(Maps, path)
 
-    # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
-
-    def plot(
-        self,
-        layer: int = 0,
-        scopes: str | Iterable[str] | None = None,
-        *,
-        scale: str = "map",
-        normalise: str = "none",
-        colour: str = "sqrt",
-        cmap: str = "viridis",
-        max_label: int = 14,
-        sources: str | None = None,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """The scopes of one layer side by side; see `normlens.figures.plot_layer`."""
-        from normlens.figures import plot_layer
-
-        return plot_layer(
-            self,
-            layer,
-            scopes,
-            scale=scale,
-            normalise=normalise,
-            colour=colour,
-            cmap=cmap,
-            max_label=max_label,
-            sources=sources,
-            ax=ax,
-        )
-
-    def plot_overview(
-        self,
-        layers: int | Iterable[int] | None = None,
-        scopes: str | Iterable[str] | None = None,
-        *,
-        scale: str = "map",
-        normalise: str = "none",
-        colour: str = "sqrt",
-        cmap: str = "viridis",
-        max_label: int = 10,
-        sources: str | None = None,
-        stack: str | None = None,
-    ) -> Figure:
-        """Layers and scopes as small maps; see `normlens.figures.plot_overview`."""
-        from normlens.figures import plot_overview
-
-        return plot_overview(
-            self,
-            layers,
-            scopes,
-            scale=scale,
-            normalise=normalise,
-            colour=colour,
-            cmap=cmap,
-            max_label=max_label,
-            sources=sources,
-            stack=stack,
-        )
-
-    def plot_patches(
-        self,
-        layers: int | Iterable[int] | None = None,
-        scope: str | None = None,
-        *,
-        target: Token | None = None,
-        source: Token | None = None,
-        scale: str = "map",
-        colour: str = "sqrt",
-        cmap: str = "viridis",
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """A row or a column of a map over the picture; see `normlens.figures.plot_patches`."""
-        from normlens.figures import plot_patches
-
-        return plot_patches(
-            self,
-            layers,
-            scope,
-            target=target,
-            source=source,
-            scale=scale,
-            colour=colour,
-            cmap=cmap,
-            ax=ax,
-        )
-
-    def plot_similarity(self, *, stack: str | None = None, ax: PlotAxes | None = None) -> Figure:
-        """How similar each scope is to the one before it, layer by layer."""
-        from normlens.figures import plot_similarity
-
-        return plot_similarity(self, stack=stack, ax=ax)
-
-    def plot_amplification(
-        self,
-        before: str | None = None,
-        after: str | None = None,
-        layer: int = 0,
-        *,
-        axis: str = "source",
-        top: int = 5,
-        diagonal: bool = False,
-        cmap: str = "RdBu_r",
-        max_label: int = 14,
-        sources: str | None = None,
-        ax: PlotAxes | None = None,
-    ) -> Figure:
-        """What `after` strengthens and weakens beside `before`; by default the feed-forward block.
-
-        See `normlens.figures.plot_amplification`.
-        """
-        from normlens.figures import plot_amplification
-
-        if before is None or after is None:
-            before, after = self.feed_forward_pair()
-        return plot_amplification(
-            self,
-            before,
-            after,
-            layer,
-            axis=axis,
-            top=top,
-            diagonal=diagonal,
-            cmap=cmap,
-            max_label=max_label,
-            sources=sources,
-            ax=ax,
-        )
+    # Showing -------------------------------------------------------------------------------------
 
     def to_html(
         self,

@@ -58,14 +58,21 @@ def room_of(largest: float) -> float:
 
 
 def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None) -> bytes:
-    """Encode all layers, or as many as fit into a file of `largest` MB."""
+    """Encode all layers, or as many as fit into a file of `largest` MB; heads in what room is left.
+
+    Without a `precision` small maps are kept as float32, of others single heads in 8 bits.
+    """
+    head_precision = precision
     if precision is None:
-        precision = 32 if _float_bytes(listed) <= EXACT else 16
-    data = payload.encode(listed, precision=precision)
+        small = _float_bytes(listed) <= EXACT
+        precision, head_precision = (32, 32) if small else (16, 8)
     if largest is None:
-        return data
+        return payload.encode(listed, precision=precision, head_precision=head_precision)
     budget = room_of(largest)
+    bare = [_of_heads(maps, 0) for maps in listed]
+    data = payload.encode(bare, precision=precision)
     layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
+    notes: list[str] = []
     count = layers
     while len(data) > budget:
         if count == 1:
@@ -74,13 +81,64 @@ def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None)
                 "maps.choose(scopes=…), precision=8, or largest=None"
             )
         count = min(count - 1, max(1, int(layers * budget / len(data)) if count == layers else 1))
-        chosen = [_of_layers(maps, count) for maps in listed]
-        note = (
+        listed = [_of_layers(maps, count) for maps in listed]
+        bare = [_of_heads(maps, 0) for maps in listed]
+        notes = [
             f"Only {count} of {layers} layers are in this file, which would otherwise be larger "
             f"than {largest:g} MB; averages over layers are over these."
+        ]
+        data = payload.encode(bare, precision=precision, left_out=notes)
+    if not any(maps.heads for one in listed for maps in by_stack(one)):
+        return data
+    return _with_heads(
+        listed, data, payload.Bits(precision, head_precision or precision), largest, notes
+    )
+
+
+def _with_heads(
+    listed: Sequence[Maps], bare: bytes, bits: payload.Bits, largest: float, notes: list[str]
+) -> bytes:
+    """Add the heads of all layers, or of as many as fit; `bare` has none."""
+    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
+    budget, count = room_of(largest), layers
+    while count > 0:
+        chosen = [_of_heads(maps, count) for maps in listed]
+        fewer = (
+            f"Single heads of {count} of {layers} layers are in this file, which would otherwise "
+            f"be larger than {largest:g} MB; the maps file has all."
         )
-        data = payload.encode(chosen, precision=precision, left_out=[note])
-    return data
+        data = payload.encode(
+            chosen,
+            precision=bits.maps,
+            head_precision=bits.heads,
+            left_out=notes if count == layers else [*notes, fewer],
+        )
+        if len(data) <= budget:
+            return data
+        share = (budget - len(bare)) / (len(data) - len(bare))
+        count = min(count - 1, int(count * share))
+    none = (
+        f"Single heads are left out of this file, which would otherwise be larger than "
+        f"{largest:g} MB; the maps file has them."
+    )
+    return payload.encode(
+        [_of_heads(maps, 0) for maps in listed], precision=bits.maps, left_out=[*notes, none]
+    )
+
+
+def _of_heads(maps: Maps, count: int) -> Maps:
+    """The same maps with the single heads of at most so many layers, of either stack."""
+    encoder = None if maps.encoder is None else _of_heads(maps.encoder, count)
+    layers = thinned(maps.layers, count)
+    heads, coverage = {}, dict(maps.coverage)
+    for scope, array in maps.heads.items():
+        covered = maps.covered("heads", scope)
+        kept = [layer for layer in covered if layer in layers]
+        coverage.pop(f"heads/{scope}", None)
+        if kept:
+            heads[scope] = array[[covered.index(layer) for layer in kept]]
+            coverage[f"heads/{scope}"] = kept
+    return replace(maps, heads=heads, coverage=coverage, encoder=encoder)
 
 
 def _of_layers(maps: Maps, count: int) -> Maps:
@@ -105,6 +163,14 @@ def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
 
 
 def _float_bytes(listed: Sequence[Maps]) -> int:
+    """The size of all maps and single heads as float32."""
     return sum(
-        4 * int(maps.allowed.sum()) * len(maps.scopes) for one in listed for maps in by_stack(one)
+        4 * int(maps.allowed.sum()) * len(maps.scopes) + _head_bytes(maps)
+        for one in listed
+        for maps in by_stack(one)
     )
+
+
+def _head_bytes(maps: Maps) -> int:
+    share = float(maps.allowed.mean())  # of all pairs, those that are stored
+    return sum(round(4 * array.size * share) for array in maps.heads.values())

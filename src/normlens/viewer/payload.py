@@ -5,13 +5,14 @@ With 16 or 8 the logarithm of each value is rounded to that many bits between th
 largest value, so that the *relative* error is the same for small and large values: at most
 ``(max / min) ** (1 / 131066) − 1``, which is 0.007 % where values span four orders of magnitude.
 Zero stays zero, and the order of values is kept except that close neighbours may become equal.
+Maps of single heads, of which there are many, may have fewer bits than the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from normlens.results.labelled import LabelledMaps
 from normlens.results.rolled import rollout_words
 from normlens.results.sequences import OWN_SEQUENCE
 from normlens.viewer.container import Blobs, check_precision, joined
+from normlens.viewer.map_coding import encode_head, encode_map, relative_error
 from normlens.viewer.map_extras import grid_field, routing_field
 from normlens.viewer.shapes import items_of
 from normlens.viewer.token_fields import source_fields, texts_of, token_fields
@@ -31,18 +33,34 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE = "application/octet-stream"
 FORMAT = "normlens-viewer"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 BITS = (32, 16, 8)
 
 
+class Bits(NamedTuple):
+    """Bits per value."""
+
+    maps: int
+    heads: int
+
+
 def encode(
-    maps: Maps | Sequence[Maps], *, precision: int = 16, left_out: Iterable[str] = ()
+    maps: Maps | Sequence[Maps],
+    *,
+    precision: int = 16,
+    head_precision: int | None = None,
+    left_out: Iterable[str] = (),
 ) -> bytes:
-    """Encode one or several maps; `left_out` are sentences about what is missing."""
-    check_precision(precision, BITS)
+    """Encode one or several maps; `left_out` are sentences about what is missing.
+
+    `head_precision` is that of single heads; None: that of the other maps.
+    """
+    bits = Bits(precision, precision if head_precision is None else head_precision)
+    for each in bits:
+        check_precision(each, BITS)
     listed_maps = as_list(maps)
     blobs = Blobs()
-    items = [_item(one, blobs, precision, list(left_out)) for one in listed_maps]
+    items = [_item(one, blobs, bits, list(left_out)) for one in listed_maps]
     return joined(FORMAT, FORMAT_VERSION, items, blobs)
 
 
@@ -63,24 +81,25 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     return [item for one in listed for item in items_of(one)]
 
 
-def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict[str, Any]:
+def _item(maps: Maps, blobs: Blobs, bits: Bits, left_out: list[str]) -> dict[str, Any]:
     """The header of one stack's maps, with that of the encoder's maps beside them, if any."""
     encoder = None
     if maps.encoder is not None:
-        encoder = _item(maps.encoder, blobs, precision, left_out)
+        encoder = _item(maps.encoder, blobs, bits, left_out)
     masks, allowed = _masks(maps.allowed, blobs)
     derived = _derived(maps)
     encoded = {
         scope: [
-            _encode_map(array[k], maps.allowed[k], blobs, precision)
-            for k in range(len(maps.layers))
+            encode_map(array[k], maps.allowed[k], blobs, bits.maps) for k in range(len(maps.layers))
         ]
         for scope, array in maps.arrays.items()
         if scope not in derived
     }
-    error = max(_relative_error(blob) for rows in encoded.values() for blob in rows)
-    if maps.heads:
-        left_out = [*left_out, "Head-level maps are left out; the maps file has them."]
+    error = max(relative_error(blob) for rows in encoded.values() for blob in rows)
+    heads = _heads(maps, blobs, bits.heads)
+    head_errors = [
+        relative_error(blob) for rows in heads.values() for row in rows for blob in row or []
+    ]
     if maps.standard_error:
         left_out = [*left_out, "Standard errors are left out; the maps file has them."]
     if (how := rollout_words(maps)) is not None:
@@ -105,12 +124,32 @@ def _item(maps: Maps, blobs: Blobs, precision: int, left_out: list[str]) -> dict
             scope: blobs.add(ratio.astype(np.float32), "f32")
             for scope, ratio in maps.mixing.items()
         },
-        "precision": {"bits": precision, "relative_error": error},
+        "heads": heads,
+        "precision": {
+            "bits": bits.maps,
+            "relative_error": error,
+            "head_bits": bits.heads,
+            "head_relative_error": max(head_errors, default=0.0),
+        },
         "left_out": left_out,
         "grid": grid_field(maps.grid, blobs),
         "routing": routing_field(maps.routing, blobs),
         "encoder": encoder,
     }
+
+
+def _heads(maps: Maps, blobs: Blobs, precision: int) -> dict[str, list[Any]]:
+    """The maps of single heads by scope, layer and head; None for layers that have none."""
+
+    def of_layer(scope: str, place: int) -> list[dict[str, Any]] | None:
+        covered = maps.covered("heads", scope)
+        if maps.layers[place] not in covered:
+            return None
+        every = maps.heads[scope][covered.index(maps.layers[place])]  # (h, i, j)
+        return [encode_head(head, maps.allowed[place], blobs, precision) for head in every]
+
+    places = range(len(maps.layers))
+    return {scope: [of_layer(scope, place) for place in places] for scope in maps.heads}
 
 
 def _derived(maps: Maps) -> dict[str, str]:
@@ -145,31 +184,3 @@ def _masks(allowed: NDArray[np.bool_], blobs: Blobs) -> tuple[list[Any], list[in
 
 def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
     return blobs.add(np.packbits(mask, bitorder="little"), "bits")
-
-
-def _encode_map(
-    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: Blobs, precision: int
-) -> dict[str, Any]:
-    full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
-    values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)
-    more: dict[str, Any] = {"full": True} if full else {}
-    positive = values[np.isfinite(values) & (values > 0)]
-    if precision == 32 or np.any(values < 0):
-        return blobs.add(values.astype(np.float32), "f32", **more)
-    top = 2**precision - 2
-    low, high = (
-        (math.log(positive.min()), math.log(positive.max())) if positive.size else (0.0, 0.0)
-    )
-    step = (high - low) / (top - 1)
-    codes = np.zeros(values.shape, dtype=np.uint16 if precision == 16 else np.uint8)
-    logs = np.log(values, out=np.full(values.shape, low), where=values > 0)
-    scaled = np.rint((logs - low) / step) if step > 0 else np.zeros_like(logs)
-    finite = np.isfinite(values)
-    codes[finite & (values > 0)] = (1 + scaled[finite & (values > 0)]).astype(codes.dtype)
-    codes[~finite] = top + 1
-    return blobs.add(codes, f"log{precision}", low=low, step=step, **more)
-
-
-def _relative_error(blob: Mapping[str, Any]) -> float:
-    """Bound the rounding error: at most half a step of the logarithm."""
-    return math.expm1(blob["step"] / 2) if "step" in blob else float(np.finfo(np.float32).eps) / 2

@@ -13,10 +13,13 @@ class ViewerState(TypedDict, total=False):
     sources: Literal["both", "encoder", "decoder"]  # whose columns are shown
     layer: int | str  # from 0; negative from the end
     scope: str
-    view: Literal["map", "picture", "compare", "overview"]  # a picture has one, and shows it first
+    view: Literal["map", "heads", "picture", "compare", "overview"]  # images show "picture" first
     direction: Literal["row", "column"]  # of the token over a picture, unless `pin` says it
     form: Literal["heat", "arcs"]
-    scale: Literal["linear", "sqrt", "rank"]
+    scale: Literal["clipped", "sqrt", "linear", "rank"]
+    diagonal: Literal[0, 1]  # 0 leaves the pairs i = j out
+    head: int | str  # one head instead of all together, from 0
+    layers: Literal["one", "all"]  # whose heads the view "heads" shows
     norm: Literal["none", "source", "target"]
     range: Literal["map", "layer", "all"]
     palette: Literal["viridis", "cividis", "magma", "greys"]

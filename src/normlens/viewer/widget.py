@@ -68,6 +68,8 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
         raise InputError("there is no encoder beside these maps; leave stack=… out")
     if words.get("view") == "picture" and whole.grid is None:
         raise InputError("these maps are of no picture, or not of all of its patches; view='map'")
+    if "head" in words:
+        _check_head(whole, words["head"])
     if "direction" in words:
         check_choice(words["direction"], DIRECTIONS, "direction")
     if "layer" not in state:
@@ -82,6 +84,15 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
         words["item"] = str(places[0])
     words["layer"] = str(wanted)
     return words
+
+
+def _check_head(maps: Maps, head: str) -> None:
+    """Raise unless maps have single heads, and this one among them."""
+    if not maps.heads:
+        raise InputError("these maps have no heads; ask for them with lens.maps(text, heads=True)")
+    most = max(array.shape[1] for array in maps.heads.values())
+    if not head.isdecimal() or int(head) >= most:
+        raise InputError(f"there is no head {head}; heads count from 0 to {most - 1}")
 
 
 def _of_stack(maps: Maps, stack: str) -> Maps | None:

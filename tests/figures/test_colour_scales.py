@@ -1,0 +1,194 @@
+"""Where colour scales end: outliers and i = j do not stretch the usual one, and are marked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from matplotlib.colors import to_rgba
+from picture_examples import classifier, processor, scene
+from tidy import assert_tidy, words
+
+import normlens
+from normlens import figures
+from normlens.errors import InputError
+from normlens.figures.colour_scales import beyond_colour, clipped_end, scale_end
+from normlens.models.tiny import tiny_model
+from normlens.results.maps import Maps
+from normlens.scopes import resolve
+
+sizes = st.floats(0, 1e6, width=32)
+lists = st.integers(1, 300).flatmap(lambda n: arrays(np.float32, n, elements=sizes))
+
+
+@cache
+def tiny_maps(model_type: str) -> Maps:
+    maps: Any = normlens.load(tiny_model(model_type)).maps(input_ids=list(range(3, 12)))
+    return maps
+
+
+def with_outlier(maps: Maps, scope: str, place: tuple[int, int], value: float) -> Maps:
+    array = maps[scope].copy()
+    array[0][place] = value
+    return replace(maps, arrays={**maps.arrays, resolve(scope, maps.scopes): array})
+
+
+def said(figure: Any) -> str:
+    """Everything written, as if no line were broken."""
+    return " ".join(words(figure).split())
+
+
+def panel(figure: Any) -> Any:
+    return next(axes for axes in figure.axes if axes.images)
+
+
+@given(lists)
+def test_few_values_are_beyond_the_end(values: np.ndarray) -> None:
+    end = clipped_end(values)
+    assert 0 <= end <= values.max()
+    assert (values > end).sum() <= max(3, len(values) // 50)
+    # As many as lie above nine tenths can be beyond it, and no more.
+    assert (values > end).sum() <= len(values) - -(-9 * len(values) // 10)
+    assert end > 0 or not values.any()
+
+
+@given(lists, st.floats(1, 1e6, width=32))
+def test_an_outlier_does_not_move_the_end(values: np.ndarray, times: float) -> None:
+    assert clipped_end(values[::-1].copy()) == clipped_end(values)
+    if len(values) < 20:
+        return
+    largest = int(values.argmax())
+    end = clipped_end(values)
+    further = values.copy()
+    further[largest] *= times
+    if values[largest] > end:
+        assert clipped_end(further) == end
+
+
+@pytest.mark.parametrize(
+    ("values", "end"),
+    [
+        ([], 0.0),
+        ([np.nan], 0.0),
+        ([0.0, 0.0], 0.0),
+        ([3.0], 3.0),
+        ([0.0] * 99 + [5.0], 5.0),  # nothing but one value: it is all there is to see
+        ([1.0] * 19 + [100.0], 4.0),
+        ([1.0] * 19 + [100.0, np.nan], 4.0),
+        ([1.0] * 19 + [3.5], 3.5),
+        ([1.0] * 60 + [100.0] * 4, 100.0),  # four of 64 are more than a few
+        ([1.0] * 61 + [100.0] * 3, 4.0),
+        ([1.0] * 980 + [100.0] * 20, 4.0),  # one in fifty
+        ([1.0] * 979 + [100.0] * 21, 100.0),
+    ],
+)
+def test_ends_of_the_clipped_scale(values: list[float], end: float) -> None:
+    assert clipped_end(np.array(values)) == end
+
+
+def test_the_diagonal_does_not_count_unless_it_is_alone() -> None:
+    values = np.ma.masked_array(np.diag([5.0, 9.0, 2.0]) + 1)
+    same = np.eye(3, dtype=bool)
+    assert scale_end(values, same, "clipped") == 1
+    assert scale_end(values, same, "sqrt") == scale_end(values, same, "linear") == 10
+    assert scale_end(np.ma.masked_where(~same, values), same, "clipped") == 10
+    assert scale_end(values * 0, same, "clipped") == 1
+    with pytest.raises(InputError, match="colour scale"):
+        scale_end(values, same, "log")
+
+
+@pytest.mark.parametrize("place", [(0, 0), (5, 0)])
+def test_one_outlier_leaves_the_others_their_colours(place: tuple[int, int]) -> None:
+    """A sink at the first token, of itself or of a later one."""
+    maps = tiny_maps("llama")
+    sunk = with_outlier(maps, "FF", place, 1e4)
+    plain, figure = (figures.plot_layer(each, 0, "FF") for each in (maps, sunk))
+    first, second = panel(plain).images[0], panel(figure).images[0]
+    others = ~np.ma.getmaskarray(first.get_array())
+    others[place] = False
+    colours = [image.to_rgba(image.get_array())[others] for image in (first, second)]
+    spread = [colour[:, 1].max() - colour[:, 1].min() for colour in colours]
+    assert spread[1] > 0.8 * spread[0]
+    # The outlier has a colour of its own, and the numbers are what they are.
+    marked = panel(figure).images[1]
+    assert not marked.get_array().mask[place]
+    assert marked.cmap(0) == to_rgba(beyond_colour("viridis"))
+    assert second.get_array()[place] == np.float32(1e4)
+    assert "what is beyond its end is red" in said(figure)
+    assert_tidy(figure)
+
+
+def test_what_is_beyond_is_marked_and_nothing_else() -> None:
+    maps = tiny_maps("bert")
+    for draw in (figures.plot_layer, figures.plot_overview):
+        figure = draw(maps, 0, "FF")
+        image, marked = panel(figure).images
+        beyond = maps["FF"][0] > image.norm.vmax
+        np.testing.assert_array_equal(~marked.get_array().mask, beyond)
+        assert beyond.any()
+        end = f"end {image.norm.vmax:.2g}, max {maps['FF'][0].max():.2g}"
+        if draw is figures.plot_overview:
+            assert panel(figure).texts[0].get_text() == end
+        assert len(panel(draw(maps, 0, "FF", colour="sqrt")).images) == 1
+    assert len(panel(figures.plot_layer(maps, 0, "ATTN-W", colour="linear")).images) == 1
+
+
+def test_the_scale_is_named_in_words() -> None:
+    maps = tiny_maps("bert")
+    for draw in (figures.plot_layer, figures.plot_overview):
+        assert "clipped square-root scale" in said(draw(maps, 0, "FF"))
+        assert "clipped" not in said(draw(maps, 0, "FF", colour="sqrt"))
+    assert "beyond its end is blue" in said(figures.plot_layer(maps, 0, "FF", cmap="magma"))
+
+
+def test_the_diagonal_can_be_left_out() -> None:
+    maps = tiny_maps("bert")
+    same = np.eye(len(maps.tokens), dtype=bool)
+    for draw in (figures.plot_layer, figures.plot_overview):
+        figure = draw(maps, 0, "FF", colour="linear", diagonal=False)
+        image, grey = panel(figure).images
+        np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), same)
+        np.testing.assert_array_equal(~grey.get_array().mask, same)
+        assert image.norm.vmax == maps["FF"][0][~same].max()
+        assert "Grey: i = j, left out." in said(figure)
+        assert_tidy(figure)
+    drawn, ax = plt.subplots()
+    maps.plot(0, "FF", diagonal=False, ax=ax)
+    np.testing.assert_array_equal(np.ma.getmaskarray(ax.images[0].get_array()), same)
+    plt.close(drawn)
+
+
+@pytest.mark.parametrize("line", ["target", "source"])
+def test_patches_have_the_same_rule(line: str) -> None:
+    """Of a row over a picture, the token's own patch is what i = j is in a map."""
+    maps = normlens.load(classifier(), processor()).maps(scene())
+    array = maps.at("RES2", 1)
+    place = maps.tokens.index("2,3")
+    values = maps.grid.of(array[place] if line == "target" else array[:, place])
+    others = np.delete(values.ravel(), 1 * values.shape[1] + 2)
+    figure, ax = plt.subplots()
+    maps.plot_patches(1, "RES2", **{line: "2,3"}, ax=ax)
+    drawn = ax.images[0].get_array()
+    maps.plot_patches(1, "RES2", **{line: "2,3"}, colour="linear", ax=ax)
+    linear = ax.images[1].get_array()
+    maps.plot_patches(1, "RES2", **{line: "2,3"}, diagonal=False, ax=ax)
+    bare = ax.images[2].get_array()
+    plt.close(figure)
+    own = drawn[1 * 4 + 2, 2 * 4 + 2]
+    assert values[1, 2] > clipped_end(others)
+    assert own[0] > own[2] + 0.2  # red
+    assert linear[1 * 4 + 2, 2 * 4 + 2][1] > own[1]  # yellow: the largest
+    assert np.ptp(bare[1 * 4 + 2, 2 * 4 + 2]) < 1e-6  # grey
+    whole = maps.plot_patches(1, "RES2", **{line: "2,3"})
+    assert "clipped square-root scale" in said(whole)
+    assert "the token itself and the few largest patches do not stretch a scale" in said(whole)
+    assert_tidy(whole)
+    bar = next(axes for axes in whole.axes if not axes.images)
+    assert bar.get_ylim()[1] == pytest.approx(clipped_end(others))
