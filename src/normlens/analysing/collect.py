@@ -19,6 +19,7 @@ from normlens.analysing.outbox import Outbox
 from normlens.components import Layer, Reach
 from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
+from normlens.precisions import AUTO
 from normlens.results.labelled import Correlations
 from normlens.tracing.checks import Checks
 
@@ -50,6 +51,7 @@ class Collected:
         correlations: bool = False,
         layers: int = 0,
         outbox: Outbox | None = None,
+        map_dtype: str = AUTO,
     ):
         self.checks = checks
         self.columns = columns
@@ -59,17 +61,19 @@ class Collected:
         self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
-        self._wanted = Wanted(columns, self.scopes, arrays, correlations)
+        kind = None if map_dtype == AUTO else getattr(torch, map_dtype)
+        self._wanted = Wanted(columns, self.scopes, arrays, correlations, kind)
         self._outbox = outbox
         self._large = LargeResults(columns, layers, outbox)
         self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
         self._shapes: dict[Key, torch.Size] = {}
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
+        self._peaks: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
         self._held = 0
         self._settled: list[tuple[Tensor, list[_Alike]]] = []
-        self._numbers: list[Tensor] = []  # of errors, and of those of kernels, once settled
+        self._numbers: list[Tensor] = []  # errors, those of kernels, and peaks, once settled
         self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
@@ -82,6 +86,7 @@ class Collected:
         self.experts = found.experts or self.experts
         self._errors += [(index, scope, error) for scope, error in found.errors]
         self._kernel_errors += [(index, kind, error) for kind, error in found.kernel_errors]
+        self._peaks += [(index, name, peak) for name, peak in found.peaks]
         large: list[Key] = []
         for key, tensor in found.tensors.items():
             self._check_shape(key, tensor, index)
@@ -112,7 +117,7 @@ class Collected:
         self.checks.settle()
         self._numbers = [
             torch.stack([tensor for *_, tensor in errors]) if errors else torch.zeros(0)
-            for errors in (self._errors, self._kernel_errors)
+            for errors in (self._errors, self._kernel_errors, self._peaks)
         ]
         self._flatten()
 
@@ -134,6 +139,7 @@ class Collected:
         self.covered = recorded.covered
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
         self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
+        self._peaks = recorded._peaks
         self._settled, self._numbers = list(recorded._settled), recorded._numbers
         self._large.replayed(recorded._large)
 
@@ -169,6 +175,10 @@ class Collected:
     def kernel_errors(self) -> list[tuple[int, str, float]]:
         """How far a kernel's parts miss their sum, and its norms a sample, layer by layer."""
         return self._brought(1, self._kernel_errors)
+
+    def peaks(self) -> list[tuple[int, str, float]]:
+        """The largest entry of every map that is returned in float16, layer by layer."""
+        return self._brought(2, self._peaks)
 
     def _brought(
         self, place: int, errors: list[tuple[int, str, Tensor]]

@@ -16,13 +16,19 @@ from normlens.analysing.packing import packed
 from normlens.analysing.provenance import provenance
 from normlens.analysing.stacks import Stack
 from normlens.analysing.unlike_layers import components_in_words
-from normlens.analysing.verdicts import TOLERANCE, check_completeness, check_kernels
+from normlens.analysing.verdicts import (
+    TOLERANCE,
+    check_completeness,
+    check_kernels,
+    check_range,
+)
 from normlens.analysis import special_dimensions
 from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.models.two_stacks import DECODER
+from normlens.precisions import AUTO
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded, Text
@@ -67,6 +73,7 @@ class StackRun:
             request.correlations,
             len(request.layers),
             self.outbox,
+            request.map_dtype,
         )
 
     def consume(self, traced: LayerTrace) -> None:
@@ -121,6 +128,7 @@ def collected_maps(
     errors = collected.errors()
     check_completeness(errors, lens.dtype, stack.layer_in_words)
     check_kernels(collected.kernel_errors(), collected.precision, stack.layer_in_words)
+    check_range(collected.peaks(), stack.layer_in_words)
     worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
     given = texts or [None] * len(sequences)
     return [
@@ -144,6 +152,8 @@ def _provenance(
     settings = stack.request.settings
     said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
     said |= {"origin": stack.request.origin, "precision": precision}
+    if stack.request.map_dtype != AUTO:
+        said["map_dtype"] = stack.request.map_dtype
     if stack.name:
         said |= {
             "stack": stack.name,

@@ -34,7 +34,9 @@ def estimate_command(
         typer.Option(metavar="M", help="Encoder–decoders: length of what the decoder reads."),
     ] = None,
     model: ModelOption = None,
-    asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size", "origin"))],
+    asked: Annotated[
+        AnalysisOptions, Fields(without=("seed", "batch_size", "map_dtype", "origin"))
+    ],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
     loading: Annotated[LoadOptions, Fields(without=("part",))],
     as_json: JsonOption = False,
