@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,23 @@ def test_a_recorded_map_beyond_half_precision_is_refused() -> None:
         model.h[0].mlp.c_proj.weight.mul_(1e7)
     with pytest.raises(InputError, match="float16 cannot hold the map"):
         lens.maps(input_ids=IDS, map_dtype="float16")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5", "deepseek_v3"])
+@pytest.mark.parametrize("map_dtype", ["auto", "float16"])
+def test_maps_that_go_to_a_file_have_the_same_bits(
+    family: str, map_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids: dict[str, Any] = {"input_ids": IDS * 5}
+    if family == "t5":
+        ids["decoder_input_ids"] = OTHERS
+    lens = normlens.load(tiny_model(family), device="cuda")
+    expected = lens.maps(**ids, heads=True, map_dtype=map_dtype)
+    monkeypatch.setattr(outbox, "ROWS", 8)
+    monkeypatch.setattr(outbox, "SLOT", 1 << 12)
+    path = tmp_path / "maps.safetensors"
+    for _ in range(CALLS):
+        found = lens.maps(**ids, heads=True, map_dtype=map_dtype, out=path, overwrite=True)
+        assert found == expected
+    assert Maps.load(path) == expected
+    assert recorded(lens) == 0

@@ -24,12 +24,14 @@ from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
 from normlens.explain.whole_pair_maps import collect_whole_pairs
-from normlens.models.two_stacks import DECODER
+from normlens.models.two_stacks import DECODER, ENCODER
 from normlens.options import Request
 from normlens.origins import INPUT
 from normlens.pairs import Item, Pair, sequences_of, texts_of
 from normlens.precisions import AUTO
+from normlens.results.growing_file import GrowingFile, Place
 from normlens.results.maps import Maps
+from normlens.results.maps_file import OF_ENCODER
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs, pair_inputs, without_autocast
@@ -59,6 +61,7 @@ class Analyser:
     progress: Progress | None = None
     outbox: Outbox | None = None
     buffers: Buffers = field(default_factory=Buffers)
+    file: GrowingFile | None = None  # that the maps of the call's only text are written to
 
     @property
     def request(self) -> Request:
@@ -109,7 +112,9 @@ class Analyser:
             whole = self._runs(batch, inputs, self.buffers, self.outbox)
             collect_whole_pairs(self.lens, whole, _pairs(batch), self.progress)
             return whole
-        batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
+        batch_key = None
+        if self.file is None:
+            batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
         if batch_key is not None:
             run = partial(self._recorded_run, batch)
             with self.lens.recordings.lent(self.lens.model, batch_key, run, inputs) as recording:
@@ -178,9 +183,24 @@ class Analyser:
             else:
                 others = self._other_tokens(stack, inputs)
             runs.append(
-                StackRun(self.lens, stack, sequences, others, self.products, buffers, outbox)
+                StackRun(
+                    self.lens,
+                    stack,
+                    sequences,
+                    others,
+                    self.products,
+                    buffers,
+                    outbox,
+                    self._place(stack),
+                )
             )
         return runs
+
+    def _place(self, stack: Stack) -> Place | None:
+        """What gives a stack's arrays room in the call's file, if there is one."""
+        if self.file is None:
+            return None
+        return self.file.place if stack.name != ENCODER else self.file.under(OF_ENCODER)
 
     def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
         """Each text's tokens of the other sequence that layers read; none if they read none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,15 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normlens.analysing.allowed_pairs import Reading, allowed_pairs, write_allowed
 from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns
 from normlens.analysing.large_results import LargeResults
 from normlens.analysing.layer_results import Key, Wanted
 from normlens.analysing.outbox import Outbox
-from normlens.components import Layer, Reach
+from normlens.components import Layer
 from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
 from normlens.precisions import AUTO
+from normlens.results.growing_file import Place
 from normlens.results.labelled import Correlations
+from normlens.results.maps_header import ALLOWED
 from normlens.tracing.checks import Checks
 
 #: Bytes of results that may stay on a device until the last layer is through.
@@ -39,7 +41,8 @@ class Collected:
     """A batch's results. Small ones stay on their device until all layers are through.
 
     Every number that is asked of a GPU makes it wait; here that happens once, at the end. Large
-    results leave at once (`outbox`). A batch that is being recorded has no outbox.
+    results leave at once (`outbox`). A batch that is being recorded has no outbox. Those of one
+    text may go to a file, where `place` gives them room.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Collected:
         layers: int = 0,
         outbox: Outbox | None = None,
         map_dtype: str = AUTO,
+        place: Place | None = None,
     ):
         self.checks = checks
         self.columns = columns
@@ -64,8 +68,9 @@ class Collected:
         kind = None if map_dtype == AUTO else getattr(torch, map_dtype)
         self._wanted = Wanted(columns, self.scopes, arrays, correlations, kind)
         self._outbox = outbox
-        self._large = LargeResults(columns, layers, outbox)
-        self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
+        self._place = place
+        self._large = LargeResults(columns, layers, outbox, place)
+        self._reaches: dict[int, Reading] = {}
         self._shapes: dict[Key, torch.Size] = {}
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
@@ -91,7 +96,7 @@ class Collected:
         for key, tensor in found.tensors.items():
             self._check_shape(key, tensor, index)
             self.covered.setdefault(key, []).append(index)
-            if self._large.takes(tensor):
+            if self._large.takes(key, tensor):
                 large.append(key)
             else:
                 self._pending.setdefault(key, []).append(tensor)
@@ -220,13 +225,14 @@ class Collected:
 
     def allowed(self, index: int) -> NDArray[np.bool_]:
         """[layer, target, source], pairs that attention allows in one of the sequences."""
-        reaches = [self._reaches[layer] for layer in self.layers]
-        masks = _masks(tuple(reach for reach, _ in reaches), self.lengths[index])
+        readings, n = [self._reaches[layer] for layer in self.layers], self.lengths[index]
         others = self.columns.others[index] if self.columns.width else 0
-        if not others:
-            return masks.copy()
-        seen = np.array([reads for _, reads in reaches])[:, None, None]
-        return np.concatenate([np.broadcast_to(seen, (*masks.shape[:2], others)), masks], axis=2)
+        if self._place is None:
+            return allowed_pairs(readings, n, others)
+        shape = len(readings), n, others + n
+        masks = self._place(ALLOWED, shape, np.dtype(np.uint8)).view(np.bool_)
+        write_allowed(masks, readings, n, others)
+        return masks
 
     def _bring_small(self) -> None:
         """Move what waits on the device to the CPU."""
@@ -251,13 +257,3 @@ class Collected:
         self._outbox.send_flat(flat, arrived)
         self._outbox.wait()
         return arrived.numpy()
-
-
-@lru_cache(maxsize=256)
-def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
-    return reach.mask(n).numpy()
-
-
-@lru_cache(maxsize=64)
-def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
-    return np.stack([_mask(reach, n) for reach in reaches])

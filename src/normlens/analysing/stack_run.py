@@ -29,6 +29,7 @@ from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.models.two_stacks import DECODER
 from normlens.precisions import AUTO
+from normlens.results.growing_file import Place
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded, Text
@@ -53,6 +54,7 @@ class StackRun:
     products: ProductStore | None = None
     buffers: Buffers = field(default_factory=Buffers)
     outbox: Outbox | None = None
+    place: Place | None = None  # in a file that maps go to
 
     def __post_init__(self) -> None:
         request = self.stack.request
@@ -74,6 +76,7 @@ class StackRun:
             len(request.layers),
             self.outbox,
             request.map_dtype,
+            self.place,
         )
 
     def consume(self, traced: LayerTrace) -> None:

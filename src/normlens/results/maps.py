@@ -83,9 +83,13 @@ class Maps(MeasurableMaps):
         return store.save(self, path, overwrite=overwrite)
 
     @staticmethod
-    def load(path: str | Path) -> Maps:
-        """Read maps that `save` wrote; `normlens.open` reads other results too."""
-        return store.open_as(Maps, path)
+    def load(path: str | Path, *, mapped: bool = False) -> Maps:
+        """Read maps that `save` wrote; `normlens.open` reads other results too.
+
+        With `mapped` the arrays stay in the file until they are used, however large they are; it
+        must stay as it is as long as they are there.
+        """
+        return store.open_as(Maps, path, mapped=mapped)
 
     # Showing: `ax` draws into axes of yours instead of a new figure -------------------------------
 
