@@ -28,6 +28,11 @@ DEVICE = Option("auto, cpu, cuda, mps, …", metavar="DEVICE")
 DTYPE = Option(f"{listed((AUTO, CHECKPOINT, *DTYPES), 'or')}.", metavar="TYPE")
 REVISION = Option("Branch, tag or commit on the hub.", metavar="REV")
 TRUST = Option("Run Python code that the model brings along.")
+DEVICE_MAP = Option(
+    "How accelerate spreads a large model over GPUs, memory and disk: auto, balanced or "
+    "sequential. Default: all of it on one device.",
+    metavar="KIND",
+)
 PART = Option(
     "Of a model made of several: which one, by its path, for example vision_model.", metavar="PATH"
 )
@@ -43,6 +48,7 @@ class LoadOptions:
     revision: str | None = REVISION.field(None)
     trust_remote_code: bool = TRUST.field(False)
     part: str | None = PART.field(None)
+    device_map: str | None = DEVICE_MAP.field(None)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def flags_of(command: str) -> dict[str, Any]:
         ("cosine", CosineOptions, {"batch_size"}),
         ("cosine", LoadOptions, set()),
         ("estimate", AnalysisOptions, {"seed", "origin", "map_dtype"}),
-        ("estimate", LoadOptions, {"part"}),
+        ("estimate", LoadOptions, {"part", "device_map"}),
         ("serve", LoadOptions, {"revision", "part"}),
         (
             "serve",

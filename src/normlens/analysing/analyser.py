@@ -21,6 +21,7 @@ from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT
+from normlens.device_constants import current
 from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
 from normlens.explain.whole_pair_maps import collect_whole_pairs
@@ -71,9 +72,10 @@ class Analyser:
     def maps(self, items: Sequence[Item], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
         results: list[Maps | None] = [None] * len(items)
-        for indices, batch in self._results(items, batch_size):
-            for index, maps in zip(indices, batch, strict=True):
-                results[index] = maps
+        with current(self.lens.device):
+            for indices, batch in self._results(items, batch_size):
+                for index, maps in zip(indices, batch, strict=True):
+                    results[index] = maps
         return [maps for maps in results if maps is not None]
 
     def _results(
@@ -157,7 +159,7 @@ class Analyser:
                 self.progress(layers.index(traced.index) + 1, len(layers))
 
         with without_autocast(self.lens.device):
-            trace(self.lens.adapter, inputs, layers, consume)
+            trace(self.lens.adapter, inputs, layers, consume, spread=True)
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens

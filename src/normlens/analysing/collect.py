@@ -62,6 +62,8 @@ class Collected:
         self.lengths = columns.lengths
         self.scopes = list(scopes)
         self.precision: str | None = None
+        #: Where layers were computed; results gather on the first.
+        self.devices: list[torch.device] = []
         self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
@@ -84,6 +86,9 @@ class Collected:
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
         found = self._wanted.of(result, index, layer)
+        if (here := found.device) is not None:
+            self.devices = list(dict.fromkeys([*self.devices, here]))
+            found = found if here == self.devices[0] else found.on(self.devices[0])
         self._reaches[index] = found.reach, found.reads_others
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
         if found.kernel_errors or not self._kernel_errors:
@@ -141,7 +146,7 @@ class Collected:
         """Take over what a recorded batch of the same lengths has left on the device."""
         self.checks = copy(recorded.checks)
         self.precision, self.experts = recorded.precision, recorded.experts
-        self.covered = recorded.covered
+        self.covered, self.devices = recorded.covered, recorded.devices
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
         self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
         self._peaks = recorded._peaks

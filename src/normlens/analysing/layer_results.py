@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,26 @@ class LayerResults:
     kernel_errors: list[tuple[str, Tensor]] = field(default_factory=list)
     experts: int = 0
     peaks: list[tuple[str, Tensor]] = field(default_factory=list)  # of maps in float16, by name
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the layer was computed; None if there is no result."""
+        errors = [error for _, error in (*self.errors, *self.kernel_errors)]
+        return next((each.device for each in (*self.tensors.values(), *errors)), None)
+
+    def on(self, device: torch.device) -> LayerResults:
+        """The same results on another device."""
+
+        def moved(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+            return [(name, number.to(device, non_blocking=True)) for name, number in named]
+
+        return replace(
+            self,
+            tensors={key: t.to(device, non_blocking=True) for key, t in self.tensors.items()},
+            errors=moved(self.errors),
+            kernel_errors=moved(self.kernel_errors),
+            peaks=moved(self.peaks),
+        )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
+from normlens.decomposition.results import LayerMaps
+from normlens.device_constants import current
 from normlens.models.two_stacks import DECODER
 from normlens.precisions import AUTO
 from normlens.results.growing_file import Place
@@ -81,9 +83,14 @@ class StackRun:
 
     def consume(self, traced: LayerTrace) -> None:
         """Take apart a layer that the model has just run; its index counts in this stack."""
+        with current(traced.x.device):
+            layer = self.check(traced)
+            result = self._decomposed(traced, layer)
+        self.collected.add(result, traced.index, layer)
+
+    def _decomposed(self, traced: LayerTrace, layer: Layer) -> LayerMaps:
         request, dtype = self.stack.request, self.lens.compute_dtype
-        layer = self.check(traced)
-        result = decompose_layer(
+        return decompose_layer(
             layer,
             traced.x.to(dtype),
             [alpha.to(dtype) for alpha in traced.alphas],
@@ -97,7 +104,6 @@ class StackRun:
             {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
             dict.fromkeys(traced.sources, self.columns.others),
         )
-        self.collected.add(result, traced.index, layer)
 
     def check(self, traced: LayerTrace) -> Layer:
         """Compare a layer with what its adapter says; return it in the algebra's precision."""
@@ -140,7 +146,7 @@ def collected_maps(
             index,
             results,
             collected,
-            _provenance(lens, stack, worst, collected.precision),
+            _provenance(lens, stack, worst, collected),
             text,
         )
         for index, (sequence, results, text) in enumerate(
@@ -150,11 +156,13 @@ def collected_maps(
 
 
 def _provenance(
-    lens: Lens, stack: Stack, completeness: float, precision: str | None
+    lens: Lens, stack: Stack, completeness: float, collected: Collected
 ) -> dict[str, Any]:
     settings = stack.request.settings
     said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
-    said |= {"origin": stack.request.origin, "precision": precision}
+    said |= {"origin": stack.request.origin, "precision": collected.precision}
+    if len(collected.devices) > 1:
+        said["device"] = ", ".join(map(str, collected.devices))
     if stack.request.map_dtype != AUTO:
         said["map_dtype"] = stack.request.map_dtype
     if stack.name:

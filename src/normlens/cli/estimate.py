@@ -38,7 +38,7 @@ def estimate_command(
         AnalysisOptions, Fields(without=("seed", "batch_size", "map_dtype", "origin"))
     ],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
-    loading: Annotated[LoadOptions, Fields(without=("part",))],
+    loading: Annotated[LoadOptions, Fields(without=("part", "device_map"))],
     as_json: JsonOption = False,
 ) -> None:
     """Memory and operations of an analysis, before it runs and without the model's weights.
