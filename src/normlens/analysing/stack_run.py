@@ -23,6 +23,7 @@ from normlens.analysing.verdicts import (
     check_range,
 )
 from normlens.analysis import special_dimensions
+from normlens.calibration.record import use_stored
 from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
@@ -161,6 +162,8 @@ def _provenance(
     settings = stack.request.settings
     said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
     said |= {"origin": stack.request.origin, "precision": collected.precision}
+    if collected.precision is not None and (found := use_stored(lens.device)) is not None:
+        said["calibration"] = found.in_words
     if len(collected.devices) > 1:
         said["device"] = ", ".join(map(str, collected.devices))
     if stack.request.map_dtype != AUTO:
