@@ -20,6 +20,10 @@ import normlens
 from normlens import Maps, cli
 from normlens.analysing import writing
 from normlens.analysing.collect import Collected
+from normlens.analysing.columns import Columns
+from normlens.analysing.large_results import LargeResults
+from normlens.analysing.layer_results import LayerResults
+from normlens.components import Reach
 from normlens.errors import InputError, OutputError
 from normlens.models.tiny import tiny_families, tiny_model
 from normlens.results import growing_file, maps_file
@@ -252,6 +256,37 @@ def test_nothing_is_collected_but_in_the_file(
     lens = normlens.load(tiny_model("bert"))
     lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
     assert pending == [2, 2]  # mixing ratios alone, (b, i)
+
+
+class Instant:
+    """An outbox that copies at once; a CPU stands in for the GPU."""
+
+    def send(self, tensors: Any, into: Any, ready: Any, first: int | None) -> None:
+        for tensor, place in zip(tensors, into, strict=True):
+            place.copy_(tensor if first is None else tensor.tril(first))
+
+    def wait(self) -> None:
+        pass
+
+
+def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.touch()
+    file = growing_file.GrowingFile(str(path), 500)
+    outbox: Any = Instant()
+    large = LargeResults(Columns([4]), 2, outbox, file.place)
+    key, other = ("arrays", "ATTN-N"), ("standard_error", "ATTN-N")
+    layers = [torch.randn(1, 4, 4), torch.randn(1, 4, 4)]
+    for index, tensor in enumerate(layers):
+        tensors = {key: tensor.half(), other: tensor, ("mixing", "ATTN-N"): tensor[:, 0]}
+        assert [each for each in tensors if large.takes(each, tensors[each])] == [key, other]
+        large.add(LayerResults(index, Reach(None, 0), False, None, tensors), [key, other])
+    arrays = {"/".join(name): array[0] for name, array in large.arrived().items()}
+    file.finish(arrays, {})
+    found = growing_file.mapped_arrays(path)
+    expected = torch.cat(layers).tril()
+    assert np.array_equal(found["standard_error/ATTN-N"], expected)
+    assert np.array_equal(found["arrays/ATTN-N"], expected.half())
 
 
 # The file itself --------------------------------------------------------------------------------

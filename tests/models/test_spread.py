@@ -161,7 +161,7 @@ def test_no_two_devices_are_mixed(
         gathered = [each for pieces in collected._pending.values() for each in pieces]
         gathered += [error for *_, error in (*collected._errors, *collected._peaks)]
         assert gathered
-        assert {each.device for each in gathered} == {collected.devices[0]}
+        assert {each.device for each in gathered} == {FIRST}
         collected.settle()  # nothing is left that could not be joined
 
 

@@ -28,13 +28,12 @@ from normlens.explain.whole_pair_maps import collect_whole_pairs
 from normlens.models.two_stacks import DECODER, ENCODER
 from normlens.options import Request
 from normlens.origins import INPUT
-from normlens.pairs import Item, Pair, sequences_of, texts_of
+from normlens.pairs import Item, Pair, pairs_among, sequences_of, texts_among, texts_of
 from normlens.precisions import AUTO
 from normlens.results.growing_file import GrowingFile, Place
 from normlens.results.maps import Maps
 from normlens.results.maps_file import OF_ENCODER
 from normlens.results.tokens import TokenAxis
-from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs, pair_inputs, without_autocast
 from normlens.tracing.trace import LayerTrace, trace
 
@@ -108,11 +107,11 @@ class Analyser:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         is_whole_way = self.request.origin == INPUT
         if is_whole_way and not self.lens.two_stacks:
-            return collect_whole_way(self.lens, self.request, _alone(batch), self.progress)
+            return collect_whole_way(self.lens, self.request, texts_among(batch), self.progress)
         inputs = self._inputs(batch)
         if is_whole_way:
             whole = self._runs(batch, inputs, self.buffers, self.outbox)
-            collect_whole_pairs(self.lens, whole, _pairs(batch), self.progress)
+            collect_whole_pairs(self.lens, whole, pairs_among(batch), self.progress)
             return whole
         batch_key = None
         if self.file is None:
@@ -163,10 +162,10 @@ class Analyser:
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens
-        pairs = _pairs(batch)
+        pairs = pairs_among(batch)
         if pairs:
             return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
-        return model_inputs(lens.adapter, _alone(batch), lens.device)
+        return model_inputs(lens.adapter, texts_among(batch), lens.device)
 
     def _runs(
         self,
@@ -222,11 +221,11 @@ class Analyser:
         if isinstance(launched, Finished):
             return launched.maps
         if isinstance(launched, Collected):
-            return collected_maps(self.lens, self.stacks[-1], _alone(batch), launched)
+            return collected_maps(self.lens, self.stacks[-1], texts_among(batch), launched)
         *encoder, last = launched
         if not last.stack.name:
             return last.maps()
-        pairs = _pairs(batch)
+        pairs = pairs_among(batch)
         of_encoder: list[Maps] | list[None] = [None] * len(pairs)
         if encoder:
             of_encoder = encoder[0].maps()
@@ -235,14 +234,6 @@ class Analyser:
             _together(pair, decoder, encoder_maps)
             for pair, decoder, encoder_maps in zip(pairs, of_decoder, of_encoder, strict=True)
         ]
-
-
-def _alone(batch: Sequence[Item]) -> list[Encoded]:
-    return [item for item in batch if isinstance(item, Encoded)]
-
-
-def _pairs(batch: Sequence[Item]) -> list[Pair]:
-    return [item for item in batch if isinstance(item, Pair)]
 
 
 def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:

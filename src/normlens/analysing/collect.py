@@ -42,7 +42,8 @@ class Collected:
 
     Every number that is asked of a GPU makes it wait; here that happens once, at the end. Large
     results leave at once (`outbox`). A batch that is being recorded has no outbox. Those of one
-    text may go to a file, where `place` gives them room.
+    text may go to a file, where `place` gives them room. Where layers lie on several devices, their
+    results gather on `home`.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class Collected:
         outbox: Outbox | None = None,
         map_dtype: str = AUTO,
         place: Place | None = None,
+        home: torch.device | None = None,
     ):
         self.checks = checks
         self.columns = columns
         self.lengths = columns.lengths
         self.scopes = list(scopes)
         self.precision: str | None = None
-        #: Where layers were computed; results gather on the first.
+        #: Where layers were computed.
         self.devices: list[torch.device] = []
         self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
@@ -70,7 +72,7 @@ class Collected:
         kind = None if map_dtype == AUTO else getattr(torch, map_dtype)
         self._wanted = Wanted(columns, self.scopes, arrays, correlations, kind)
         self._outbox = outbox
-        self._place = place
+        self._place, self._home = place, home
         self._large = LargeResults(columns, layers, outbox, place)
         self._reaches: dict[int, Reading] = {}
         self._shapes: dict[Key, torch.Size] = {}
@@ -88,7 +90,8 @@ class Collected:
         found = self._wanted.of(result, index, layer)
         if (here := found.device) is not None:
             self.devices = list(dict.fromkeys([*self.devices, here]))
-            found = found if here == self.devices[0] else found.on(self.devices[0])
+            if self._home not in (here, None):
+                found = found.on(self._home)
         self._reaches[index] = found.reach, found.reads_others
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
         if found.kernel_errors or not self._kernel_errors:

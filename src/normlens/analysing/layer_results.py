@@ -43,13 +43,15 @@ class LayerResults:
 
     def on(self, device: torch.device) -> LayerResults:
         """The same results on another device."""
+        # A copy to the CPU that is not waited for would be read before it is there.
+        soon = device.type == "cuda"
 
         def moved(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-            return [(name, number.to(device, non_blocking=True)) for name, number in named]
+            return [(name, number.to(device, non_blocking=soon)) for name, number in named]
 
         return replace(
             self,
-            tensors={key: t.to(device, non_blocking=True) for key, t in self.tensors.items()},
+            tensors={key: t.to(device, non_blocking=soon) for key, t in self.tensors.items()},
             errors=moved(self.errors),
             kernel_errors=moved(self.kernel_errors),
             peaks=moved(self.peaks),

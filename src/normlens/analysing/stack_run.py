@@ -80,6 +80,7 @@ class StackRun:
             self.outbox,
             request.map_dtype,
             self.place,
+            self.lens.device,
         )
 
     def consume(self, traced: LayerTrace) -> None:

@@ -25,20 +25,20 @@ class RandomJob:
 
     def on(self, device: torch.device, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
         """The stage on a device; its numbers are those of float32 in every type."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
         (d, m, heads, gated), n = self.shape, self.n
 
         def there(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype)
 
         def draw(*size: int) -> Tensor:
-            return torch.randn(*size, generator=generator)
+            return torch.randn(*size, generator=generator, device=device)
 
         def linear(rows: int, columns: int) -> Linear:
             return Linear(there(draw(rows, columns) / rows**0.5))
 
         width = min(HEAD_WIDTH, max(1, d // heads))
-        others = 1 - torch.eye(n)[None, :, :, None]
+        others = 1 - torch.eye(n, device=device)[None, :, :, None]
         factors = Factors(
             there(draw(1, n, n, heads).softmax(1) * others),  # (b, j, i, h)
             there(1 + 0.1 * draw(1, n).abs()),
@@ -48,7 +48,8 @@ class RandomJob:
         )
         bypassed = replace(factors, scale=torch.ones_like(factors.scale))
         gate = linear(d, m) if gated else None
-        active = (torch.rand(1, n, m, generator=generator) < self.share).float()
+        drawn = torch.rand(1, n, m, generator=generator, device=device)
+        active = (drawn < self.share).float()
         job = FeedForwardJob(
             "FF",
             factors,

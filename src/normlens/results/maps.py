@@ -86,8 +86,7 @@ class Maps(MeasurableMaps):
     def load(path: str | Path, *, mapped: bool = False) -> Maps:
         """Read maps that `save` wrote; `normlens.open` reads other results too.
 
-        With `mapped` the arrays stay in the file until they are used, however large they are; it
-        must stay as it is as long as they are there.
+        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
         """
         return store.open_as(Maps, path, mapped=mapped)
 
