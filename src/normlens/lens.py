@@ -19,7 +19,6 @@ from normlens.analysing.recording import Recordings
 from normlens.analysing.stacks import layers_by_stack, stacks_of
 from normlens.analysing.unlike_layers import components_in_words, scopes_of
 from normlens.analysing.verdicts import check_finite
-from normlens.analysing.writing import check_request, write_maps
 from normlens.calibration.record import use_stored
 from normlens.checkpoints.sentences import Pooling
 from normlens.components import Layer
@@ -29,6 +28,7 @@ from normlens.encoding import Encodes, Features, encode_any
 from normlens.errors import InputError
 from normlens.explaining import Explains
 from normlens.inputs import check_stacks
+from normlens.maps_writing import check_request, write_maps
 from normlens.models import adapt
 from normlens.models.offloading import execution_device
 from normlens.models.two_stacks import TwoStacks

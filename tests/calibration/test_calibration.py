@@ -285,7 +285,7 @@ def test_maps_say_that_a_calibration_is_in_use(monkeypatch: pytest.MonkeyPatch) 
 
     lens = normlens.load(tiny_model("bert"))
     assert "calibration" not in lens.maps(input_ids=[3, 9]).provenance
-    monkeypatch.setattr(stack_run, "use_stored", lambda _: a_calibration(1.0))
+    monkeypatch.setattr(stack_run, "calibrated_for", lambda _: a_calibration(1.0).in_use)
     said = lens.maps(input_ids=[3, 9]).provenance["calibration"]
     assert said == f"{GPU}, 2026-11-16, 1 shapes refused"
 
@@ -332,7 +332,7 @@ def test_a_real_calibration(capsys: pytest.CaptureFixture[str]) -> None:
     found = record.use_stored(device)
     assert found is not None
     assert found.checked
-    assert calibrated.constants_for(device) == found.constants
+    assert calibrated.calibrated_for(device) == found.in_use
     model = tiny_model("bert")
     maps = normlens.load(model, device="cuda").maps(input_ids=[3, 9, 27])
     assert maps.provenance["calibration"] == found.in_words

@@ -61,13 +61,17 @@ class Calibration:
     @property
     def in_use(self) -> Calibrated:
         """The same for the choice of a way."""
-        refused = frozenset(one.shape for one in self.checked if not one.passed)
-        return Calibrated(self.constants, refused)
+        return Calibrated(self.constants, self.refused, self.in_words)
+
+    @property
+    def refused(self) -> frozenset[BlockShape]:
+        """The shapes whose kernels were not exact enough."""
+        return frozenset(one.shape for one in self.checked if not one.passed)
 
     @property
     def in_words(self) -> str:
         """What provenance and the doctor say of it."""
-        refused = len(self.in_use.refused)
+        refused = len(self.refused)
         return f"{self.gpu}, {self.made}" + (f", {refused} shapes refused" if refused else "")
 
 

@@ -29,6 +29,7 @@ class Calibrated:
 
     constants: Constants
     refused: frozenset[BlockShape] = frozenset()
+    in_words: str = ""  # what provenance says of it
 
 
 _IN_USE: dict[str, Calibrated] = {}  # by the GPU's name

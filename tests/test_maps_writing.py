@@ -18,7 +18,7 @@ from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
 import normlens
 from normlens import Maps, cli
-from normlens.analysing import writing
+from normlens import maps_writing as writing
 from normlens.analysing.collect import Collected
 from normlens.analysing.columns import Columns
 from normlens.analysing.large_results import LargeResults
