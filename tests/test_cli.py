@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -277,15 +278,27 @@ def test_existing_output_needs_force(model: Path, tmp_path: Path, shell: Shell) 
     assert path.read_text() != "mine"
 
 
+@pytest.mark.parametrize("more", [(), ("--words",)])
 def test_a_full_disk_leaves_nothing_behind(
-    model: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    more: tuple[str, ...],
+    model: Path,
+    tmp_path: Path,
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whether maps go to their file layer by layer or when all are there."""
+
     def half(_: Any, path: str, **__: Any) -> None:
         Path(path).write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(store, "save_file", half)
-    line = shell.error("map", TEXT, "--model", model, "--out", tmp_path / "maps.safetensors")
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    out = tmp_path / "maps.safetensors"
+    line = shell.error("map", TEXT, "--model", model, "--out", out, *more)
     assert "No space left on device" in line
     assert list(tmp_path.iterdir()) == []
 

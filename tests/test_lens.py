@@ -525,6 +525,8 @@ def test_options_of_a_lens_are_the_options_of_an_analysis():
         "input_features",
         "sampling_rate",
         "truncate",
+        "out",
+        "overwrite",
         "progress",
     }
     own = {field.name: field.default for field in fields(AnalysisOptions)}

@@ -1,13 +1,13 @@
-"""Small numbers that kernels read, put on a device once.
+"""What kernels need of their device: to be the current one, and small numbers, put there once.
 
-Copying them there for each layer would cost more than the layer's smaller kernels. A recorded call
-(`normlens.analysing.recording`) reads them again whenever it is replayed, so it holds them.
+Copying numbers there for each layer would cost more than the layer's smaller kernels. A recorded
+call (`normlens.analysing.recording`) reads them again whenever it is replayed, so it holds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 
@@ -25,6 +25,11 @@ def on_device(
     if (held := _held.get()) is not None:
         held.append(tensor)
     return tensor
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one for a while: kernels and events go to that one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @lru_cache(maxsize=256)

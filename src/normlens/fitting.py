@@ -20,12 +20,16 @@ _SHARE = 0.8
 
 
 def dtype_to_load(
-    asked: torch.dtype | str, config: Any, device: torch.device, name: str
+    asked: torch.dtype | str,
+    config: Any,
+    device: torch.device,
+    name: str,
+    free: int | None = None,
 ) -> torch.dtype | str:
     """The dtype in which transformers reads a checkpoint; its "auto" is the checkpoint's own.
 
     `asked` is a dtype, "checkpoint" or "auto". Quantised checkpoints stay in the precision that
-    they were made for.
+    they were made for. `free` is the memory there is, by default that of `device`.
     """
     if isinstance(asked, torch.dtype):
         return asked
@@ -34,7 +38,8 @@ def dtype_to_load(
     own = str(getattr(config, "dtype", None)).removeprefix("torch.")
     if own not in HALF or is_elsewhere(device):
         return torch.float32
-    needed, free = 4 * count_parameters(config), free_memory(device)
+    needed = 4 * count_parameters(config)
+    free = free_memory(device) if free is None else free
     if needed <= _SHARE * free:
         return torch.float32
     warnings.warn(

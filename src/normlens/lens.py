@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from os import PathLike
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
@@ -18,13 +19,16 @@ from normlens.analysing.recording import Recordings
 from normlens.analysing.stacks import layers_by_stack, stacks_of
 from normlens.analysing.unlike_layers import components_in_words, scopes_of
 from normlens.analysing.verdicts import check_finite
+from normlens.calibration.record import use_stored
 from normlens.checkpoints.sentences import Pooling
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_PREPARED
 from normlens.encoding import Encodes, Features, encode_any
+from normlens.errors import InputError
 from normlens.explaining import Explains
 from normlens.inputs import check_stacks
+from normlens.maps_writing import check_request, write_maps
 from normlens.models import adapt
 from normlens.models.offloading import execution_device
 from normlens.models.two_stacks import TwoStacks
@@ -49,6 +53,8 @@ class TextKeywords(AnalysisKeywords, total=False):
 
     truncate: bool
     sampling_rate: int | None
+    out: str | PathLike[str] | None
+    overwrite: bool
     progress: Progress | None
 
 
@@ -60,6 +66,8 @@ class IdKeywords(AnalysisKeywords, total=False):
     target: Side | None
     decoder_input_ids: Ids | None
     decoder_attention_mask: Ids | None
+    out: str | PathLike[str] | None
+    overwrite: bool
     progress: Progress | None
 
 
@@ -190,6 +198,8 @@ class Lens(Encodes, Explains):
         input_features: Features | None = None,
         sampling_rate: int | None = None,
         truncate: bool = False,
+        out: str | PathLike[str] | None = None,
+        overwrite: bool = False,
         progress: Progress | None = None,
         **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
@@ -204,7 +214,10 @@ class Lens(Encodes, Explains):
         its tokens are patches (``maps.grid``). An audio model takes a waveform with its
         `sampling_rate`, or input values as a tensor; its tokens are frames.
 
-        `truncate` accepts the beginning of a text that is too long. `progress` is called with the
+        `truncate` accepts the beginning of a text that is too long. With `out` the maps of one text
+        are written to this .safetensors file layer by layer, and memory never holds them all: the
+        returned maps stay in the file until they are used. A file that is there already needs
+        `overwrite`. `progress` is called with the
         layers done and the layers asked for, after each layer of each batch; what it raises ends
         the analysis. The other options are those of `normlens.options.AnalysisOptions`, which
         explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
@@ -221,7 +234,9 @@ class Lens(Encodes, Explains):
             sampling_rate,
         )
         items, many = encode_any(self, given, token_type_ids, truncate=truncate)
-        results = self.analyse(items, chosen, progress=progress)
+        if out is not None and many:
+            raise InputError("`out` takes the maps of one text; call it for each of several")
+        results = self.analyse(items, chosen, out=out, overwrite=overwrite, progress=progress)
         return results if many else results[0]
 
     def analyse(
@@ -231,13 +246,18 @@ class Lens(Encodes, Explains):
         *,
         arrays: bool = True,
         correlations: bool = False,
+        out: str | PathLike[str] | None = None,
+        overwrite: bool = False,
         progress: Progress | None = None,
     ) -> list[Maps]:
         """Maps of sequences, or pairs of them, that are tokenised already (`encode`).
 
         `correlations` adds Spearman's ρ between all scopes, ranked on the model's device. Without
-        `arrays` the maps themselves stay there, and only what was made of them is returned.
+        `arrays` the maps themselves stay there, and only what was made of them is returned. `out`
+        and `overwrite` are those of `maps`.
         """
+        if out is not None:
+            check_request(encoded, options.origin, out)
         check_stacks(self, encoded)
         stacks = stacks_of(self, options, arrays, correlations)
         for stack in stacks if options.memory_limit is not None else ():
@@ -245,8 +265,11 @@ class Lens(Encodes, Explains):
         if self._products is not None:
             layers = [stack.first + k for stack in stacks for k in stack.request.layers]
             refresh_products(self._products, self, layers)
+        use_stored(self.device)
         outbox = Outbox(self.device) if self.device.type == "cuda" else None
         analyser = Analyser(self, stacks, self._products, progress, outbox)
+        if out is not None:
+            return [write_maps(analyser, encoded[0], out, overwrite=overwrite)]
         return analyser.maps(encoded, options.batch_size)
 
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:

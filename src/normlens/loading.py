@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from normlens.checkpoints.adapters import saved_adapter
+from normlens.checkpoints.device_maps import DeviceMap, check_device_map
 from normlens.checkpoints.devices import pick_device, pick_dtype
 from normlens.checkpoints.embedded import DEFAULT, EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader, file_beside, is_embedded
@@ -45,6 +46,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     part: str | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Lens:
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
@@ -66,8 +68,14 @@ def load(
     ``weights_only=True``.
 
     `part` is the path of a model inside one that is made of several: "vision_model" of CLIP.
+
+    `device_map` ("auto", or what transformers takes as such) has accelerate spread a model that is
+    too large for one device over GPUs, memory and disk. Maps of single layers are computed where
+    each layer's weights are; other analyses need all of it to run on one device.
     """
     named = _given_tokenizer(tokenizer, trust_remote_code)
+    if device_map is not None:
+        check_device_map(source, device, part)
     if (held := held_by(source)) is not None:
         held = held if part is None else replace(held, model=inner_model(held.model, part))
         return _from_object(held, named, device, dtype, revision)
@@ -78,7 +86,7 @@ def load(
     if is_embedded(name):
         if part is not None:
             raise InputError(f"{name} is one model; leave part out")
-        model, with_model = embedded_model(name, precision, place)
+        model, with_model = embedded_model(name, precision, place, device_map)
         find: Finder = partial(file_beside, name)
     else:
         if is_local(name):
@@ -86,10 +94,13 @@ def load(
         origin = Origin.find(name, revision, trust_remote_code)
         adapter = saved_adapter(origin)
         if adapter is None:
-            model = pretrained_model(origin, precision, place, part)
+            model = pretrained_model(origin, precision, place, part, device_map)
             with_model = _read_beside(origin, model) if named is None else None
-        elif part is not None:
-            raise InputError(f"{name!r} is an adapter; give `part` with its base model merged in")
+        elif part is not None or device_map is not None:
+            asked = "part" if part is not None else "device_map"
+            raise InputError(
+                f"{name!r} is an adapter; give `{asked}` with its base model merged in"
+            )
         else:
             model, with_model = adapted_model(adapter, precision, place, wanted=named is None)
         find = partial(file_of, origin)

@@ -17,7 +17,7 @@ from normlens.nonlinearities import IG, NOT_LINEAR, RULES, SHAPLEY
 from normlens.option_fields import Option
 from normlens.origins import INPUT, LAYER, ORIGINS
 from normlens.parsing import FROM_ZERO, parse_batch_size, parse_bytes, parse_layers, parse_scopes
-from normlens.precisions import AUTO, CHECKPOINT, DTYPES, PRECISIONS
+from normlens.precisions import AUTO, CHECKPOINT, DTYPES, MAP_DTYPES, PRECISIONS
 from normlens.wording import listed
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ DEVICE = Option("auto, cpu, cuda, mps, …", metavar="DEVICE")
 DTYPE = Option(f"{listed((AUTO, CHECKPOINT, *DTYPES), 'or')}.", metavar="TYPE")
 REVISION = Option("Branch, tag or commit on the hub.", metavar="REV")
 TRUST = Option("Run Python code that the model brings along.")
+DEVICE_MAP = Option(
+    "How accelerate spreads a large model over GPUs, memory and disk: auto, balanced or "
+    "sequential. Default: all of it on one device.",
+    metavar="KIND",
+)
 PART = Option(
     "Of a model made of several: which one, by its path, for example vision_model.", metavar="PATH"
 )
@@ -43,6 +48,7 @@ class LoadOptions:
     revision: str | None = REVISION.field(None)
     trust_remote_code: bool = TRUST.field(False)
     part: str | None = PART.field(None)
+    device_map: str | None = DEVICE_MAP.field(None)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,9 @@ class AnalysisOptions:
     - `memory_limit` ("512MB") bounds what the feed-forward stage takes beside inputs and outputs.
     - `precision` is that of the feed-forward products on a GPU: "float32" (the default), "tf32" or
       "bfloat16"; the maps' provenance says which it was.
+    - `map_dtype` is the type of the maps that are returned, of whole scopes and of heads: "float16"
+      takes half the memory and leaves a GPU in half the time, with three digits instead of seven;
+      maps that float16 cannot hold are refused. All other results keep the algebra's type.
     - `origin` says whose contributions maps show: "layer", those of each layer's input vectors, or
       "input", those of the model's input tokens, through all layers before. Biases then belong to
       no token, and weights, `heads`, `statistics` and "shapley" have no such origin.
@@ -91,6 +100,10 @@ class AnalysisOptions:
         "Memory for the feed-forward stage, for example 512MB.", metavar="SIZE", typed=str
     ).field(None)
     precision: str = PRECISION.field(AUTO)
+    map_dtype: str = Option(
+        f"Of the numbers in maps: {listed(MAP_DTYPES, 'or')}; float16 takes half the memory.",
+        metavar="TYPE",
+    ).field(AUTO)
     origin: str = Option(
         "Sources: each layer's input vectors (layer) or the model's input tokens (input).",
         metavar="ORIGIN",
@@ -99,6 +112,7 @@ class AnalysisOptions:
     def __post_init__(self) -> None:
         valid_choice(self.nonlinearity, RULES, "rule for the nonlinearity")
         check_choice(self.precision, PRECISIONS, "precision")
+        check_choice(self.map_dtype, MAP_DTYPES, "map_dtype")
         at_least_one(self.samples, "samples")
         whole(self.seed, "seed")
         parse_bytes(self.memory_limit)
@@ -188,6 +202,7 @@ class AnalysisKeywords(TypedDict, total=False):
     batch_size: int | str
     memory_limit: int | float | str | None
     precision: str
+    map_dtype: str
     origin: str
 
 
@@ -201,6 +216,7 @@ class Request:
     arrays: bool = True
     correlations: bool = False
     origin: str = LAYER
+    map_dtype: str = AUTO
 
 
 def whole(value: int, option: str) -> int:

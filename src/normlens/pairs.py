@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,6 +32,16 @@ Item: TypeAlias = Encoded | Pair
 def sequences_of(item: Item) -> tuple[Encoded, ...]:
     """The sequence that each stack of the model reads, the encoder's first."""
     return (item.source, item.target) if isinstance(item, Pair) else (item,)
+
+
+def texts_among(items: Sequence[Item]) -> list[Encoded]:
+    """Those that are one sequence."""
+    return [item for item in items if isinstance(item, Encoded)]
+
+
+def pairs_among(items: Sequence[Item]) -> list[Pair]:
+    """Those that are two."""
+    return [item for item in items if isinstance(item, Pair)]
 
 
 def texts_of(pair: Pair) -> Text | None:

@@ -9,6 +9,8 @@ CHECKPOINT = "checkpoint"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 #: Precisions of feed-forward products, for the fused kernels; tiles are as exact as the weights.
 PRECISIONS = (AUTO, "float32", "tf32", "bfloat16")
+#: Precisions of the maps that a call returns; "auto" is the algebra's, float32 for most models.
+MAP_DTYPES = (AUTO, "float32", "float16")
 #: What completeness is about in half precision; in float32 it is about 1e-06.
 HALF = {"float16": 1e-3, "bfloat16": 1e-2}
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from normlens.checkpoints.adapters import CONFIG, SavedAdapter
+from normlens.checkpoints.device_maps import DeviceMap, free_everywhere, loading_options
 from normlens.checkpoints.embedded import EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader
 from normlens.checkpoints.headed import complete_part, headed_class
@@ -24,15 +25,18 @@ from normlens.precisions import AUTO
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*", "*.gguf")
 
 
-def embedded_model(name: str, asked: Any, place: torch.device) -> tuple[Any, Any]:
+def embedded_model(
+    name: str, asked: Any, place: torch.device, device_map: DeviceMap | None = None
+) -> tuple[Any, Any]:
     """An embedded model, with its head if it has one, and its tokenizer."""
     read = embedded_reader(name)
     from transformers import AutoTokenizer
 
     kind = headed_class([EMBEDDED[name].architecture])
     dtype = torch.float32 if asked == AUTO else dtype_to_load(asked, None, place, name)
-    model = read(kind, dtype=dtype, attn_implementation="eager")
-    return model.to(place), read(AutoTokenizer)
+    spread = loading_options(device_map)
+    model = read(kind, dtype=dtype, attn_implementation="eager", **spread)
+    return model if spread else model.to(place), read(AutoTokenizer)
 
 
 def adapted_model(
@@ -85,7 +89,11 @@ def _config(origin: Origin) -> Any:
 
 
 def pretrained_model(
-    origin: Origin, asked: Any, place: torch.device, part: str | None = None
+    origin: Origin,
+    asked: Any,
+    place: torch.device,
+    part: str | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Any:
     """The model of a checkpoint in the precision that was asked for, all of it that is there.
 
@@ -106,7 +114,7 @@ def pretrained_model(
                 "another class saved them"
             )
         return inner
-    model, report = _read(origin, asked, place)
+    model, report = _read(origin, asked, place, device_map=device_map)
     return complete_part(origin.name, model, report)
 
 
@@ -130,6 +138,7 @@ def _read(
     kind: Any = None,
     settings: Any = None,
     composite: bool = False,
+    device_map: DeviceMap | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """A model, and what transformers says of its weights.
 
@@ -142,7 +151,10 @@ def _read(
         adapter_class(config)
     kind = kind or headed_class(getattr(config, "architectures", None) or [], config)
     packed = getattr(config, "quantization_config", None) is not None
-    dtype = dtype_to_load(asked, config, place, origin.name)
+    free = None if device_map is None else free_everywhere()
+    dtype = dtype_to_load(asked, config, place, origin.name, free)
+    # Quantised weights are put in their place as they are read; many cannot be moved.
+    spread = loading_options({"": place} if packed and device_map is None else device_map)
     with quiet_transformers(), explained(origin):
         model, report = kind.from_pretrained(
             origin.name,
@@ -151,12 +163,11 @@ def _read(
             weights_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `complete_part` says which ones do not match
-            # Quantised weights are put in their place as they are read; many cannot be moved.
-            **({"device_map": {"": place}} if packed else {}),
+            **spread,
             **origin.options,
             **(settings or {}),
         )
-    return model if packed else model.to(place), report
+    return model if spread else model.to(place), report
 
 
 def check_folder(name: str, *, weights: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import normlens
 from normlens.analysing import large_results, outbox, recording
+from normlens.errors import InputError
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
 from normlens.results.maps import Maps
 
@@ -190,3 +192,58 @@ def test_results_that_are_sent_have_the_same_bits(
     for _ in range(CALLS):
         for found, one in zip(lens.maps(input_ids=batch, heads=True), expected, strict=True):
             assert_same(found, one)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5"])
+@pytest.mark.parametrize("at_once", [1, large_results.SENT_AT_ONCE])
+def test_maps_in_half_precision_are_the_rounded_ones(
+    family: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are sent at once or at the end, recorded or not."""
+    monkeypatch.setattr(large_results, "SENT_AT_ONCE", at_once)
+    ids: dict[str, Any] = {"input_ids": [IDS * 5, OTHERS * 3]}
+    if family == "t5":
+        ids["decoder_input_ids"] = [OTHERS, IDS[:4]]
+    model = tiny_model(family)
+    expected = normlens.load(model, device="cuda").maps(**ids, heads=True)
+    lens = normlens.load(model, device="cuda")
+    for _ in range(CALLS):
+        found = lens.maps(**ids, heads=True, map_dtype="float16")
+        for half, whole in zip(found, expected, strict=True):
+            assert half.completeness == whole.completeness
+            for group in ("arrays", "heads"):
+                for name, array in whole.groups[group].items():
+                    assert half.groups[group][name].dtype == np.float16
+                    assert np.array_equal(half.groups[group][name], array.astype(np.float16))
+
+
+def test_a_recorded_map_beyond_half_precision_is_refused() -> None:
+    model = tiny_model("gpt2").to("cuda")
+    lens = normlens.load(model)
+    for _ in range(CALLS):
+        lens.maps(input_ids=IDS, map_dtype="float16")
+    assert recorded(lens) == 1
+    with torch.no_grad():
+        model.h[0].mlp.c_proj.weight.mul_(1e7)
+    with pytest.raises(InputError, match="float16 cannot hold the map"):
+        lens.maps(input_ids=IDS, map_dtype="float16")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5", "deepseek_v3"])
+@pytest.mark.parametrize("map_dtype", ["auto", "float16"])
+def test_maps_that_go_to_a_file_have_the_same_bits(
+    family: str, map_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids: dict[str, Any] = {"input_ids": IDS * 5}
+    if family == "t5":
+        ids["decoder_input_ids"] = OTHERS
+    lens = normlens.load(tiny_model(family), device="cuda")
+    expected = lens.maps(**ids, heads=True, map_dtype=map_dtype)
+    monkeypatch.setattr(outbox, "ROWS", 8)
+    monkeypatch.setattr(outbox, "SLOT", 1 << 12)
+    path = tmp_path / "maps.safetensors"
+    for _ in range(CALLS):
+        found = lens.maps(**ids, heads=True, map_dtype=map_dtype, out=path, overwrite=True)
+        assert found == expected
+    assert Maps.load(path) == expected
+    assert recorded(lens) == 0

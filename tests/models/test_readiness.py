@@ -84,7 +84,9 @@ class Spread(torch.nn.Module):
 
 
 def test_weights_on_several_devices():
-    with pytest.raises(UnsupportedModelError, match=r"Spread are spread over cuda:0, cuda:1; load"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"Spread are spread over cuda:0, cuda:1; only maps"
+    ):
         check_weights(Spread(), [])
 
 

@@ -175,9 +175,11 @@ def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, key: str, v
 # Arrays -------------------------------------------------------------------------------------------
 
 
-def changed_arrays(array: np.ndarray) -> dict[str, np.ndarray]:
+def changed_arrays(key: str, array: np.ndarray) -> dict[str, np.ndarray]:
     """The array in other types and shapes; none of them is right."""
-    kinds = (np.float16, np.int8, np.int32, np.uint16, np.uint64, np.complex64)
+    kinds: list[type[np.generic]] = [np.int8, np.int32, np.uint16, np.uint64, np.complex64]
+    if not key.startswith(("arrays/", "heads/")):
+        kinds.append(np.float16)
     found = {f"as {kind.__name__}": array.astype(kind) for kind in kinds}
     return found | {
         "flat": array.reshape(-1),
@@ -201,7 +203,7 @@ def test_every_array_in_every_other_form(saved: Path, tmp_path: Path) -> None:
         "statistics",
     }
     for key, array in tensors.items():
-        for what, other in changed_arrays(array).items():
+        for what, other in changed_arrays(key, array).items():
             save_file({**tensors, key: np.ascontiguousarray(other)}, path, metadata=header)
             assert repr(key) in refused(path), (key, what)
 

@@ -21,17 +21,19 @@ from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT
+from normlens.device_constants import current
 from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
 from normlens.explain.whole_pair_maps import collect_whole_pairs
-from normlens.models.two_stacks import DECODER
+from normlens.models.two_stacks import DECODER, ENCODER
 from normlens.options import Request
 from normlens.origins import INPUT
-from normlens.pairs import Item, Pair, sequences_of, texts_of
+from normlens.pairs import Item, Pair, pairs_among, sequences_of, texts_among, texts_of
 from normlens.precisions import AUTO
+from normlens.results.growing_file import GrowingFile, Place
 from normlens.results.maps import Maps
+from normlens.results.maps_file import OF_ENCODER
 from normlens.results.tokens import TokenAxis
-from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs, pair_inputs, without_autocast
 from normlens.tracing.trace import LayerTrace, trace
 
@@ -53,6 +55,7 @@ class Analyser:
     progress: Progress | None = None
     outbox: Outbox | None = None
     buffers: Buffers = field(default_factory=Buffers)
+    file: GrowingFile | None = None  # that the maps of the call's only text are written to
 
     @property
     def request(self) -> Request:
@@ -62,9 +65,10 @@ class Analyser:
     def maps(self, items: Sequence[Item], batch_size: int | str) -> list[Maps]:
         """The maps of every sequence or pair, in the order given."""
         results: list[Maps | None] = [None] * len(items)
-        for indices, batch in self._results(items, batch_size):
-            for index, maps in zip(indices, batch, strict=True):
-                results[index] = maps
+        with current(self.lens.device):
+            for indices, batch in self._results(items, batch_size):
+                for index, maps in zip(indices, batch, strict=True):
+                    results[index] = maps
         return [maps for maps in results if maps is not None]
 
     def _results(
@@ -97,13 +101,15 @@ class Analyser:
         """Run the model and the algebra; on a GPU the results are not there yet."""
         is_whole_way = self.request.origin == INPUT
         if is_whole_way and not self.lens.two_stacks:
-            return collect_whole_way(self.lens, self.request, _alone(batch), self.progress)
+            return collect_whole_way(self.lens, self.request, texts_among(batch), self.progress)
         inputs = self._inputs(batch)
         if is_whole_way:
             whole = self._runs(batch, inputs, self.buffers, self.outbox)
-            collect_whole_pairs(self.lens, whole, _pairs(batch), self.progress)
+            collect_whole_pairs(self.lens, whole, pairs_among(batch), self.progress)
             return whole
-        batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
+        batch_key = None
+        if self.file is None:
+            batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
         if batch_key is not None:
             record = partial(Recording, partial(self._recorded_run, batch), inputs)
             with self.lens.recordings.lent(self.lens.model, batch_key, record) as recording:
@@ -140,14 +146,14 @@ class Analyser:
                 self.progress(layers.index(traced.index) + 1, len(layers))
 
         with without_autocast(self.lens.device):
-            trace(self.lens.adapter, inputs, layers, consume)
+            trace(self.lens.adapter, inputs, layers, consume, spread=True)
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens
-        pairs = _pairs(batch)
+        pairs = pairs_among(batch)
         if pairs:
             return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
-        return model_inputs(lens.adapter, _alone(batch), lens.device)
+        return model_inputs(lens.adapter, texts_among(batch), lens.device)
 
     def _runs(
         self,
@@ -166,9 +172,24 @@ class Analyser:
             else:
                 others = self._other_tokens(stack, inputs)
             runs.append(
-                StackRun(self.lens, stack, sequences, others, self.products, buffers, outbox)
+                StackRun(
+                    self.lens,
+                    stack,
+                    sequences,
+                    others,
+                    self.products,
+                    buffers,
+                    outbox,
+                    self._place(stack),
+                )
             )
         return runs
+
+    def _place(self, stack: Stack) -> Place | None:
+        """What gives a stack's arrays room in the call's file, if there is one."""
+        if self.file is None:
+            return None
+        return self.file.place if stack.name != ENCODER else self.file.under(OF_ENCODER)
 
     def _other_tokens(self, stack: Stack, inputs: Mapping[str, Tensor]) -> list[TokenAxis]:
         """Each text's tokens of the other sequence that layers read; none if they read none."""
@@ -186,11 +207,11 @@ class Analyser:
     def _finish(self, batch: list[Item], launched: Launched) -> list[Maps]:
         """Check a batch's results and pack them up."""
         if isinstance(launched, Collected):
-            return collected_maps(self.lens, self.stacks[-1], _alone(batch), launched)
+            return collected_maps(self.lens, self.stacks[-1], texts_among(batch), launched)
         *encoder, last = launched
         if not last.stack.name:
             return last.maps()
-        pairs = _pairs(batch)
+        pairs = pairs_among(batch)
         of_encoder: list[Maps] | list[None] = [None] * len(pairs)
         if encoder:
             of_encoder = encoder[0].maps()
@@ -199,14 +220,6 @@ class Analyser:
             _together(pair, decoder, encoder_maps)
             for pair, decoder, encoder_maps in zip(pairs, of_decoder, of_encoder, strict=True)
         ]
-
-
-def _alone(batch: Sequence[Item]) -> list[Encoded]:
-    return [item for item in batch if isinstance(item, Encoded)]
-
-
-def _pairs(batch: Sequence[Item]) -> list[Pair]:
-    return [item for item in batch if isinstance(item, Pair)]
 
 
 def _together(pair: Pair, decoder: Maps, encoder: Maps | None) -> Maps:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normlens.analysing.allowed_pairs import Reading, allowed_pairs, write_allowed
 from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns
 from normlens.analysing.large_results import LargeResults
 from normlens.analysing.layer_results import Key, Wanted
 from normlens.analysing.outbox import Outbox
-from normlens.components import Layer, Reach
+from normlens.components import Layer
 from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
 from normlens.pinned import pinned_copy
+from normlens.precisions import AUTO
+from normlens.results.growing_file import Place
 from normlens.results.labelled import Correlations
+from normlens.results.maps_header import ALLOWED
 from normlens.tracing.checks import Checks
 
 #: Bytes of results that may stay on a device until the last layer is through.
@@ -40,7 +43,9 @@ class Collected:
     """A batch's results. Small ones stay on their device until all layers are through.
 
     Every number that is asked of a GPU makes it wait; here that happens once, at the end. Large
-    results leave at once (`outbox`). A batch that is being recorded has no outbox.
+    results leave at once (`outbox`). A batch that is being recorded has no outbox. Those of one
+    text may go to a file, where `place` gives them room. Where layers lie on several devices, their
+    results gather on `home`.
     """
 
     def __init__(
@@ -52,26 +57,34 @@ class Collected:
         correlations: bool = False,
         layers: int = 0,
         outbox: Outbox | None = None,
+        map_dtype: str = AUTO,
+        place: Place | None = None,
+        home: torch.device | None = None,
     ):
         self.checks = checks
         self.columns = columns
         self.lengths = columns.lengths
         self.scopes = list(scopes)
         self.precision: str | None = None
+        #: Where layers were computed.
+        self.devices: list[torch.device] = []
         self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
-        self._wanted = Wanted(columns, self.scopes, arrays, correlations)
+        kind = None if map_dtype == AUTO else getattr(torch, map_dtype)
+        self._wanted = Wanted(columns, self.scopes, arrays, correlations, kind)
         self._outbox = outbox
-        self._large = LargeResults(columns, layers, outbox)
-        self._reaches: dict[int, tuple[Reach, bool]] = {}  # and whether it reads other tokens
+        self._place, self._home = place, home
+        self._large = LargeResults(columns, layers, outbox, place)
+        self._reaches: dict[int, Reading] = {}
         self._shapes: dict[Key, torch.Size] = {}
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
+        self._peaks: list[tuple[int, str, Tensor]] = []
         self._pending: dict[Key, list[Tensor]] = {}
         self._held = 0
         self._settled: list[tuple[Tensor, list[_Alike]]] = []
-        self._numbers: list[Tensor] = []  # of errors, and of those of kernels, once settled
+        self._numbers: list[Tensor] = []  # errors, those of kernels, and peaks, once settled
         self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
         self._replay: torch.cuda.Event | None = None  # the end of the one that these come from
         self._recording: object = None
@@ -80,6 +93,10 @@ class Collected:
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
         found = self._wanted.of(result, index, layer)
+        if (here := found.device) is not None:
+            self.devices = list(dict.fromkeys([*self.devices, here]))
+            if self._home not in (here, None):
+                found = found.on(self._home)
         self._reaches[index] = found.reach, found.reads_others
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
         if found.kernel_errors or not self._kernel_errors:
@@ -87,11 +104,12 @@ class Collected:
         self.experts = found.experts or self.experts
         self._errors += [(index, scope, error) for scope, error in found.errors]
         self._kernel_errors += [(index, kind, error) for kind, error in found.kernel_errors]
+        self._peaks += [(index, name, peak) for name, peak in found.peaks]
         large: list[Key] = []
         for key, tensor in found.tensors.items():
             self._check_shape(key, tensor, index)
             self.covered.setdefault(key, []).append(index)
-            if self._large.takes(tensor):
+            if self._large.takes(key, tensor):
                 large.append(key)
             else:
                 self._pending.setdefault(key, []).append(tensor)
@@ -117,7 +135,7 @@ class Collected:
         self.checks.settle()
         self._numbers = [
             torch.stack([tensor for *_, tensor in errors]) if errors else torch.zeros(0)
-            for errors in (self._errors, self._kernel_errors)
+            for errors in (self._errors, self._kernel_errors, self._peaks)
         ]
         self._flatten()
 
@@ -148,9 +166,10 @@ class Collected:
         self._replay.record()
         self.checks = copy(recorded.checks)
         self.precision, self.experts = recorded.precision, recorded.experts
-        self.covered = recorded.covered
+        self.covered, self.devices = recorded.covered, recorded.devices
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
         self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
+        self._peaks = recorded._peaks
         self._settled, self._numbers = list(recorded._settled), recorded._numbers
         self._large.replayed(recorded._large)
 
@@ -202,6 +221,10 @@ class Collected:
         """How far a kernel's parts miss their sum, and its norms a sample, layer by layer."""
         return self._brought(1, self._kernel_errors)
 
+    def peaks(self) -> list[tuple[int, str, float]]:
+        """The largest entry of every map that is returned in float16, layer by layer."""
+        return self._brought(2, self._peaks)
+
     def _brought(
         self, place: int, errors: list[tuple[int, str, Tensor]]
     ) -> list[tuple[int, str, float]]:
@@ -242,13 +265,14 @@ class Collected:
 
     def allowed(self, index: int) -> NDArray[np.bool_]:
         """[layer, target, source], pairs that attention allows in one of the sequences."""
-        reaches = [self._reaches[layer] for layer in self.layers]
-        masks = _masks(tuple(reach for reach, _ in reaches), self.lengths[index])
+        readings, n = [self._reaches[layer] for layer in self.layers], self.lengths[index]
         others = self.columns.others[index] if self.columns.width else 0
-        if not others:
-            return masks.copy()
-        seen = np.array([reads for _, reads in reaches])[:, None, None]
-        return np.concatenate([np.broadcast_to(seen, (*masks.shape[:2], others)), masks], axis=2)
+        if self._place is None:
+            return allowed_pairs(readings, n, others)
+        shape = len(readings), n, others + n
+        masks = self._place(ALLOWED, shape, np.dtype(np.uint8)).view(np.bool_)
+        write_allowed(masks, readings, n, others)
+        return masks
 
     def _bring_small(self) -> None:
         """Move what waits on the device to the CPU."""
@@ -273,13 +297,3 @@ class Collected:
         self._outbox.send_flat(flat, arrived)
         self._outbox.wait()
         return arrived.numpy()
-
-
-@lru_cache(maxsize=256)
-def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
-    return reach.mask(n).numpy()
-
-
-@lru_cache(maxsize=64)
-def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
-    return np.stack([_mask(reach, n) for reach in reaches])

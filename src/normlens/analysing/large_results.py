@@ -1,4 +1,4 @@
-"""A batch's large results, which leave their device while the next layer is computed."""
+"""A batch's large results, which leave their device or memory while the next layer is computed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from normlens.analysing.layer_results import Key, LayerResults
 from normlens.analysing.outbox import Outbox
 from normlens.components import Reach
 from normlens.results.axes import axes_of
+from normlens.results.growing_file import Place
 
 #: From so many bytes on a layer's result leaves at once.
 SENT_AT_ONCE = 1 << 20
@@ -31,23 +32,35 @@ class _Recorded(NamedTuple):
 class LargeResults:
     """Results on their way to the CPU; without an outbox they are kept for a replay.
 
-    `layers` is how many layers may come.
+    `layers` is how many layers may come. With `place` every result of pairs of tokens goes to a
+    file, from a CPU as well; there is only one text then.
     """
 
-    def __init__(self, columns: Columns, layers: int, outbox: Outbox | None):
-        self._columns, self._layers, self._outbox = columns, layers, outbox
+    def __init__(
+        self, columns: Columns, layers: int, outbox: Outbox | None, place: Place | None = None
+    ):
+        self._columns, self._layers, self._outbox, self._in_file = columns, layers, outbox, place
         self._recorded: list[_Recorded] = []
         self._arriving: dict[Key, NDArray[Any]] = {}  # (b, layer, …)
         self._count: dict[Key, int] = {}  # layers that are there or under way
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Whether a result is large."""
+    def takes(self, key: Key, tensor: Tensor) -> bool:
+        """Whether a result is large, or goes to a file."""
+        if self._in_file is not None:
+            return _is_of_pairs(key)
         return bool(self._layers) and tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
 
     def add(self, found: LayerResults, keys: Sequence[Key]) -> None:
         """Send some of a layer's results."""
+        if self._in_file is not None:
+            # Types of many bytes first, so that each array begins at a multiple of its own.
+            keys = sorted(keys, key=lambda key: -found.tensors[key].element_size())
+            for key in keys if self._outbox is None else ():
+                self._place(key, found.tensors[key]).copy_(found.tensors[key])
         if self._outbox is not None:
             self._send(found, keys, None)
+            return
+        if self._in_file is not None:
             return
         ready = torch.cuda.Event(external=True)
         ready.record()
@@ -78,16 +91,17 @@ class LargeResults:
 
     def _first(self, key: Key, reach: Reach) -> int | None:
         """The column of target 0 in a causal result; None where targets may look ahead."""
-        if key[0] in (CORRELATIONS, ROUTING) or axes_of(*key)[-2:] != ("target", "source"):
-            return None
-        return self._columns.width if reach.ahead == 0 else None
+        return self._columns.width if _is_of_pairs(key) and reach.ahead == 0 else None
 
     def _place(self, key: Key, tensor: Tensor) -> Tensor:
         """Where a layer's result arrives; pages that nothing is written to take no memory."""
         if key not in self._arriving:
             kind = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-            shape = (len(tensor), self._layers, *tensor.shape[1:])
-            self._arriving[key] = np.zeros(shape, dtype=kind)
+            shape = self._layers, *tensor.shape[1:]
+            if self._in_file is None:
+                self._arriving[key] = np.zeros((len(tensor), *shape), dtype=kind)
+            else:
+                self._arriving[key] = self._in_file("/".join(key), shape, kind)[None]
         place = self._count.get(key, 0)
         self._count[key] = place + 1
         return torch.from_numpy(self._arriving[key])[:, place]
@@ -105,3 +119,8 @@ class LargeResults:
         self.wait()
         arrived, self._arriving = self._arriving, {}
         return {key: array[:, : self._count[key]] for key, array in arrived.items()}
+
+
+def _is_of_pairs(key: Key) -> bool:
+    """Whether a result has an entry for each target and source."""
+    return key[0] not in (CORRELATIONS, ROUTING) and axes_of(*key)[-2:] == ("target", "source")

@@ -16,14 +16,24 @@ from normlens.analysing.packing import packed
 from normlens.analysing.provenance import provenance
 from normlens.analysing.stacks import Stack
 from normlens.analysing.unlike_layers import components_in_words
-from normlens.analysing.verdicts import TOLERANCE, check_completeness, check_kernels
+from normlens.analysing.verdicts import (
+    TOLERANCE,
+    check_completeness,
+    check_kernels,
+    check_range,
+)
 from normlens.analysis import special_dimensions
 from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
+from normlens.decomposition.costs.calibrated import calibrated_for
 from normlens.decomposition.head_products import ProductStore
+from normlens.decomposition.results import LayerMaps
+from normlens.device_constants import current
 from normlens.matmul import operands_kept
 from normlens.models.two_stacks import DECODER
+from normlens.precisions import AUTO
+from normlens.results.growing_file import Place
 from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded, Text
@@ -48,6 +58,7 @@ class StackRun:
     products: ProductStore | None = None
     buffers: Buffers = field(default_factory=Buffers)
     outbox: Outbox | None = None
+    place: Place | None = None  # in a file that maps go to
 
     def __post_init__(self) -> None:
         request = self.stack.request
@@ -68,28 +79,34 @@ class StackRun:
             request.correlations,
             len(request.layers),
             self.outbox,
+            request.map_dtype,
+            self.place,
+            self.lens.device,
         )
 
     def consume(self, traced: LayerTrace) -> None:
         """Take apart a layer that the model has just run; its index counts in this stack."""
-        request, dtype = self.stack.request, self.lens.compute_dtype
-        layer = self.check(traced)
-        with operands_kept():
-            result = decompose_layer(
-                layer,
-                traced.x.to(dtype),
-                [alpha.to(dtype) for alpha in traced.alphas],
-                self.lengths,
-                request.scopes,
-                self._settings_of(traced.index),
-                traced.real,
-                None if self.products is None else self.products.of(traced.block),
-                self.buffers,
-                _ordinary_dimensions(layer) if request.settings.statistics else None,
-                {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
-                dict.fromkeys(traced.sources, self.columns.others),
-            )
+        with current(traced.x.device), operands_kept():
+            layer = self.check(traced)
+            result = self._decomposed(traced, layer)
         self.collected.add(result, traced.index, layer)
+
+    def _decomposed(self, traced: LayerTrace, layer: Layer) -> LayerMaps:
+        request, dtype = self.stack.request, self.lens.compute_dtype
+        return decompose_layer(
+            layer,
+            traced.x.to(dtype),
+            [alpha.to(dtype) for alpha in traced.alphas],
+            self.lengths,
+            request.scopes,
+            self._settings_of(traced.index),
+            traced.real,
+            None if self.products is None else self.products.of(traced.block),
+            self.buffers,
+            _ordinary_dimensions(layer) if request.settings.statistics else None,
+            {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
+            dict.fromkeys(traced.sources, self.columns.others),
+        )
 
     def check(self, traced: LayerTrace) -> Layer:
         """Compare a layer with what its adapter says; return it in the algebra's precision."""
@@ -123,6 +140,7 @@ def collected_maps(
     errors = collected.errors()
     check_completeness(errors, lens.dtype, stack.layer_in_words)
     check_kernels(collected.kernel_errors(), collected.precision, stack.layer_in_words)
+    check_range(collected.peaks(), stack.layer_in_words)
     worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
     given = texts or [None] * len(sequences)
     return [
@@ -131,7 +149,7 @@ def collected_maps(
             index,
             results,
             collected,
-            _provenance(lens, stack, worst, collected.precision),
+            _provenance(lens, stack, worst, collected),
             text,
         )
         for index, (sequence, results, text) in enumerate(
@@ -141,11 +159,17 @@ def collected_maps(
 
 
 def _provenance(
-    lens: Lens, stack: Stack, completeness: float, precision: str | None
+    lens: Lens, stack: Stack, completeness: float, collected: Collected
 ) -> dict[str, Any]:
     settings = stack.request.settings
     said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
-    said |= {"origin": stack.request.origin, "precision": precision}
+    said |= {"origin": stack.request.origin, "precision": collected.precision}
+    if collected.precision is not None and (found := calibrated_for(lens.device)) is not None:
+        said["calibration"] = found.in_words
+    if len(collected.devices) > 1:
+        said["device"] = ", ".join(map(str, collected.devices))
+    if stack.request.map_dtype != AUTO:
+        said["map_dtype"] = stack.request.map_dtype
     if stack.name:
         said |= {
             "stack": stack.name,

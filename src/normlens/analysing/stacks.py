@@ -39,7 +39,9 @@ def stacks_of(
 
     def request(scopes: list[str], layers: list[int]) -> Request:
         settings = options.settings
-        return Request(scopes, layers, settings, arrays, correlations, options.origin)
+        return Request(
+            scopes, layers, settings, arrays, correlations, options.origin, options.map_dtype
+        )
 
     if not isinstance(lens.adapter, TwoStacks):
         layers = options.layers_of(lens.n_layers, lens.name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import CompletenessError, ModelLoadError
+from normlens.errors import CompletenessError, InputError, ModelLoadError
 from normlens.scopes import components_of
 
 #: Largest relative error of parts + bias against the model's own vectors, by the model's dtype.
@@ -31,6 +31,22 @@ SCORE_TOLERANCE = {
 #: norms beside their recomputation.
 KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
 SAMPLE_TOLERANCE = {"float32": 1e-3, "tf32": 5e-3, "bfloat16": 3e-2}
+
+#: The largest number of float16, and the largest entry of a map below which its digits are fewer
+#: than those of float16, because the smallest steps of this type are 2⁻²⁴.
+HALF_RANGE = 2.0**-13, 65504.0
+
+
+def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str = "layer") -> None:
+    """Raise where float16 cannot hold a map; `peaks` are largest entries by layer and name."""
+    least, most = HALF_RANGE
+    for layer, name, peak in peaks:
+        if not (peak == 0 or least <= peak <= most):
+            what = f"is beyond its largest number, {most:,.0f}" if peak > most else "is too small"
+            raise InputError(
+                f"float16 cannot hold the map of {name} in {layer_in_words} {layer}: its largest "
+                f"entry, {peak:,.5g}, {what}; leave `map_dtype` out"
+            )
 
 
 def check_completeness(

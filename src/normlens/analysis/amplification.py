@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.analysis.widening import widened
 from normlens.errors import valid_choice
 
 AXES = ("source", "target", "none")
@@ -15,6 +16,7 @@ AXES = ("source", "target", "none")
 def normalise(maps: NDArray[Any], axis: str = "source") -> NDArray[Any]:
     """Scale maps (…, i, j) so that each source's column, or each target's row, sums to 1."""
     valid_choice(axis, AXES, "axis")
+    maps = widened(maps)
     if axis == "none":
         return maps
     sums = maps.sum(axis=-2 if axis == "source" else -1, keepdims=True)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.analysis.widening import widened
+
 
 def merge_words(
     maps: NDArray[Any],
@@ -18,6 +20,7 @@ def merge_words(
 
     `targets` and `sources` (by default the same) are the places of each word's tokens.
     """
+    maps = widened(maps)
     rows = _membership(targets, maps.shape[-2], maps.dtype)
     columns = rows if sources is None else _membership(sources, maps.shape[-1], maps.dtype)
     mean = rows / rows.sum(axis=1, keepdims=True)

@@ -34,9 +34,11 @@ def estimate_command(
         typer.Option(metavar="M", help="Encoder–decoders: length of what the decoder reads."),
     ] = None,
     model: ModelOption = None,
-    asked: Annotated[AnalysisOptions, Fields(without=("seed", "batch_size", "origin"))],
+    asked: Annotated[
+        AnalysisOptions, Fields(without=("seed", "batch_size", "map_dtype", "origin"))
+    ],
     batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
-    loading: Annotated[LoadOptions, Fields(without=("part",))],
+    loading: Annotated[LoadOptions, Fields(without=("part", "device_map"))],
     as_json: JsonOption = False,
 ) -> None:
     """Memory and operations of an analysis, before it runs and without the model's weights.

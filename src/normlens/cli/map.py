@@ -31,6 +31,7 @@ from normlens.cli.printing import status
 from normlens.cli.summary import completeness, show_maps, sizes_in_words
 from normlens.errors import InputError, valid_choice
 from normlens.options import AnalysisOptions, LoadOptions
+from normlens.origins import LAYER
 from normlens.results.both_stacks import STACKS, by_stack
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ def map_command(
             encoded = lens.encode_pairs(given, target_text, truncate=truncate)
         else:
             encoded = lens.encode(given, truncate=truncate)
-        (maps,) = lens.analyse(encoded, analysis)
+        streamed = out if _is_streamed(out, analysis, words, no_special_tokens, stack) else None
+        (maps,) = lens.analyse(encoded, analysis, out=streamed, overwrite=force)
     maps = maps if stack is None else by_stack(maps, stack)[0]
     if routing is not None:
         _write_routing(maps, routing, force, quiet)
@@ -171,8 +173,24 @@ def map_command(
     maps = maps.without_special_tokens() if no_special_tokens else maps
     if out is None:
         show_maps(maps)
-    else:
-        _write_maps(maps, out, force, quiet, drawing)
+        return
+    if streamed is None:
+        _write_maps(maps, out, force, drawing)
+    if not quiet:
+        print(f"wrote {out}: {sizes_in_words(maps)}; {completeness(maps)}")
+
+
+def _is_streamed(
+    out: Path | None,
+    analysis: AnalysisOptions,
+    words: bool,
+    no_special_tokens: bool,
+    stack: str | None,
+) -> bool:
+    """Whether maps go to their file as they are, layer by layer."""
+    changed = words or no_special_tokens or stack is not None
+    is_maps_file = out is not None and out.suffix.lower() == ".safetensors"
+    return is_maps_file and not changed and analysis.origin == LAYER
 
 
 def _check_stacks(lens: Lens, pair: str | None, of_two: dict[str, str | None]) -> None:
@@ -219,10 +237,8 @@ def _write_routing(maps: Maps, path: Path, force: bool, quiet: bool) -> None:
         print(f"wrote {path}: {maps.routing!r}")
 
 
-def _write_maps(maps: Maps, out: Path, force: bool, quiet: bool, drawing: dict[str, Any]) -> None:
+def _write_maps(maps: Maps, out: Path, force: bool, drawing: dict[str, Any]) -> None:
     from normlens.exports import map_export as export
 
     with file_errors(out):
         export.write(maps, out, overwrite=force, **drawing)
-    if not quiet:
-        print(f"wrote {out}: {sizes_in_words(maps)}; {completeness(maps)}")

@@ -46,7 +46,7 @@ def serve_command(
     ] = None,
     tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
     loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
-    analysis: Annotated[AnalysisOptions, Fields(without=_VISITORS)],
+    analysis: Annotated[AnalysisOptions, Fields(without=(*_VISITORS, "map_dtype"))],
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     quiet: QuietOption = False,
 ) -> None:

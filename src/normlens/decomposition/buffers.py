@@ -14,10 +14,11 @@ class Buffers:
         self._storage: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """An uninitialised tensor of `shape` in the piece called `name`, with `like`'s dtype."""
+        """An uninitialised tensor of `shape` in the piece called `name`, of `like`'s kind."""
         size = prod(shape)
         stored = self._storage.get(name)
-        if stored is None or stored.numel() < size or stored.dtype != like.dtype:
+        kind = like.dtype, like.device
+        if stored is None or stored.numel() < size or (stored.dtype, stored.device) != kind:
             self._storage.pop(name, None)  # free the old piece before taking a larger one
             stored = self._storage[name] = like.new_empty(size)
         return stored[:size].view(shape)

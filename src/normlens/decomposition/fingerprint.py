@@ -31,7 +31,9 @@ def fingerprints(weights: Mapping[Hashable, Sequence[Tensor]]) -> dict[Hashable,
     tensors = [tensor for group in weights.values() for tensor in group]
     if not tensors:
         return dict.fromkeys(weights, ())
-    numbers = iter(torch.stack([_content(formed(tensor)) for tensor in tensors]).tolist())
+    sums = [_content(formed(tensor)) for tensor in tensors]
+    # Layers may lie on several devices.
+    numbers = iter(torch.stack([each.to(sums[0].device) for each in sums]).tolist())
     return {
         key: tuple((*description(tensor), next(numbers)) for tensor in group)
         for key, group in weights.items()

@@ -43,7 +43,12 @@ def collect_whole_way(
     lengths = [len(sequence) for sequence in batch]
     checks = Checks(lens.adapter, lens.dtype, lengths)
     collected = Collected(
-        Columns(lengths), request.scopes, checks, request.arrays, request.correlations
+        Columns(lengths),
+        request.scopes,
+        checks,
+        request.arrays,
+        request.correlations,
+        map_dtype=request.map_dtype,
     )
     routed: dict[int, Routing] = {}
 

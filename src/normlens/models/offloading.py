@@ -33,6 +33,22 @@ def execution_device(model: nn.Module) -> torch.device:
     return next((buffer.device for buffer in model.buffers()), torch.device("meta"))
 
 
+def execution_places(module: nn.Module) -> set[torch.device]:
+    """Every device on which parts of a module run; meta where nothing brings their weights."""
+    return {
+        _numbered(execution_device(part) if is_offloaded(part) else parameter.device)
+        for part in module.modules()
+        for parameter in part.parameters(recurse=False)
+    }
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" is the current GPU."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
 @contextmanager
 def loaded(module: Any) -> Iterator[None]:
     """Have a module's own weights in memory for a while, where a hook offloads them."""

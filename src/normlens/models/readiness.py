@@ -11,34 +11,46 @@ from torch import nn
 from normlens.components import Layer
 from normlens.errors import InputError, NormLensError, UnsupportedModelError
 from normlens.late import LateTensor
-from normlens.models.offloading import execution_device, is_offloaded
+from normlens.models.offloading import execution_places
 
 
-def check_weights(model: nn.Module, layers: Sequence[Layer]) -> None:
-    """Raise unless all weights are in memory, on one device, and in one precision."""
+def check_weights(
+    model: nn.Module, layers: Sequence[Layer], blocks: Sequence[nn.Module] | None = None
+) -> None:
+    """Raise unless all weights are in memory, on one device, and in one precision.
+
+    With `blocks` only the weights of each block have to be on one device.
+    """
     name = type(model).__name__
-    places = {
-        execution_device(module) if is_offloaded(module) else parameter.device
-        for module in model.modules()
-        for parameter in module.parameters(recurse=False)
-    }
+    places = execution_places(model)
     if torch.device("meta") in places:
         raise UnsupportedModelError(
             f"the weights of {name} are not in memory, and no hook of accelerate brings them when "
             "a module runs; load it whole, without device_map or offloading"
         )
-    if len(places) > 1:
-        spread = ", ".join(sorted(map(str, places)))
+    if len(places) > 1 and blocks is None:
         raise UnsupportedModelError(
-            f"the weights of {name} are spread over {spread}; load it on one device "
-            '(without device_map, then model.to("cuda"))'
+            f"the weights of {name} are spread over {_listed(places)}; only maps of single layers "
+            "(lens.maps) can be taken of such a model. Load it on one device (without device_map, "
+            'then model.to("cuda"))'
         )
+    for index, block in enumerate(blocks or () if len(places) > 1 else ()):
+        if len(within := execution_places(block)) > 1:
+            raise UnsupportedModelError(
+                f"the weights of layer {index} of {name} are spread over {_listed(within)}; a "
+                "layer is analysed where its weights are, so give each layer one device in the "
+                "device_map (accelerate's no_split_module_classes)"
+            )
     first = next(p.dtype for p in model.parameters() if p.is_floating_point())
     held = [linear.weight for layer in layers for linear in layer.linear_maps]
     # What is formed late takes and gives vectors in the model's precision, whatever it holds.
     kinds = {first} | {weight.dtype for weight in held if not isinstance(weight, LateTensor)}
     if len(kinds) > 1:
         raise _mixed(name, kinds)
+
+
+def _listed(places: set[torch.device]) -> str:
+    return ", ".join(sorted(map(str, places)))
 
 
 def explain_failure(model: nn.Module, error: RuntimeError) -> None:

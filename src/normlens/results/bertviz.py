@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.analysis.widening import widened
 from normlens.errors import InputError
 from normlens.results.sequences import OTHER_SEQUENCE, OWN_SEQUENCE, SequencedMaps
 from normlens.scopes import holds, resolve
@@ -74,4 +75,5 @@ def _by_layer(
     of_heads = "CROSS-N" if name.endswith("CROSS-N") else name
     stacked = maps.heads[of_heads] if of_heads in maps.heads else maps.arrays[name][:, None]
     stacked = stacked if columns is None else stacked[..., columns]
-    return tuple(torch.from_numpy(np.ascontiguousarray(layer))[None] for layer in stacked)
+    layers = (np.ascontiguousarray(widened(layer)) for layer in stacked)
+    return tuple(torch.from_numpy(layer)[None] for layer in layers)

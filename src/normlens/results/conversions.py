@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens.analysis.widening import widened
 from normlens.errors import MissingDependencyError
 from normlens.results.axes import EXPLANATION, Axes, axes_of
 from normlens.results.sequences import SequencedMaps
@@ -46,7 +47,7 @@ def to_pandas(maps: SequencedMaps) -> pd.DataFrame:
                     "source": source,
                     **({"source_sequence": labels[source]} if labels.size else {}),
                     "source_token": sources[source],
-                    "value": array.ravel(),
+                    "value": widened(array).ravel(),
                 }
             )
         )
@@ -83,7 +84,8 @@ def _labelled_arrays(
     for group, arrays in maps.groups.items():
         for name in arrays:
             label = slash + (name if group == "arrays" else f"{group}/{name}")
-            variables[label] = named(axes_of(group, name)), maps.over_layers(group, name)
+            values = widened(maps.over_layers(group, name))
+            variables[label] = named(axes_of(group, name)), values
     coordinates: dict[str, Any] = {
         layers: maps.layers,
         f"{targets}_token": (targets, maps.tokens),

@@ -79,9 +79,12 @@ class Maps(PlottableMaps):
         return store.save(self, path, overwrite=overwrite)
 
     @staticmethod
-    def load(path: str | Path) -> Maps:
-        """Read maps that `save` wrote; `normlens.open` reads other results too."""
-        return store.open_as(Maps, path)
+    def load(path: str | Path, *, mapped: bool = False) -> Maps:
+        """Read maps that `save` wrote; `normlens.open` reads other results too.
+
+        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
+        """
+        return store.open_as(Maps, path, mapped=mapped)
 
     # Showing -------------------------------------------------------------------------------------
 

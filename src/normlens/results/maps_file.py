@@ -38,7 +38,7 @@ FORMAT_VERSION = 3
 #: sequence of tokens; or one stack of a text.
 _PLAIN_VERSION, _ONE_STACK_VERSION = 1, 2
 #: The encoder's part of a header, and what the names of its arrays begin with.
-_ENCODER, _OF_ENCODER = "encoder", "encoder/"
+_ENCODER, OF_ENCODER = "encoder", "encoder/"
 _NO_STACKS = "maps beside each other are those of an encoder and of a decoder"
 #: Fields of a file that maps call otherwise.
 _ATTRIBUTES = {"tokens": "raw_tokens"}
@@ -58,7 +58,7 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         version = FORMAT_VERSION
         header[_ENCODER] = json.dumps(_fields_of(maps.encoder), ensure_ascii=False)
         of_encoder = _tensors_of(maps.encoder)
-        tensors |= {f"{_OF_ENCODER}{name}": array for name, array in of_encoder.items()}
+        tensors |= {f"{OF_ENCODER}{name}": array for name, array in of_encoder.items()}
     return tensors, {**header, "version": str(version)}
 
 
@@ -73,8 +73,8 @@ def parts_of(
         return _read(header["maps"], tensors), None
     decoder, encoder = {}, {}
     for name, array in tensors.items():
-        if name.startswith(_OF_ENCODER):
-            encoder[name.removeprefix(_OF_ENCODER)] = array
+        if name.startswith(OF_ENCODER):
+            encoder[name.removeprefix(OF_ENCODER)] = array
         else:
             decoder[name] = array
     both = _read(header[_ENCODER], encoder), _read(header["maps"], decoder)
@@ -106,9 +106,9 @@ def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
         for group, arrays in maps.groups.items()
         for name, array in arrays.items()
     }
-    tensors[ALLOWED] = maps.allowed.astype(np.uint8)
+    tensors[ALLOWED] = _bytes(maps.allowed)
     if maps.same_token is not None:
-        tensors[SAME_TOKEN] = np.ascontiguousarray(maps.same_token.astype(np.uint8))
+        tensors[SAME_TOKEN] = _bytes(maps.same_token)
     if maps.routing is not None:
         tensors |= routing_file.parts_of(maps.routing)[1]
     return tensors | patches_file.saved_picture(maps.grid)
@@ -142,5 +142,15 @@ def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         tokens = axis_of({name: meta[name] for name in AXIS}).tokens
         meta["routing"] = routing_file.routing_of(routing, tensors, tokens)
     meta["grid"] = patches_file.read_grid(meta, tensors)
-    masks = {name: tensors[name].astype(bool) for name in MASKS if name in tensors}
+    masks = {name: _truth(tensors[name]) for name in MASKS if name in tensors}
     return {**masks, **groups, **_as_maps_call_them(meta)}
+
+
+def _bytes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(mask, dtype=bool).view(np.uint8)
+
+
+def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
+    """A mask from a file; no copy where its bytes are 0 and 1 already."""
+    is_plain = mask.dtype == np.uint8 and mask.max(initial=0) <= 1
+    return mask.view(np.bool_) if is_plain else mask.astype(bool)

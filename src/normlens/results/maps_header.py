@@ -71,6 +71,8 @@ OPTIONAL: Fields = {
 _OF_HEADS = {"ATTN-W", "ATTN-N", "CROSS-W", "CROSS-N"}
 _INTEGERS = ("special_dimensions",)
 _FLOATS = ("float32", "float64")
+#: Groups that may be kept in half precision.
+_IN_HALF = ("arrays", "heads")
 ALLOWED = "allowed"
 SAME_TOKEN = "same_token"
 #: Masks, and their axes.
@@ -133,4 +135,5 @@ def _expected(key: str, scopes: set[str]) -> tuple[Axes, tuple[str, ...]]:
     names = {"statistics": set(STATISTICS), "heads": scopes | _OF_HEADS}.get(group, scopes)
     if group not in GROUPS or name not in names:
         raise ValueError(f"{key!r} is no array of a maps file with these scopes")
-    return axes_of(group, name), ("int64",) if name in _INTEGERS else _FLOATS
+    floats = ("float16", *_FLOATS) if group in _IN_HALF else _FLOATS
+    return axes_of(group, name), ("int64",) if name in _INTEGERS else floats

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
 from normlens.results import cosine_file, explanation_file, maps_file
+from normlens.results.growing_file import mapped_arrays
 
 if TYPE_CHECKING:
     from normlens.results.cosine import Cosine
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
 Kind = TypeVar("Kind")
+Arrays = dict[str, NDArray[Any]]
 
 #: What reading a file that somebody has altered may raise.
 _DAMAGED = (
@@ -55,8 +57,11 @@ def write(
     return Path(path)
 
 
-def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
-    """Read what `save` of `Maps`, `Explanation`, `Explanations` or `Cosine` wrote."""
+def open(path: str | Path, *, mapped: bool = False) -> Maps | Explanation | Explanations | Cosine:
+    """Read what `save` of `Maps`, `Explanation`, `Explanations` or `Cosine` wrote.
+
+    With `mapped` the arrays stay in the file until they are used.
+    """
     path = Path(path)
     try:
         if not path.is_file():
@@ -74,7 +79,7 @@ def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
                 raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
             if version < 1:
                 raise ValueError(f"there is no version {version} of these files")
-            return read(header, file)
+            return read(header, mapped_arrays(path) if mapped else _arrays(file))
     except MapsFileError:
         raise
     except _DAMAGED as error:
@@ -83,9 +88,9 @@ def open(path: str | Path) -> Maps | Explanation | Explanations | Cosine:
         ) from error
 
 
-def open_as(kind: type[Kind], path: str | Path) -> Kind:
+def open_as(kind: type[Kind], path: str | Path, *, mapped: bool = False) -> Kind:
     """Read a file that must hold one kind of result."""
-    result = open(path)
+    result = open(path, mapped=mapped)
     if not isinstance(result, kind):
         raise MapsFileError(
             f"{str(path)!r} holds {type(result).__name__} and not {kind.__name__}; open it with "
@@ -94,35 +99,35 @@ def open_as(kind: type[Kind], path: str | Path) -> Kind:
     return result
 
 
-def _arrays(file: Any) -> dict[str, NDArray[Any]]:
+def _arrays(file: Any) -> Arrays:
     return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
-def _read_maps(header: dict[str, str], file: Any) -> Maps:
+def _read_maps(header: dict[str, str], arrays: Arrays) -> Maps:
     from normlens.results.maps import Maps
 
-    fields, of_encoder = maps_file.parts_of(header, _arrays(file))
+    fields, of_encoder = maps_file.parts_of(header, arrays)
     return Maps(**fields, encoder=None if of_encoder is None else Maps(**of_encoder))
 
 
-def _read_explanation(header: dict[str, str], file: Any) -> Explanation | Explanations:
+def _read_explanation(header: dict[str, str], arrays: Arrays) -> Explanation | Explanations:
     from normlens.results.explanation import Explanation
     from normlens.results.explanations import Explanations
 
-    each = [Explanation(**fields) for fields in explanation_file.parts_of(header, _arrays(file))]
+    each = [Explanation(**fields) for fields in explanation_file.parts_of(header, arrays)]
     return Explanations(each) if header["format"] == explanation_file.SEVERAL else each[0]
 
 
-def _read_cosine(header: dict[str, str], file: Any) -> Cosine:
+def _read_cosine(header: dict[str, str], arrays: Arrays) -> Cosine:
     from normlens.results.cosine import Cosine
 
-    fields, axes = cosine_file.parts_of(header, _arrays(file))
+    fields, axes = cosine_file.parts_of(header, arrays)
     a, b = (maps_file.axis_of(axes[name]) for name in ("a", "b"))
     return Cosine(**fields, a=a, b=b)
 
 
 #: The newest version of each kind of file, and what reads it.
-_KINDS: dict[str, tuple[int, Callable[[dict[str, str], Any], Any]]] = {
+_KINDS: dict[str, tuple[int, Callable[[dict[str, str], Arrays], Any]]] = {
     maps_file.FORMAT: (maps_file.FORMAT_VERSION, _read_maps),
     explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
     explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanation),

@@ -252,7 +252,9 @@ def linear_error(sizes: Tensor) -> Tensor:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else torch.zeros(0)
+    # Layers may lie on several devices; these numbers are few.
+    flat = [tensor.flatten().to(tensors[0].device) for tensor in tensors]
+    return torch.cat(flat) if flat else torch.zeros(0)
 
 
 def _brought(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -38,10 +38,12 @@ class RowKeeper:
         # A view would keep the whole tensor alive.
         calls.append(Rows(*(table[::stride][:ROWS].clone() for table in tables)))
 
-    def rows(self) -> dict[nn.Module, Rows]:
-        """The rows of each module since the last `clear`."""
+    def rows(self, device: torch.device | None = None) -> dict[nn.Module, Rows]:
+        """The rows of each module since the last `clear`, on this device if one is given."""
         return {
-            module: Rows(*(torch.cat(tables) for tables in zip(*calls, strict=True)))
+            module: Rows(
+                *(torch.cat(tables).to(device=device) for tables in zip(*calls, strict=True))
+            )
             for module, calls in self._calls.items()
         }
 

@@ -70,20 +70,24 @@ Consumer = Callable[[LayerTrace], None]
 
 
 def trace(
-    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
+    adapter: Adapter,
+    inputs: dict[str, Tensor],
+    layers: Sequence[int],
+    consume: Consumer,
+    *,
+    spread: bool = False,
 ) -> None:
     """Run the model on `inputs` and pass the trace of each wanted layer to `consume`.
 
-    Other threads that trace the same model wait until this one is through.
+    Other threads that trace the same model wait until this one is through. With `spread` its layers
+    may lie on several devices, each on one.
     """
-    alone_with_model(adapter.model, lambda: _trace(adapter, inputs, layers, consume))
 
+    def run() -> None:
+        with reading(adapter.model, adapter):
+            run_traced(adapter, adapter.model, inputs, layers, consume, spread=spread)
 
-def _trace(
-    adapter: Adapter, inputs: dict[str, Tensor], layers: Sequence[int], consume: Consumer
-) -> None:
-    with reading(adapter.model, adapter):
-        run_traced(adapter, adapter.model, inputs, layers, consume)
+    alone_with_model(adapter.model, run)
 
 
 @contextmanager
@@ -111,6 +115,8 @@ def run_traced(
     inputs: dict[str, Any],
     layers: Sequence[int],
     consume: Consumer,
+    *,
+    spread: bool = False,
 ) -> Any:
     """Call `model`, which is the adapter's or holds it, and trace the layers; returns its output.
 
@@ -122,7 +128,8 @@ def run_traced(
     recorder = _Recorder(adapter, set(layers), consume)
     try:
         with Hooks() as hooks:
-            check_weights(model, [recorder.watch(block, hooks) for block in _unique(blocks)])
+            described = [recorder.watch(block, hooks) for block in _unique(blocks)]
+            check_weights(model, described, blocks if spread else None)
             try:
                 with split_linears() if are_many(inputs) else nullcontext():
                     output = model(**inputs, **plain_options(model))
@@ -237,9 +244,11 @@ class _Recorder:
         self, index: int, block: nn.Module, layer: Layer, output: Tensor
     ) -> LayerTrace:
         assert self.x is not None
-        x = self.x.detach()
-        layer = self.routing.routed(index, layer, x)
         alphas, sources = self._alphas(index, layer), self._sources(index, layer)
+        # Where layers lie on several devices, a hook sees vectors before they are brought along.
+        place = alphas[0].device
+        x, output = self.x.detach().to(place), output.to(place)
+        layer = self.routing.routed(index, layer, x)
         real: dict[int, Tensor] = {}
         for step, (module, event) in checkpoints(layer).items():
             vectors = [output] if module is None else self.seen.get((event, module))
@@ -247,11 +256,12 @@ class _Recorder:
                 continue
             # A block that is chunked over the sequence calls its modules several times.
             vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
-            real[step] = vector.reshape(*x.shape[:2], -1)
+            real[step] = vector.reshape(*x.shape[:2], -1).to(place)
             factor = factor_behind(layer.steps[step]) if module is not None else 1.0
             if isinstance(factor, Tensor) or factor != 1.0:
                 real[step] = real[step] * factor
-        rows = self.rows.rows()
+        sources = {name: vectors.to(place) for name, vectors in sources.items()}
+        rows = self.rows.rows(place)
         return LayerTrace(index, block, layer, x, alphas, real, rows, output, self.call, sources)
 
     def _alphas(self, index: int, layer: Layer) -> tuple[Tensor, ...]:

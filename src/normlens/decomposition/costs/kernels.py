@@ -19,10 +19,23 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import aligned, block_of_heads
 
-#: Operations that the matrix units do while a byte is stored and read again, or read from the
-#: cache; how many times longer an operation takes on gathered rows; and the operations that the
-#: extra launches are worth. Fitted to an H200 (docs/performance.md).
+#: The shipped constants, as in `Constants`. Fitted to an H200 (docs/performance.md).
 STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What depends on the GPU (`normlens doctor --calibrate` fits it)."""
+
+    stored_byte: float  # operations of the matrix units while a byte is stored and read again
+    cached_byte: float  # the same while a byte is read from the cache
+    gathered: float  # how many times longer an operation takes on gathered rows
+    launches: float  # operations that the extra launches are worth
+
+
+def shipped() -> Constants:
+    """The constants that hold where nothing was calibrated."""
+    return Constants(STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES)
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,11 @@ class KernelCosts:
 
     shape: Shape  # n: real tokens of the batch, pairs: of all its sequences
     precision: Precision
+    given: Constants | None = None  # None: the shipped ones
+
+    @property
+    def constants(self) -> Constants:
+        return shipped() if self.given is None else self.given
 
     @property
     def by_source_operations(self) -> int:
@@ -53,14 +71,16 @@ class KernelCosts:
 
     def gather(self, share: float) -> float:
         """The cost of reading, mixing and storing the active neurons' rows and multiplying them."""
-        shape, item = self.shape, self.precision.itemsize
-        products = GATHERED * self.precision.products * 2 * shape.d
-        rows = CACHED_BYTE * item * shape.projections * block_of_heads(shape.heads)
-        neurons = share * aligned(shape.m) * (products + rows + STORED_BYTE * item)
-        return LAUNCHES + shape.pairs * (neurons + STORED_BYTE * item * shape.d)
+        shape, item, constants = self.shape, self.precision.itemsize, self.constants
+        products = constants.gathered * self.precision.products * 2 * shape.d
+        rows = constants.cached_byte * item * shape.projections * block_of_heads(shape.heads)
+        stored = constants.stored_byte * item
+        neurons = share * aligned(shape.m) * (products + rows + stored)
+        return constants.launches + shape.pairs * (neurons + stored * shape.d)
 
     @property
     def matrices(self) -> float:
         """The operations, and storing each pair's part and bypassed part."""
-        stored = STORED_BYTE * self.precision.itemsize * self.shape.pairs * 2 * self.shape.d
-        return LAUNCHES + self.matrix_operations + stored
+        constants, item = self.constants, self.precision.itemsize
+        stored = constants.stored_byte * item * self.shape.pairs * 2 * self.shape.d
+        return constants.launches + self.matrix_operations + stored

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from normlens.decomposition.activations import activation
+from normlens.decomposition.costs.calibrated import constants_for
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.tiles import MATRICES
 from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
@@ -22,7 +23,7 @@ from normlens.decomposition.plan import choose_kernel_plan, gather_pays
 
 def costs_of(stage: Stage) -> KernelCosts:
     """The cost of each method for this stage."""
-    return KernelCosts(stage.shape, stage.precision)
+    return KernelCosts(stage.shape, stage.precision, constants_for(stage.weights.device))
 
 
 def cheapest_method(stage: Stage) -> Method:

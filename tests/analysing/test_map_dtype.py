@@ -1,0 +1,183 @@
+"""Maps in half precision: the same maps, rounded, and never a number that float16 cannot hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import normlens
+from normlens import Maps
+from normlens.analysing.verdicts import HALF_RANGE
+from normlens.errors import InputError
+from normlens.exports import map_export
+from normlens.models.tiny import tiny_model
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+CLOSE = {"rtol": 2e-3, "atol": 2e-6}  # of numbers that are rounded to 11 bits
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float16)
+
+
+@pytest.fixture(scope="module")
+def lens() -> normlens.Lens:
+    return normlens.load(tiny_model("bert"))
+
+
+@pytest.fixture(scope="module")
+def whole(lens: normlens.Lens) -> Maps:
+    return lens.maps(input_ids=IDS, heads=True, statistics=True)
+
+
+@pytest.fixture(scope="module")
+def half(lens: normlens.Lens) -> Maps:
+    return lens.maps(input_ids=IDS, heads=True, statistics=True, map_dtype="float16")
+
+
+def test_maps_are_rounded_and_nothing_else_is(whole: Maps, half: Maps) -> None:
+    for group in ("arrays", "heads"):
+        for name, array in whole.groups[group].items():
+            assert array.dtype == np.float32
+            assert half.groups[group][name].dtype == np.float16
+            assert np.array_equal(half.groups[group][name], rounded(array))
+    for group in ("mixing", "statistics"):
+        assert half.groups[group].keys() == whole.groups[group].keys()
+        for name, array in whole.groups[group].items():
+            assert half.groups[group][name].dtype == array.dtype
+            assert np.array_equal(half.groups[group][name], array)
+    assert half.completeness == whole.completeness
+    assert half.provenance["map_dtype"] == "float16"
+    assert "map_dtype" not in whole.provenance
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "t5", "mixtral"])
+def test_every_kind_of_model(model_type: str) -> None:
+    lens = normlens.load(tiny_model(model_type))
+    ids: dict[str, Any] = {"input_ids": [IDS, IDS[:3]]}
+    if lens.two_stacks:
+        ids["decoder_input_ids"] = [[2, 5, 7], [4, 1]]
+    found = lens.maps(**ids, heads=True, map_dtype="float16")
+    for half, whole in zip(found, lens.maps(**ids, heads=True), strict=True):
+        both = [(half, whole)]
+        if whole.encoder is not None:
+            assert half.encoder is not None
+            both.append((half.encoder, whole.encoder))
+        for ours, theirs in both:
+            for group in ("arrays", "heads"):
+                for name, array in theirs.groups[group].items():
+                    assert np.array_equal(ours.groups[group][name], rounded(array))
+
+
+def test_the_way_from_the_input(lens: normlens.Lens) -> None:
+    half, whole = (
+        lens.maps(input_ids=IDS, origin="input", map_dtype=kind) for kind in ("float16", "auto")
+    )
+    assert all(np.array_equal(half[scope], rounded(whole[scope])) for scope in whole)
+
+
+def test_float32_of_a_model_in_float64() -> None:
+    lens = normlens.load(tiny_model("bert").double())
+    assert lens.maps(input_ids=IDS)["FF"].dtype == np.float64
+    assert lens.maps(input_ids=IDS, map_dtype="float32")["FF"].dtype == np.float32
+
+
+def test_correlations_are_those_of_the_whole_numbers(lens: normlens.Lens) -> None:
+    options = [normlens.options.AnalysisOptions(map_dtype=kind) for kind in ("float16", "auto")]
+    half, whole = (
+        lens.analyse(lens.encode(input_ids=IDS), each, correlations=True)[0].correlations
+        for each in options
+    )
+    assert half is not None
+    assert whole is not None
+    assert np.array_equal(half.rho, whole.rho)
+
+
+# What float16 cannot hold -----------------------------------------------------------------------
+
+
+def with_output(scale: float) -> normlens.Lens:
+    """A GPT-2 whose first feed-forward block gives vectors of another size."""
+    model = tiny_model("gpt2")
+    with torch.no_grad():
+        model.h[0].mlp.c_proj.weight.mul_(scale)
+        model.h[0].mlp.c_proj.bias.mul_(scale)
+    return normlens.load(model)
+
+
+def test_a_map_beyond_the_range_is_refused_by_its_name() -> None:
+    lens = with_output(1e7)
+    peak = max(lens.maps(input_ids=IDS, layers=0)[scope].max() for scope in ("FF", "RES2"))
+    assert HALF_RANGE[1] < peak < np.inf
+    with pytest.raises(InputError, match=r"ATTNRESLNFF-N in layer 0.*65,504.*leave `map_dtype`"):
+        lens.maps(input_ids=IDS, map_dtype="float16")
+    assert lens.maps(input_ids=IDS, scopes="LN1", layers=0, map_dtype="float16")
+
+
+def test_a_map_that_would_lose_its_digits_is_refused() -> None:
+    lens = with_output(1e-9)
+    with pytest.raises(InputError, match=r"ATTNRESLNFF-N in layer 0.*too small"):
+        lens.maps(input_ids=IDS, map_dtype="float16")
+
+
+def test_a_map_of_zeros_is_none_of_them() -> None:
+    maps = with_output(0).maps(input_ids=IDS, layers=0, map_dtype="float16")
+    assert (maps["FF"] == 0).all()
+
+
+def test_an_unknown_type_is_refused(lens: normlens.Lens) -> None:
+    with pytest.raises(InputError, match=r"map_dtype 'bfloat16'.*float16"):
+        lens.maps(input_ids=IDS, map_dtype="bfloat16")
+
+
+# What becomes of them ---------------------------------------------------------------------------
+
+
+def test_saved_and_opened_again(half: Maps, tmp_path: Any) -> None:
+    path = half.save(tmp_path / "half.safetensors")
+    assert load_file(path)["arrays/ATTN-N"].dtype == np.float16
+    opened = Maps.load(path)
+    assert opened == half
+    assert opened["ATTN-N"].dtype == np.float16
+
+
+def test_measures_are_computed_with_more_digits(whole: Maps, half: Maps) -> None:
+    before, after = whole.feed_forward_pair()
+    found = half.amplification(before, after)
+    assert found.dtype == np.float32
+    assert np.allclose(found, whole.amplification(before, after), atol=1e-3)
+    assert np.allclose(half.similarity(before, after), whole.similarity(before, after), atol=0.02)
+    assert np.allclose(half.rollout("RES2")["RES2"], whole.rollout("RES2")["RES2"], **CLOSE)
+
+
+def test_sums_do_not_stand_still() -> None:
+    """2,048 + 1 is 2,048 in float16."""
+    tall = np.ones((1, 4096, 1), dtype=np.float16)
+    assert np.allclose(normlens.analysis.normalise(tall).sum(), 1, atol=1e-6)
+    words = normlens.analysis.merge_words(np.ones((1, 1, 4096), np.float16), [[0]], [range(4096)])
+    assert words.item() == 4096
+
+
+def test_tables_pictures_and_pages(whole: Maps, half: Maps, tmp_path: Any) -> None:
+    table = half.to_pandas()
+    assert table["value"].dtype == np.float32
+    assert np.allclose(table["value"], whole.to_pandas()["value"], **CLOSE)
+    assert half.to_bertviz("ATTN-N")[0].dtype == torch.float32
+    for ending in ("csv", "json", "html"):
+        map_export.write(half, tmp_path / f"half.{ending}")
+    pytest.importorskip("xarray")
+    assert half.to_xarray()["ATTN-N"].dtype == np.float32
+
+
+def test_pictures_show_them(whole: Maps, half: Maps) -> None:
+    pytest.importorskip("matplotlib")
+    figures = [maps.plot(0, "FF") for maps in (half, whole)]
+    shown = [figure.axes[0].images[0].get_array() for figure in figures]
+    assert np.allclose(*shown, **CLOSE)
+    half.plot_amplification()
+    half.plot_overview()
+    half.plot_similarity()

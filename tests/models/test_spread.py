@@ -1,0 +1,308 @@
+"""Models whose layers lie on several devices: each layer is analysed where its weights are.
+
+A machine without several GPUs can try two things. Fake tensors say they are on two devices and
+refuse to be mixed, but have no numbers. With accelerate's hooks, memory and disk are two places,
+with numbers. Where there is a GPU, it and the CPU are two devices in earnest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import largest_error
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import AutoModelForCausalLM, LlamaModel
+
+import normlens
+from normlens.analysing.analyser import Analyser
+from normlens.analysing.stacks import stacks_of
+from normlens.errors import InputError, MissingDependencyError, UnsupportedModelError
+from normlens.models import readiness, reading
+from normlens.models.offloading import execution_places
+from normlens.models.tiny import tiny_config, tiny_model
+from normlens.options import AnalysisOptions
+from normlens.tracing.trace import LayerTrace
+
+IDS = [3, 9, 27, 14, 5, 33, 8]
+FAMILIES = ["bert", "gpt2", "llama", "gpt_neox", "mixtral", "t5", "bart"]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors on another device, wherever they are in a call's arguments."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(each, device) for each in value)
+    if isinstance(value, dict):
+        return {name: moved(each, device) for name, each in value.items()}
+    return value
+
+
+def runs_on(module: nn.Module, device: torch.device) -> None:
+    """Have a module bring its arguments to its device, inside of its call as accelerate does."""
+    forward = module.forward
+
+    def brought(*args: Any, **kwargs: Any) -> Any:
+        return forward(*moved(args, device), **moved(kwargs, device))
+
+    module.forward = brought  # type: ignore[method-assign]
+    module._hf_hook = None  # type: ignore[assignment] # accelerate's, which changes no number
+
+
+def spread(model: nn.Module, first: torch.device, second: torch.device) -> list[torch.device]:
+    """Put the later half of the blocks, and what follows them, on another device."""
+    blocks = list(normlens.load(model).adapter.blocks())
+    half = len(blocks) // 2
+    places = [first if index < half else second for index in range(len(blocks))]
+    for block, place in zip(blocks, places, strict=True):
+        to_device(block, place)
+        runs_on(block, place)
+    within = {id(module) for block in blocks for module in block.modules()}
+    for module in model.modules():
+        if id(module) not in within and not any(id(child) in within for child in module.modules()):
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if own:
+                to_device(module, first)
+                runs_on(module, first)
+    return places
+
+
+def to_device(module: nn.Module, device: torch.device) -> None:
+    for part in module.modules():
+        for store in (part._parameters, part._buffers):
+            for name, tensor in store.items():
+                if tensor is not None:
+                    there = tensor.detach().to(device)
+                    is_parameter = store is part._parameters
+                    store[name] = nn.Parameter(there, False) if is_parameter else there
+
+
+def ids_of(lens: normlens.Lens) -> dict[str, Any]:
+    return {"input_ids": IDS, **({"decoder_input_ids": [2, 5, 7]} if lens.two_stacks else {})}
+
+
+# Without numbers --------------------------------------------------------------------------------
+
+#: All fake tensors are without numbers, whichever device they say they are on.
+FIRST, SECOND = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    """Tensors that know their device and refuse to be mixed with those of another."""
+    # A parameter that is fake has the type of fake tensors.
+    monkeypatch.setattr(reading, "nn", SimpleNamespace(**{**vars(nn), "Parameter": FakeTensor}))
+    # What stands in for a second device must not look like weights that were never loaded.
+    monkeypatch.setattr(readiness, "execution_places", stand_ins)
+    forget_tensors()
+    with FakeTensorMode() as mode:
+        yield mode
+    forget_tensors()
+
+
+def forget_tensors() -> None:
+    """Empty every cache of the package: fake tensors are no good for anything else."""
+    for name, module in list(sys.modules.items()):
+        for value in vars(module).values() if name.startswith("normlens") else ():
+            if hasattr(value, "cache_clear") and not isinstance(value, type):
+                value.cache_clear()
+
+
+def stand_ins(module: nn.Module) -> set[torch.device]:
+    """The devices of a module, where SECOND is called a GPU."""
+    return {torch.device("cuda:1") if p == SECOND else p for p in execution_places(module)}
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mixtral"])
+@pytest.mark.parametrize("map_dtype", ["auto", "float16"])
+def test_no_two_devices_are_mixed(
+    family: str, map_dtype: str, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from normlens.analysing.stack_run import StackRun
+
+    model = tiny_model(family)
+    places = spread(model, FIRST, SECOND)
+    assert set(places) == {FIRST, SECOND} == execution_places(model)
+    lens = normlens.load(model)
+    assert lens.device == FIRST
+    seen: list[torch.device] = []
+    decompose = StackRun._decomposed
+
+    def watched(self: StackRun, traced: LayerTrace, layer: Any) -> Any:
+        seen.append(traced.x.device)
+        weights = {linear.weight.device for linear in layer.linear_maps}
+        vectors = [*traced.alphas, *traced.real.values(), *traced.sources.values(), traced.output]
+        assert {vector.device for vector in vectors} == weights == {traced.x.device}
+        result = decompose(self, traced, layer)
+        assert {norms.device for norms in result.norms.values()} == {traced.x.device}
+        return result
+
+    monkeypatch.setattr(StackRun, "_decomposed", watched)
+    # The integral of a gate looks at its numbers first, as the choice of experts does.
+    rule = "gradient" if family == "llama" else "ig"
+    options = AnalysisOptions(heads=True, map_dtype=map_dtype, nonlinearity=rule)
+    analyser = Analyser(lens, stacks_of(lens, options, True, not lens.two_stacks))
+    if lens.two_stacks:
+        items: Any = lens.encode_pairs(**ids_of(lens))
+    else:
+        items = lens.encode(input_ids=IDS)
+    runs: Any = analyser._launch(items)
+    assert seen == places
+    for run in runs:
+        collected = run.collected
+        gathered = [each for pieces in collected._pending.values() for each in pieces]
+        gathered += [error for *_, error in (*collected._errors, *collected._peaks)]
+        assert gathered
+        assert {each.device for each in gathered} == {FIRST}
+        collected.settle()  # nothing is left that could not be joined
+
+
+def test_a_layer_on_two_devices_is_refused(fake: FakeTensorMode) -> None:
+    model = tiny_model("llama")
+    spread(model, FIRST, SECOND)
+    to_device(model.layers[1].mlp, FIRST)
+    with pytest.raises(UnsupportedModelError, match=r"layer 1 of LlamaModel .* cpu, cuda:1; a"):
+        normlens.load(model).maps(input_ids=IDS)
+
+
+@pytest.mark.parametrize("analysis", ["explain", "maps from the input"])
+def test_what_needs_one_device_says_so(analysis: str, fake: FakeTensorMode) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config("llama")).eval()
+    spread(model, FIRST, SECOND)
+    lens = normlens.load(model)
+
+    def run() -> object:
+        if analysis == "explain":
+            return lens.explain(input_ids=IDS)
+        return lens.maps(input_ids=IDS, origin="input")
+
+    with pytest.raises(UnsupportedModelError, match="only maps of single layers"):
+        run()
+
+
+# With numbers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_layers_in_memory_and_on_disk(family: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
+    expected = normlens.load(tiny_model(family)).maps(input_ids=IDS, heads=True)
+    model = tiny_model(family)
+    blocks = "layers" if family == "llama" else "encoder.layer"
+    others = [name for name, _ in model.named_children() if name != blocks.split(".")[0]]
+    device_map = {**dict.fromkeys(others, "cpu"), f"{blocks}.0": "cpu", f"{blocks}.1": "disk"}
+    model = accelerate.dispatch_model(
+        model, device_map, main_device="cpu", offload_dir=tmp_path / "offloaded"
+    )
+    assert any(parameter.is_meta for parameter in model.parameters())
+    lens = normlens.load(model)
+    maps = lens.maps(input_ids=IDS, heads=True)
+    for group in ("arrays", "heads"):
+        for name, array in expected.groups[group].items():
+            assert largest_error(maps.groups[group][name], array) < 1e-7, name
+    assert maps.provenance["device"] == "cpu"
+    written = lens.maps(input_ids=IDS, heads=True, out=tmp_path / "maps.safetensors")
+    assert written == maps
+
+
+def saved(folder: Path, family: str = "llama") -> Path:
+    tiny_model(family).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
+def test_a_device_map_is_passed_on(
+    device_map: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
+    folder = saved(tmp_path)
+    given: list[Any] = []
+    read = LlamaModel.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def watched(cls: Any, *args: Any, **options: Any) -> Any:
+        given.append(options["device_map"])
+        return read(cls, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaModel, "from_pretrained", classmethod(watched))
+        lens = normlens.load(folder, device_map=device_map)
+    assert given == [device_map]
+    expected = normlens.load(folder, device="cpu").maps(input_ids=IDS)
+    for scope, array in lens.maps(input_ids=IDS).arrays.items():
+        assert largest_error(array, expected[scope]) < 1e-6
+
+
+def test_a_device_map_with_a_place_on_disk(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="device maps: pip install accelerate")
+    folder = saved(tmp_path / "model")
+    device_map: Any = {
+        "embed_tokens": "cpu",
+        "rotary_emb": "cpu",
+        "layers.0": "cpu",
+        "layers.1": "disk",
+        "norm": "cpu",
+    }
+    lens = normlens.load(folder, device_map=device_map)
+    assert any(parameter.is_meta for parameter in lens.model.parameters())
+    expected = normlens.load(folder, device="cpu").maps(input_ids=IDS)
+    for scope, array in lens.maps(input_ids=IDS).arrays.items():
+        assert largest_error(array, expected[scope]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"source": None, "device": "cpu"}, "give device or device_map, not both"),
+        ({"source": None, "part": "encoder"}, "spreads whole models"),
+        ({"source": "model"}, r"from_pretrained\(…, device_map=…\)"),
+    ],
+)
+def test_a_device_map_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    if given["source"] == "model":
+        given = {"source": tiny_model("bert")}
+    with pytest.raises(InputError, match=message):
+        normlens.load(**given, device_map="auto")
+
+
+def test_a_device_map_needs_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match="pip install accelerate"):
+        normlens.load(saved(tmp_path), device_map="auto")
+
+
+# On a GPU and the CPU ---------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", ["cuda", "cpu"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_on_a_gpu_and_on_the_cpu(family: str, first: str, tmp_path: Path) -> None:
+    """Two devices in earnest: half of the layers on each."""
+    places = [torch.device("cuda:0"), torch.device("cpu")]
+    expected_lens = normlens.load(tiny_model(family), device="cpu")
+    ids = ids_of(expected_lens)
+    expected = expected_lens.maps(**ids, heads=True)
+    model = tiny_model(family)
+    spread(model, *(places if first == "cuda" else places[::-1]))
+    lens = normlens.load(model)
+    for asked in ({}, {"out": tmp_path / "maps.safetensors"}):
+        maps = lens.maps(**ids, heads=True, **asked)
+        both = [(maps, expected)]
+        if expected.encoder is not None:
+            assert maps.encoder is not None
+            both.append((maps.encoder, expected.encoder))
+        for found, wanted in both:
+            for group in ("arrays", "mixing", "heads"):
+                for name, array in wanted.groups[group].items():
+                    assert largest_error(found.groups[group][name], array) < 1e-4, name
+    if expected.encoder is None:
+        assert set(maps.provenance["device"].split(", ")) == {"cuda:0", "cpu"}
+    assert np.isfinite(maps.completeness)
