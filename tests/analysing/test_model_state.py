@@ -111,3 +111,8 @@ def test_where_tensors_lie_is_asked_for_by_itself(model: Any) -> None:
     assert not state.holds()
     _swap(model)
     assert not state.holds_memory()
+
+
+def test_a_model_on_several_devices_has_none(model: Any) -> None:
+    model.encoder.layer[1].to("meta")
+    assert ModelState.of(model) is None

@@ -66,6 +66,8 @@ class ModelState:
                 if type(tensor) not in (nn.Parameter, Tensor):
                     return None  # a tensor that is more than its memory
                 state.tensors.append((tensor, _memory(tensor)))
+        if len({tensor.device for tensor, _ in state.tensors}) > 1:
+            return None  # one device cannot record what another one does
         return state
 
     def _hold(self, attributes: dict[str, Any]) -> None:
