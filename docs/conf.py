@@ -43,7 +43,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 KEPT = prepare_kernels(DOCS, DOCS / "_build" / "executed")
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(KEPT / "cache")
-nb_execution_timeout = 240
+nb_execution_timeout = 600  # of one cell; a quiet machine needs seconds
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # widgets of a static page would come from the network
@@ -52,6 +52,7 @@ nb_ipywidgets_js = {}  # widgets of a static page would come from the network
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+smartquotes = False  # "--out" is no dash
 default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the text says it, and unions of inputs fill a screen

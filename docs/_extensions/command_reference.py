@@ -29,7 +29,8 @@ def section(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     call = " ".join([f"normlens {name}", "[OPTIONS]", *map(_placeholder, arguments)])
-    parts = [f"## `normlens {name}`", inspect.cleandoc(command.help or ""), f"```sh\n{call}\n```"]
+    about = _escaped(inspect.cleandoc(command.help or ""))
+    parts = [f"## `normlens {name}`", about, f"```sh\n{call}\n```"]
     if epilog := getattr(command, "epilog", None):
         example = re.sub(r"^Example:\s*", "", epilog)
         parts.append(f"For example:\n\n```sh\n{example}\n```")
@@ -75,8 +76,10 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A help text whose characters mean nothing in Markdown."""
-    return re.sub(r"([\\`*_\[\]<>|{}])", r"\\\1", text)
+    """A help text whose characters mean nothing in Markdown, with its flags as code."""
+    plain = text.replace("\\[", "[")  # as rich has it
+    escaped = re.sub(r"([\\`*_\[\]<>|{}])", r"\\\1", plain)
+    return re.sub(r"(?<![\w-])(--[a-z][a-z-]+)", r"`\1`", escaped)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

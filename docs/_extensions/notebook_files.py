@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def prepare_kernels(docs: Path, kept: Path) -> Path:
         filter(None, [str(docs.parent / "src"), os.environ.get("PYTHONPATH")])
     )
     # The command line is tried in notebooks, too: the one of this environment.
-    os.environ["COLUMNS"] = "100"
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return state
 
 

@@ -21,6 +21,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from notebook_files import files_of
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
@@ -40,8 +41,7 @@ class ViewerFrame(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        wanted = getattr(self.env, "normlens_viewers", set())
-        self.env.normlens_viewers = wanted | {name}
+        viewers_of(self.env).setdefault(self.env.docname, set()).add(name)
         top = "../" * self.env.docname.count("/")
         state = self.options.get("state")
         address = html.escape(f"{top}{_FOLDER}/{name}" + (f"#{state}" if state else ""))
@@ -55,12 +55,23 @@ class ViewerFrame(SphinxDirective):
         return [nodes.raw("", frame, format="html")]
 
 
+def viewers_of(env: BuildEnvironment) -> dict[str, set[str]]:
+    """The viewers that each page shows."""
+    if not hasattr(env, "normlens_viewers"):
+        env.normlens_viewers = {}
+    return env.normlens_viewers
+
+
+def forget_page(app: Sphinx, env: BuildEnvironment, page: str) -> None:
+    viewers_of(env).pop(page, None)
+
+
 def copy_viewers(app: Sphinx, error: Exception | None) -> None:
     """Put the viewers that pages show beside the pages."""
     if error is not None or app.builder.format != "html":
         return
     files = files_of(Path(app.config.nb_execution_cache_path))
-    for name in sorted(getattr(app.env, "normlens_viewers", ())):
+    for name in sorted(set().union(*viewers_of(app.env).values())):
         if not (files / name).is_file():
             raise ExtensionError(
                 f"a page shows {name}, which no notebook wrote into {files}; remove "
@@ -73,5 +84,6 @@ def copy_viewers(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("viewer", ViewerFrame)
+    app.connect("env-purge-doc", forget_page)
     app.connect("build-finished", copy_viewers)
     return {"parallel_read_safe": False, "parallel_write_safe": True}
