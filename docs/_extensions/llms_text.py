@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -53,7 +54,7 @@ def _first_sentence(tree: nodes.document) -> str:
     for paragraph in tree.findall(nodes.paragraph):
         text = " ".join(paragraph.astext().split())
         if text:
-            return text.split(". ")[0].rstrip(".:") + "."
+            return re.split(r"(?<!et al)\. ", text)[0].rstrip(".:") + "."
     return ""
 
 
