@@ -28,6 +28,8 @@ c = get_config()  # noqa: F821
 c.InlineBackend.figure_formats = {"svg"}
 c.HistoryManager.enabled = False
 """
+#: Progress bars would be widgets, which a static page cannot show.
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare_kernels(docs: Path, kept: Path) -> Path:
@@ -39,6 +41,7 @@ def prepare_kernels(docs: Path, kept: Path) -> Path:
     (profile / "startup").mkdir(parents=True, exist_ok=True)
     (profile / "startup" / "00-files.py").write_text(_STARTUP.format(folder=str(files)))
     (profile / "ipython_kernel_config.py").write_text(_CONFIG)
+    os.environ.update(_QUIET)
     os.environ["IPYTHONDIR"] = str(state / "ipython")
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(docs.parent / "src"), os.environ.get("PYTHONPATH")])
@@ -54,8 +57,8 @@ def files_of(executed: Path) -> Path:
 
 
 def _digest(root: Path) -> str:
-    """A name for the package's sources and the installed versions."""
-    sha = hashlib.sha256()
+    """A name for the package's sources, the installed versions and how kernels start."""
+    sha = hashlib.sha256((_STARTUP + _CONFIG + str(_QUIET)).encode())
     package = root / "src" / "normlens"
     for path in sorted(package.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
