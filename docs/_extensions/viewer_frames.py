@@ -7,7 +7,7 @@ A cell writes the file with ``to_html``; the directive shows it in a frame and o
     :height: 640
     ```
 
-``:small:`` shows it at two thirds of its size where the window is wide.
+``:small:`` shows it at two thirds of its size.
 """
 
 from __future__ import annotations
