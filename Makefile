@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.docs
 NODE   := viewer/node_modules/.package-lock.json
 BUILT  := src/normlens/viewer/static/viewer.js
 JOBS   ?= 2
@@ -10,7 +11,7 @@ JOBS   ?= 2
 export HF_HUB_DISABLE_TELEMETRY = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test browser lint bench readme front-end viewer viewer-check lock clean setup
+.PHONY: demo docs test browser lint bench readme front-end viewer viewer-check lock clean setup
 
 demo: $(STAMP)
 	$(BIN)/normlens demo --force
@@ -32,6 +33,16 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py
+
+# The site, every notebook executed: docs/_build/html/index.html works from disk. Notebooks whose
+# text, package and versions stay the same are taken from docs/_build/executed.
+docs: $(DOCS)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
 
 # What README.md and docs/models.md say of families.
 readme: $(STAMP)
@@ -81,5 +92,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist viewer/build viewer/node_modules normlens-demo .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist docs/_build docs/errors viewer/build viewer/node_modules normlens-demo .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

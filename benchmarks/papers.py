@@ -166,7 +166,7 @@ def pictures(models: list[Results]) -> str:
     lines = []
     for model in models:
         data = model.data[0]
-        lines += [f"### {model.label} on {data}", ""]
+        lines += [f"#### {model.label} on {data}", ""]
         for name in PICTURES:
             source = model.path("figures", name, data, "svg")
             if source.is_file():
@@ -186,15 +186,15 @@ def main() -> None:
         for label, _, folder in (given.partition("=") for given in options.folders)
     ]
     parts = [
-        "## What was run\n\n" + data_table(models),
-        "## Table 1: similarity before and after each component\n\n" + table_1(models),
-        "## Word-split and named-entity pairs (Figure 7)\n\n" + significance(models),
-        "## Special dimensions (section 6.2): similarity to the map before FF\n\n"
+        "### What was run\n\n" + data_table(models),
+        "### Table 1: similarity before and after each component\n\n" + table_1(models),
+        "### Word-split and named-entity pairs (Figure 7)\n\n" + significance(models),
+        "### Special dimensions (section 6.2): similarity to the map before FF\n\n"
         + special(models),
-        "## Mean mixing ratio (%)\n\n" + mixing(models),
+        "### Mean mixing ratio (%)\n\n" + mixing(models),
     ]
     if options.docs:
-        parts.append("## Figures 5, 9, 12 and 7\n\n" + pictures(models))
+        parts.append("### Figures 5, 9, 12 and 7\n\n" + pictures(models))
     text = "\n\n".join(parts)
     if options.docs:
         page = PAGE.read_text()

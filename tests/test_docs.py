@@ -20,7 +20,11 @@ from normlens.models import supported_families
 from normlens.models.installed import GROUP
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+]
 needs_minilm = pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,
     reason="the embedded model is not installed (normlens models --install minilm)",

@@ -115,7 +115,7 @@ def test_an_encoder_decoder_is_named_with_what_to_do(model_type, settings):
     assert "encoder–decoder" in message
     assert "`normlens models` lists the types that are" in message
     assert "normlens.models.two_stacks.TwoStacks" in message
-    assert "docs/adapters.md" in message
+    assert "normlens help adapters" in message
 
 
 def test_a_configuration_without_a_model_type_is_named_by_its_class():

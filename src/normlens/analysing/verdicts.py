@@ -60,7 +60,8 @@ def check_completeness(
                 f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
                 f"{components_of(scope)[-1]} (scope {scope}): relative error {error:.1e}, "
                 f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
-                "the model may differ from its family, or its values overflow"
+                "the model may differ from its family, or its values overflow "
+                "(normlens help CompletenessError)"
             )
 
 
@@ -75,7 +76,8 @@ def check_scores(errors: Sequence[float], dtype: torch.dtype, layer_names: Seque
         raise CompletenessError(
             f"contributions and biases miss the model's own score from {where} on: relative error "
             f"{errors[place]:.1e}, tolerance {tolerance:.0e} for "
-            f"{str(dtype).removeprefix('torch.')}; the model may differ from its family"
+            f"{str(dtype).removeprefix('torch.')}; the model may differ from its family "
+            "(normlens help CompletenessError)"
         )
 
 
@@ -91,7 +93,7 @@ def check_kernels(
             raise CompletenessError(
                 f"the parts behind the feed-forward block of {layer_in_words} {layer} {what}: "
                 f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
-                'take another `precision`, or device="cpu"'
+                'take another `precision`, or device="cpu" (normlens help CompletenessError)'
             )
 
 

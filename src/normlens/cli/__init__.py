@@ -22,6 +22,7 @@ from normlens.cli.doctor import doctor_command
 from normlens.cli.estimate import estimate_command
 from normlens.cli.evaluate import evaluate_command
 from normlens.cli.explain import explain_command
+from normlens.cli.help import help_command
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
 from normlens.cli.papers import compare_command, report_command, reproduce_command
@@ -68,6 +69,11 @@ app.command(
 app.command("serve", epilog="Example: normlens serve --model minilm --open")(serve_command)
 app.command("models", epilog="Example: normlens models grouped windows")(models_command)
 app.command("doctor", epilog="Example: normlens doctor")(doctor_command)
+app.command(
+    "help",
+    short_help="Pages that need no network: errors with cause and cure, adapters, …",
+    epilog="Example: normlens help CompletenessError",
+)(help_command)
 app.command("estimate", epilog="Example: normlens estimate --model minilm --tokens 512")(
     estimate_command
 )

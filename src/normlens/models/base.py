@@ -173,7 +173,7 @@ class Adapter:
         raise UnsupportedModelError(
             f"an attention of {type(self.model).__name__} reads another sequence ({name!r}), and "
             f"the adapter {type(self).__name__} does not say what its tokens are; write its "
-            "`source_tokens` (docs/adapters.md)"
+            "`source_tokens` (normlens help adapters)"
         )
 
     def token_types(self) -> int:

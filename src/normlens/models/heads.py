@@ -90,7 +90,7 @@ def is_generating(class_name: str) -> bool:
 def _undescribed(adapter: Adapter, why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{why}; write `head` in {type(adapter).__name__} or a subclass of it, which returns a "
-        "normlens.heads.Head (docs/adapters.md has an example)"
+        "normlens.heads.Head (`normlens help adapters` has an example)"
         + ("" if adapter.two_stacks else ", or explain a vector (direction=…)")
     )
 

@@ -132,7 +132,7 @@ class UnknownModelType(UnsupportedModelError):
         super().__init__(
             f"model type {model_type!r} {kind} not supported; `normlens models` lists the types "
             f"that are. To add it, subclass {base} and decorate it with "
-            f'@normlens.register("{model_type}") (docs/adapters.md has an example)'
+            f'@normlens.register("{model_type}") (`normlens help adapters` has an example)'
         )
 
 

@@ -131,7 +131,8 @@ class Checks:
                 raise UnsupportedModelError(
                     f"{self.layer_in_words} {index} attends to tokens that {self._name} says it "
                     f"cannot see (weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
-                    "`causal`, `window` or `reach` must say what the model does (docs/adapters.md)"
+                    "`causal`, `window` or `reach` must say what the model does "
+                    "(normlens help adapters)"
                 )
             self._check_edges(index, reach, heads, offsets)
 
@@ -154,7 +155,7 @@ class Checks:
                 looks, cure = "looks ahead", "set `causal = True`"
             raise UnsupportedModelError(
                 f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
-                f"{self._name} allows {_in_words(reach)}; {cure} (docs/adapters.md)"
+                f"{self._name} allows {_in_words(reach)}; {cure} (normlens help adapters)"
             )
 
 
@@ -164,7 +165,7 @@ def check_tokens(adapter: Adapter, traced: LayerTrace, lengths: Sequence[int]) -
         raise UnsupportedModelError(
             f"the layers of {type(adapter.model).__name__} have {n} tokens where the adapter "
             f"{type(adapter).__name__} counts {max(lengths)}; it must say what the model does "
-            "(docs/adapters.md)"
+            "(normlens help adapters)"
         )
 
 

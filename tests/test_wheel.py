@@ -1,0 +1,67 @@
+"""What a wheel holds and says of itself: all of the package, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from normlens.help import SITE_PAGES
+
+pytest.importorskip("hatchling", reason="the build backend is not installed")
+metadata = pytest.importorskip("packaging.metadata")
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="what belongs to the package is what git knows"
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def test_it_holds_the_package_and_nothing_else(wheel):
+    names = set(wheel.namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src/normlens"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    package = {path.removeprefix("src/") for path in tracked if (ROOT / path).exists()}
+    assert {"normlens/viewer/static/viewer.js", "normlens/py.typed"} <= package
+    help_pages = {f"normlens/help/{name}.md" for name in SITE_PAGES}
+    information = {name for name in names if name.startswith("normlens-")}
+    assert names - information == package | help_pages
+
+
+def test_its_metadata_are_valid(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    read = metadata.Metadata.from_email(wheel.read(name), validate=True)
+    assert read.name == "normlens"
+    assert read.license_expression == "Apache-2.0"
+    assert read.description_content_type == "text/markdown"
+    assert read.description.startswith("# NormLens")
+    assert read.project_urls
+    assert all(url.startswith("https://") for url in read.project_urls.values())
+    assert "docs" in read.provides_extra
+
+
+def test_it_brings_the_command(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert "normlens = normlens.cli:main" in wheel.read(name).decode()
