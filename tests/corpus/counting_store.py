@@ -2,7 +2,8 @@
 
 It behaves as S3 does through fsspec: an object appears whole, there are no folders, a listing gives
 a thousand names per request, and a thousand objects are removed by one. Its objects are files in a
-folder of this machine, so that a large run's do not fill the memory of the process that is measured.
+folder of this machine: those of a large run must not fill the memory of the process that is
+measured.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class CountingStore(AbstractFileSystem):
     root_marker = ""
     place: Path
     by_key = True
-    requests: Counter[str] = Counter()
-    asked: Counter[tuple[str, str]] = Counter()
+    requests: Counter[str] = Counter()  # noqa: RUF012
+    asked: Counter[tuple[str, str]] = Counter()  # noqa: RUF012
     _lock = threading.Lock()
 
     @classmethod

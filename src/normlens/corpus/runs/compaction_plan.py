@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 
 MIB = 1 << 20
 
@@ -43,6 +45,9 @@ class Piece:
     def shards(self) -> int:
         return self.last - self.first + 1
 
+    def holds_fewer(self, than: int) -> bool:
+        return self.shards < than
+
 
 class SmallFiles:
     """The files of one table that may still be joined, in the order of their shards."""
@@ -79,8 +84,8 @@ class SmallFiles:
         for stretch in self._stretches():
             if len(stretch) > 1 and (rest or sum(p.bytes for p in stretch) >= self.sizes.size):
                 return stretch
-        for some in self._alike():
-            if len(some) >= self.sizes.files:
+        for some, alike in self._neighbours():
+            if alike >= self.sizes.files:
                 return some
         self._looked_at = len(self._pieces)
         return []
@@ -95,20 +100,17 @@ class SmallFiles:
             stretch.append(piece)
         yield stretch
 
-    def _alike(self) -> Iterator[list[Piece]]:
-        """Neighbours that hold few shards, then neighbours that hold more."""
+    def _neighbours(self) -> Iterator[tuple[list[Piece], int]]:
+        """Neighbours that hold few shards, then those that hold more; and how many are alike.
+
+        Files are alike that hold from nⁱ to nⁱ⁺¹ shards, where n is how many are joined.
+        """
         most = max((piece.shards for piece in self._pieces), default=0)
-        limit = self.sizes.files
-        while True:
+        least, limit = 1, self.sizes.files
+        while least <= most:
             for stretch in self._stretches():
-                some: list[Piece] = []
-                for piece in stretch:
-                    if piece.shards < limit:
-                        some.append(piece)
-                        continue
-                    yield some
-                    some = []
-                yield some
-            if limit > most:
-                return
-            limit *= self.sizes.files
+                for fits, some in groupby(stretch, partial(Piece.holds_fewer, than=limit)):
+                    if fits:
+                        listed = list(some)
+                        yield listed, sum(piece.shards >= least for piece in listed)
+            least, limit = limit, limit * self.sizes.files
