@@ -97,7 +97,7 @@ class JoinedFile:
             self._pending_read = 0
             return
         before = [] if self._combined is None else [self._combined]
-        combined = self._combine(pa.concat_tables([*before, *parts]))
+        combined = _without_old_labels(self._combine(pa.concat_tables([*before, *parts])))
         if combined.num_rows >= self._at_once[0] or combined.nbytes >= self._at_once[1]:
             self._write(combined)
             combined = None
@@ -123,6 +123,15 @@ def labels(schema: pa.Schema) -> list[str]:
         for field in schema
         if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
     ]
+
+
+def _without_old_labels(table: pa.Table) -> pa.Table:
+    """Drop labels that no row has any more, which would gather from file to file."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            texts = table.column(place).cast(field.type.value_type).combine_chunks()
+            table = table.set_column(place, field, texts.dictionary_encode().cast(field.type))
+    return table
 
 
 class _Counted:
