@@ -7,11 +7,12 @@ import random
 import pytest
 
 from normlens.corpus.runs.compaction_plan import Piece, Sizes, SmallFiles
+from normlens.corpus.runs.shards import File
 
 
 def piece(first: int, last: int | None = None, size: int = 1) -> Piece:
     last = first if last is None else last
-    return Piece(first, last, f"{first}-{last}", size)
+    return Piece(first, last, File(f"{first}-{last}", 1, size, ""))
 
 
 def join(small: SmallFiles, group: list[Piece], size: int | None = None) -> Piece:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
+from normlens.corpus.runs.shards import File
+
 MIB = 1 << 20
 
 
@@ -38,8 +40,11 @@ class Piece:
 
     first: int
     last: int
-    name: str = field(compare=False)
-    bytes: int = field(compare=False)
+    file: File = field(compare=False)
+
+    @property
+    def bytes(self) -> int:
+        return self.file.bytes
 
     @property
     def shards(self) -> int:
