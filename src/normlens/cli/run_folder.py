@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlens.cli.options import ForceOption, JsonOption
+from normlens.corpus.runs.options import FILE_SIZE
 from normlens.exports.spreadsheet import write_csv
 
 if TYPE_CHECKING:
@@ -53,6 +54,23 @@ def check_command(
         raise typer.Exit(NOT_SOUND)
 
 
+def compact_command(
+    run: RunArgument,
+    file_size: Annotated[
+        float, typer.Option(metavar="MB", help="Size of the files; they have from half to twice.")
+    ] = FILE_SIZE,
+    as_json: JsonOption = False,
+) -> None:
+    """Join the files of a run's finished shards: few large ones instead of many small ones.
+
+    A run does this by itself while it goes on. The tables stay the same, bit for bit.
+    """
+    from normlens.corpus.runs.results import Run
+
+    result = Run.open(run).compact(file_size=file_size)
+    print(json.dumps(result.as_json(), indent=1) if as_json else result)
+
+
 def query_command(
     run: RunArgument,
     sql: Annotated[
@@ -79,7 +97,7 @@ def query_command(
         for table, described in opened.manifest.tables.items():
             print(f"{table}({', '.join(described['columns'])})")
         return
-    tables = opened.snapshot()
+    tables = opened.snapshot(moves_on=True)
     if not tables.complete:
         print(
             f"note: only shards that are done answer; see: normlens status {run}", file=sys.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from threading import Event
 
 from normlens.corpus.runs.compaction_plan import Piece, Sizes, SmallFiles
 from normlens.corpus.runs.errors import RunError
@@ -35,10 +36,15 @@ class DamagedFile(RunError):
         self.piece = piece
 
 
+class Stopped(Exception):
+    """The run ends before a file is finished."""
+
+
 class Compaction:
     """The files of a run that may still be joined, and how they are.
 
-    `commit` writes an entry to the run's log and returns once it will last.
+    `commit` writes an entry to the run's log and returns once it will last, and nobody else has
+    taken the run over. Whoever sets `stopped` ends the file that is being written.
     """
 
     def __init__(
@@ -57,17 +63,17 @@ class Compaction:
         self._small = {
             table: SmallFiles(self.sizes, pieces_of(state, table)) for table in manifest.tables
         }
-        self.joined = 0  # files that were replaced so far
+        # Shards that are computed again because a file of another table was lost.
+        self._incomplete = state.incomplete_parts
+        self.has_joined = bool(state.compacted)
+        self.stopped = Event()
 
     def add(self, done: Done) -> None:
         """Take the files of a new shard into account."""
+        there = {part.table for part in self._incomplete if part.first <= done.number <= part.last}
         for table, file in done.tables.items():
-            self._small[table].add(Piece(done.number, done.number, file))
-
-    @property
-    def files(self) -> int:
-        """The most small files that a table has now."""
-        return max(map(len, self._small.values()), default=0)
+            if table not in there:
+                self._small[table].add(Piece(done.number, done.number, file))
 
     def step(self, *, rest: bool = False) -> bool:
         """Join neighbours of one table, if some are due (with `rest` any two); tell if there were.
@@ -85,7 +91,7 @@ class Compaction:
                 small.remove(taken)
                 small.add(Piece(entry.first, entry.last, entry.file))
                 self.folder.remove_all([piece.file.name for piece in taken])
-                self.joined += len(taken)
+                self.has_joined = True
                 return True
         return False
 
@@ -113,6 +119,8 @@ class Compaction:
     def _contents(self, group: Sequence[Piece]) -> Iterator[tuple[Piece, bytes]]:
         """Read files in their order, some ahead, each compared with its checksum."""
         for some in _in_batches(group):
+            if self.stopped.is_set():
+                raise Stopped
             read = self.folder.read_all([piece.file.name for piece in some])
             for piece in some:
                 contents = read.pop(piece.file.name, None)

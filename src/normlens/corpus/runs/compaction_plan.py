@@ -11,6 +11,8 @@ from itertools import groupby
 from normlens.corpus.runs.shards import File
 
 MIB = 1 << 20
+#: Files that are joined at least, unless they are large enough.
+FILES = 256
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,16 @@ class Sizes:
     """
 
     size: int = 256 * MIB
-    files: int = 256
+    files: int = field(default_factory=lambda: FILES)
 
     def __post_init__(self) -> None:
         if self.size < 2 or self.files < 2:
             raise ValueError("a file is joined of two others at least")
+
+    @classmethod
+    def of(cls, megabytes: float) -> Sizes | None:
+        """Sizes for files of about so many MB; None for 0, which leaves files as they are."""
+        return cls(max(2, round(megabytes * MIB))) if megabytes else None
 
     @property
     def large(self) -> int:

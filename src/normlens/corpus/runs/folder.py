@@ -6,14 +6,14 @@ import os
 import stat
 import uuid
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from normlens.corpus.runs.folder_base import TEMPORARY, Folder
 from normlens.corpus.runs.remote_folder import RemoteFolder
 from normlens.corpus.runs.stamps import Stamp, local_stamp
-from normlens.errors import InputError, OutputError, system_reason
+from normlens.errors import InputError, NormLensError, OutputError, system_reason
 
 __all__ = ["TEMPORARY", "Folder", "LocalFolder", "RemoteFolder", "open_folder"]
 
@@ -40,18 +40,26 @@ class LocalFolder(Folder):
             ) from error
 
     def write(self, name: str, data: bytes) -> None:
+        with self.writing(name) as file:
+            file.write(data)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
         try:
             self._make(self._inside(name).parent)
             try:
-                _write_through(temporary, data)
+                with _flushed(temporary, _NEW_FILE) as file:
+                    yield file
                 os.replace(temporary, path)
                 _sync(path.parent)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
+        except NormLensError:
+            raise
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
@@ -62,7 +70,8 @@ class LocalFolder(Folder):
             self._make(self._inside(name).parent)
             is_new = not path.exists()
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            _write_through(path, data, flags)
+            with _flushed(path, flags) as file:
+                file.write(data)
             if is_new:
                 _sync(path.parent)
         except OSError as error:
@@ -84,7 +93,9 @@ class LocalFolder(Folder):
 
     def remove(self, name: str) -> None:
         try:
-            (self.path / name).unlink(missing_ok=True)
+            os.unlink(self.path / name)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise OutputError(
                 f"cannot remove {str(self.path / name)!r}: {system_reason(error)}"
@@ -152,15 +163,31 @@ def open_folder(place: str | os.PathLike[str]) -> Folder:
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def _write_through(path: Path, data: bytes, flags: int = _NEW_FILE) -> None:
+@contextmanager
+def _flushed(path: Path, flags: int) -> Iterator[IO[bytes]]:
+    """Open a file to write to; at the end it is on the disk."""
     descriptor = os.open(path, flags, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        yield cast("IO[bytes]", _Descriptor(descriptor))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _Descriptor:
+    """As much of a file as is needed to write to it, without a buffer."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is on its way."""
 
 
 def _sync(folder: Path) -> None:

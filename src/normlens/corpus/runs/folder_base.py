@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import IO
 
 from normlens.corpus.runs.stamps import Stamp
@@ -27,6 +28,10 @@ class Folder(ABC):
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """Make `data` the contents of a file."""
+
+    @abstractmethod
+    def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open a new file to write it piece by piece; without an error it appears at the end."""
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read the contents of several files; those that are not there are left out."""

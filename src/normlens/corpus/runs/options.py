@@ -62,6 +62,16 @@ _SET = Option(
 )
 
 
+#: MB of a file that shards are compacted into; they come to half of it and to twice as much.
+FILE_SIZE = 256
+
+
+def check_file_size(megabytes: float) -> None:
+    """Raise an error unless files can be of about this size."""
+    if not (math.isfinite(megabytes) and megabytes >= 0):
+        raise OptionError("file_size", f"{{option}} is a number from 0, not {megabytes}")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """What the tables depend on. They are fixed for a run's whole life.
@@ -148,7 +158,8 @@ class Execution:
 
     Device and dtype are what was asked for. What they came to is the manifest's, and is fixed.
     `workers` are processes, each with a model. `address` and `gpus_per_worker` are Ray's; by
-    default a worker has one GPU where the cluster has some.
+    default a worker has one GPU where the cluster has some. `file_size` is that of the files that
+    shards are compacted into.
     """
 
     device: str = DEVICE.field(AUTO)
@@ -165,8 +176,13 @@ class Execution:
         "GPUs of a Ray worker; may be a fraction.", metavar="N"
     ).field(None)
     trust_remote_code: bool = TRUST.field(False)
+    file_size: float = Option(
+        "Join the files of finished shards to some of about so many MB; 0: leave them.",
+        metavar="MB",
+    ).field(FILE_SIZE)
 
     def __post_init__(self) -> None:
+        check_file_size(self.file_size)
         check_choice(self.engine, ENGINES, "engine")
         at_least_one(self.workers, "workers")
         if self.engine != "ray" and (self.address or self.gpus_per_worker is not None):
@@ -191,6 +207,7 @@ class ExecutionKeywords(TypedDict, total=False):
     address: str | None
     gpus_per_worker: float | None
     trust_remote_code: bool
+    file_size: float
 
 
 class RunKeywords(ExecutionKeywords, total=False):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, cast
 
 from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.stamps import Stamp, store_stamp
@@ -55,17 +56,36 @@ class RemoteFolder(Folder):
             return {name: data for name, data in contents if data is not None}
 
     def write(self, name: str, data: bytes) -> None:
+        self._put(name, lambda path: self.system.pipe_file(path, data))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
+        # What is uploaded is whole: whatever stops the writer leaves nothing in the store.
+        try:
+            with tempfile.NamedTemporaryFile(prefix="normlens-") as file:
+                yield cast("IO[bytes]", file)
+                file.flush()
+                self._put(name, lambda path: self.system.put_file(file.name, path))
+        except NormLensError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a file for {self.url} to {tempfile.gettempdir()!r} first: "
+                f"{system_reason(error)}; set TMPDIR to a folder with room"
+            ) from error
+
+    def _put(self, name: str, put: Callable[[str], object]) -> None:
         path = self._path(name)
         with self._failing(f"write {name} in", OutputError):
             # One request, as a rule: what might be wrong with the place is asked afterwards.
             try:
-                self.system.pipe_file(path, data)
+                put(path)
             except Exception:
                 self._check_bucket()
                 if self._bucket:  # an object store has no folders, and might make a bucket instead
                     raise
                 self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self.system.pipe_file(path, data)
+                put(path)
 
     def remove(self, name: str) -> None:
         with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
@@ -95,16 +115,17 @@ class RemoteFolder(Folder):
         return sorted(path[len(self.root) :].lstrip("/") for path in paths)
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        stamps: dict[str, Stamp] = {}
-        with self._failing("list", InputError), suppress(FileNotFoundError):
-            self.system.invalidate_cache()
-            listed = self.system.find(self.root, detail=True)
-            for name in names:
-                # A listing is not of one moment: what it lacks may have come since.
-                with suppress(FileNotFoundError):
-                    path = self._path(name)
-                    stamps[name] = store_stamp(listed.get(path) or self.system.info(path))
-        return stamps
+        self.system.invalidate_cache()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            stamps = zip(names, pool.map(self._stamp, names), strict=True)
+            return {name: stamp for name, stamp in stamps if stamp is not None}
+
+    def _stamp(self, name: str) -> Stamp | None:
+        with self._failing(f"read {name} in", InputError):
+            try:
+                return store_stamp(self.system.info(self._path(name)))
+            except FileNotFoundError:
+                return None
 
     def sha256(self, name: str) -> str | None:
         with self._failing(f"read {name} in", InputError):

@@ -16,6 +16,7 @@ from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
+from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
 from normlens.corpus.runs.lock import Lock, locked
@@ -112,7 +113,8 @@ def run(
             log = begin(folder, manifest)
             manifest.save(folder)
             state = empty_state(manifest)
-            compute_shards(folder, lock, manifest, source, engine, log, state, progress)
+            sizes = Sizes.of(execution.file_size)
+            compute_shards(folder, lock, manifest, source, engine, log, state, progress, sizes)
     return _run(folder, manifest, chosen)
 
 
@@ -173,7 +175,8 @@ def resume(
             state = recover(folder, manifest)
             if state.damaged or len(state.done) < manifest.shards:
                 log = go_on(folder, manifest, state)
-                compute_shards(folder, lock, manifest, source, engine, log, state, progress)
+                sizes = Sizes.of(execution.file_size)
+                compute_shards(folder, lock, manifest, source, engine, log, state, progress, sizes)
             else:
                 progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)

@@ -18,8 +18,8 @@ from normlens.corpus.runs.shards import Attempt, Compacted, Done, Entry, File
 class State:
     """The state of a run at one moment, small enough for hundreds of thousands of shards.
 
-    `records` are in the order of their numbers. Shards that a compacted file covers are done, all
-    of them; a shard that is lost takes along the files that cover it, and with them their shards.
+    `records` are in the order of their numbers. A compacted file stands for one table of all of its
+    shards; of a shard that is done, the tables that no such file covers have files of their own.
     """
 
     epoch: int  # of the last driver; 0 if there was none yet
@@ -76,6 +76,12 @@ class State:
         placed += zip(numbers, files, strict=True)
         return [file for _, file in sorted(placed, key=lambda each: each[0])]
 
+    @property
+    def file_count(self) -> int:
+        """How many files hold the tables."""
+        alone = sum(int((~self.covered(table)).sum()) for table in self.records.tables)
+        return len(self.compacted) + alone
+
     def covered(self, table: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Tell which of the shards that are done have a table in a compacted file."""
         covered = np.zeros(len(self.records), bool)
@@ -88,15 +94,28 @@ class State:
         return [part for part in self.compacted if part.table == table]
 
     def without(self, lost: Collection[int], lost_parts: Collection[Compacted] = ()) -> State:
-        """Take shards and compacted files away, with the files and shards that hang on them."""
+        """Take shards and compacted files away, with the shards whose tables these hold.
+
+        Other tables of such a shard stay where they are: what is computed again comes to the same
+        rows, of which only those of the lost file are needed.
+        """
         gone = np.isin(self.numbers, np.fromiter(lost, np.int64, len(lost)))
-        kept, leaving = list(self.compacted), list(lost_parts)
-        while leaving := leaving + [part for part in kept if gone[self._span(part)].any()]:
-            for part in leaving:
-                gone[self._span(part)] = True
-            kept = [part for part in kept if part not in leaving]
-            leaving = []
-        return replace(self, records=self.records.taken(~gone), compacted=tuple(kept))
+        for part in lost_parts:
+            gone[self._span(part)] = True
+        kept = tuple(part for part in self.compacted if part not in lost_parts)
+        return replace(self, records=self.records.taken(~gone), compacted=kept)
+
+    @property
+    def incomplete_parts(self) -> tuple[Compacted, ...]:
+        """The compacted files with rows of shards that are not done.
+
+        Another file with rows of those shards was lost, and they are to be computed again.
+        """
+        return tuple(part for part in self.compacted if self._lacks_shards(part))
+
+    def _lacks_shards(self, part: Compacted) -> bool:
+        span = self._span(part)
+        return span.stop - span.start != part.last - part.first + 1
 
     def _span(self, part: Compacted) -> slice:
         start, stop = np.searchsorted(self.numbers, [part.first, part.last + 1])
@@ -148,29 +167,26 @@ def built_state(
     """Build a state from folded records and what came after them.
 
     Of two records of one shard the first counts. A compacted file replaces those of its table that
-    lie within its shards. One that covers shards without a record is a ValueError, unless damage
-    explains it: then its other shards are lost, too.
+    lie within its shards.
     """
     entries = list(entries)
     records = [entry for entry in entries if isinstance(entry, Done)]
     joined = RecordColumns.joined([*columns, RecordColumns.of(records, tables)], tables)
-    numbers, first = np.unique(joined.rows["number"], return_index=True)
+    _, first = np.unique(joined.rows["number"], return_index=True)
     tries = Counter(attempts)
     tries.update(entry.number for entry in entries if isinstance(entry, Attempt))
-    parts: list[Compacted] = []
-    lost: list[Compacted] = []
+    parts: dict[str, list[Compacted]] = {}
     for part in (*compacted, *(entry for entry in entries if isinstance(entry, Compacted))):
-        parts = [kept for kept in parts if not _within(kept, part)]
-        span = np.searchsorted(numbers, [part.first, part.last + 1])
-        overlaps = any(_overlap(kept, part) for kept in parts)
-        if overlaps or span[1] - span[0] != part.last - part.first + 1:
-            if not damaged:
-                raise ValueError(f"{part.file.name} covers shards that are not done, or covered")
-            lost.append(part)
-        parts.append(part)
-    parts.sort(key=lambda part: (part.table, part.first))
-    state = State(epoch, joined.taken(first), dict(tries), tuple(parts), tuple(damaged))
-    return state.without((), lost)
+        others = [kept for kept in parts.get(part.table, ()) if not _within(kept, part)]
+        if any(_overlap(kept, part) for kept in others) and not damaged:
+            raise ValueError(f"{part.file.name} covers shards that another file covers")
+        # Where damage hides what came between them, the newer one counts.
+        parts[part.table] = [kept for kept in others if not _overlap(kept, part)] + [part]
+    ordered = sorted(
+        (part for of_table in parts.values() for part in of_table),
+        key=lambda part: (part.table, part.first),
+    )
+    return State(epoch, joined.taken(first), dict(tries), tuple(ordered), tuple(damaged))
 
 
 def _within(part: Compacted, other: Compacted) -> bool:

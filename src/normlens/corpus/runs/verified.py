@@ -12,14 +12,18 @@ from pathlib import Path
 
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.shards import File
+from normlens.corpus.runs.state import State
 
 #: Where another place than the user's cache folder is wanted for what is remembered.
 VARIABLE = "NORMLENS_CACHE"
 
-#: What is remembered of a file that was wrong.
-_WRONG = ["wrong"]
+#: Files that may be remembered in vain.
+_SPARE = 1000
 
-_remembered: dict[str, dict[str, list[str]]] = {}  # folder → file → [stamp, SHA-256]
+#: What is remembered of a file that was wrong.
+_WRONG = "wrong"
+
+_remembered: dict[str, dict[str, str]] = {}  # folder → file → digest of its stamp and SHA-256
 
 
 class Verified:
@@ -53,7 +57,7 @@ class Verified:
             if stamp.size != size:
                 problems[name] = f"damaged: {stamp.size} bytes where its record says {size}"
                 continue
-            seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", sha256]
+            seen = None if stamp.mark is None else _digest(f"{size} {stamp.mark} {sha256}")
             if seen is not None and self._verified.get(name) == seen and not again:
                 continue
             checksum = self.folder.sha256(name)
@@ -71,6 +75,15 @@ class Verified:
             _write(self._path, self._verified)
         return problems
 
+    def forget_others(self, state: State) -> None:
+        """Forget files that a run no longer has, once they are more than those that it has."""
+        if len(self._verified) <= 2 * state.file_count + _SPARE:
+            return
+        names = {file.name for table in state.records.tables for file in state.files(table)}
+        for name in self._verified.keys() - names:
+            del self._verified[name]
+        _write(self._path, self._verified)
+
     def suspects(self) -> frozenset[str]:
         """The files that were wrong when they were last compared."""
         return frozenset(name for name, seen in self._verified.items() if seen == _WRONG)
@@ -84,15 +97,19 @@ def _cache() -> Path:
     return Path(base) / "normlens" / "verified"
 
 
-def _read(path: Path) -> dict[str, list[str]]:
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
         remembered = json.loads(path.read_bytes())
-        return {str(name): [str(part) for part in seen] for name, seen in remembered.items()}
+        return {str(name): str(seen) for name, seen in remembered.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}  # nothing is remembered; the files are read again
 
 
-def _write(path: Path, verified: dict[str, list[str]]) -> None:
+def _write(path: Path, verified: dict[str, str]) -> None:
     """Remember verified files on disk; if that fails, the next process reads them again."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with suppress(OSError):

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from normlens.corpus.data.records import Data
 from normlens.corpus.engines.base import Engine
+from normlens.corpus.runs.background_compaction import BackgroundCompaction, NoCompaction
+from normlens.corpus.runs.compaction import Compaction
+from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.identity import digest
@@ -16,7 +19,7 @@ from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.plan import Numbers, shards_to_do
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import check_complete, sweep
-from normlens.corpus.runs.shards import Done
+from normlens.corpus.runs.shards import Compacted, Done
 from normlens.errors import NormLensError, OutputError
 
 #: Records that are committed together at most.
@@ -32,30 +35,55 @@ def compute_shards(
     log: Log,
     state: State,
     progress: Progress,
+    sizes: Sizes | None = None,
 ) -> None:
-    """Compute every shard that is not done and commit it; the run is complete afterwards."""
+    """Compute every shard that is not done and commit it; the run is complete afterwards.
+
+    Files are joined to some of these `sizes` meanwhile; None leaves them as workers write them.
+    """
     progress.start(manifest.sequences, state.sequences + state.failures)
     expected = digest(manifest.model)
     # Numbers alone: where the files of finished shards lie is for readers to know.
     done = Numbers(state.numbers)
     left = shards_to_do(data, manifest, done, log.epoch)
+    compaction = _compaction(folder, lock, manifest, log, state, sizes)
     del state
-    for shards in _grouped(_explained(engine.compute(left), folder), engine):
-        for shard in shards:
-            if shard.by["model"] != expected:
-                raise RunError(
-                    f"the worker on {shard.by['host']} has another model, or another kind of "
-                    "device, than the run began with; give every node the same and resume"
-                )
-        lock.check()
-        with _resumable(folder):
-            log.append(shards)
-        for shard in shards:
-            progress.advance(shard.sequences + shard.failures, shard.failures)
+    with compaction:
+        for shards in _grouped(_explained(engine.compute(left), folder), engine):
+            for shard in shards:
+                if shard.by["model"] != expected:
+                    raise RunError(
+                        f"the worker on {shard.by['host']} has another model, or another kind of "
+                        "device, than the run began with; give every node the same and resume"
+                    )
+            lock.check()
+            with _resumable(folder):
+                log.append(shards)
+            compaction.add(shards)
+            for shard in shards:
+                progress.advance(shard.sequences + shard.failures, shard.failures)
+        if problem := compaction.finish():
+            progress.say(f"note: some files were not compacted: {problem}")
     lock.check()
     state = check_complete(folder, manifest, log)
     if log.epoch > 1 or state.attempts:
         sweep(folder, state)
+
+
+def _compaction(
+    folder: Folder, lock: Lock, manifest: Manifest, log: Log, state: State, sizes: Sizes | None
+) -> NoCompaction:
+    if sizes is None:
+        return NoCompaction()
+
+    def commit(entry: Compacted) -> None:
+        lock.check()
+        log.append([entry])
+        # What a driver appends that is no longer the last one does not count, and it must not
+        # remove what the next one relies on.
+        log.check()
+
+    return BackgroundCompaction(Compaction(folder, manifest, state, log.epoch, commit, sizes))
 
 
 def _grouped(shards: Iterator[Done], engine: Engine) -> Iterator[list[Done]]:
