@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 from typing import Any
@@ -143,6 +144,18 @@ def test_tables_without_rows_keep_their_columns() -> None:
         file, contents = joined([ROWS.empty_table()] * 3, **options)
         assert file.rows == 0
         assert pq.read_table(io.BytesIO(contents)).schema.equals(ROWS)
+
+
+def test_a_file_that_is_given_up_is_not_written_to_any_more() -> None:
+    """A writer of pyarrow ends its file when it is forgotten, whatever has taken its place."""
+    sink = io.BytesIO()
+    with JoinedFile(sink, rows_at_once=1) as file:
+        file.add(parquet(rows(0, 3, ["a"])))
+    before = sink.getvalue()
+    assert before
+    del file
+    gc.collect()
+    assert sink.getvalue() == before
 
 
 def test_other_columns_are_refused() -> None:

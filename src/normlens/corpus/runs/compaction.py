@@ -100,8 +100,7 @@ class Compaction:
         name = part_name(table, next(self._numbers), self.epoch)
         combine = combining(self.manifest, table)
         taken: list[Piece] = []
-        with self.folder.writing(name) as sink:
-            joined = JoinedFile(sink, combine)
+        with self.folder.writing(name) as sink, JoinedFile(sink, combine) as joined:
             for piece, contents in self._contents(group):
                 try:
                     joined.add(contents)

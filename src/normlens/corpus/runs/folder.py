@@ -166,25 +166,30 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 @contextmanager
 def _flushed(path: Path, flags: int) -> Iterator[IO[bytes]]:
     """Open a file to write to; at the end it is on the disk."""
-    descriptor = os.open(path, flags, 0o666)
+    file = _Descriptor(os.open(path, flags, 0o666))
     try:
-        yield cast("IO[bytes]", _Descriptor(descriptor))
-        os.fsync(descriptor)
+        yield cast("IO[bytes]", file)
+        os.fsync(file.number)
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 class _Descriptor:
     """As much of a file as is needed to write to it, without a buffer."""
 
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
+    def __init__(self, number: int):
+        self.number = number
 
     def write(self, data: bytes) -> int:
         rest = memoryview(data).cast("B")
         while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        return len(data)
+            rest = rest[os.write(self.number, rest) :]
+        return memoryview(data).nbytes
+
+    def close(self) -> None:
+        # Whoever still writes must not reach the next file of this number.
+        number, self.number = self.number, -1
+        os.close(number)
 
     def flush(self) -> None:
         """Do nothing: what is written is on its way."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Combine = Callable[[pa.Table], pa.Table]
 
@@ -69,6 +72,15 @@ class JoinedFile:
             self._pending_bytes += table.nbytes
             if self._is_full():
                 self._take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of a file that was not closed: pyarrow's writer would yet write to it."""
+        self._sink.leave()
+        if self._writer is not None:
+            self._writer.close()
 
     def close(self) -> None:
         """Write the rest and the footer."""
@@ -140,20 +152,27 @@ class _Counted:
     closed = False
 
     def __init__(self, sink: IO[bytes]):
-        self._sink, self.bytes, self.digest = sink, 0, hashlib.sha256()
+        self._sink: IO[bytes] | None = sink
+        self.bytes, self.digest = 0, hashlib.sha256()
 
     def write(self, data: bytes) -> int:
-        self._sink.write(data)
-        self.digest.update(data)
         size = memoryview(data).nbytes
-        self.bytes += size
+        if self._sink is not None:
+            self._sink.write(data)
+            self.digest.update(data)
+            self.bytes += size
         return size
+
+    def leave(self) -> None:
+        """Write nothing any more."""
+        self._sink = None
 
     def tell(self) -> int:
         return self.bytes
 
     def flush(self) -> None:
-        self._sink.flush()
+        if self._sink is not None:
+            self._sink.flush()
 
     def close(self) -> None:
         """Leave the file open: whoever opened it closes it."""
