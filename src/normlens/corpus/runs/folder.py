@@ -118,8 +118,13 @@ class LocalFolder(Folder):
         return stamps
 
     def sizes(self, names: Iterable[str]) -> Iterator[int | None]:
-        """Tell how many bytes each file has, without following links; None where there is none."""
+        """Tell how many bytes each file has; None where there is none, or a link."""
+        inside: set[str] = set()
         for name in names:
+            parent = name.rpartition("/")[0]
+            if parent not in inside:
+                self._inside(parent)
+                inside.add(parent)
             try:
                 seen = os.lstat(f"{self.url}/{name}")
             except OSError:
