@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,6 +104,28 @@ def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corp
         if killed >= 18:
             break
     assert killed >= 15
+
+
+def test_kill_9_at_every_point_of_writing(
+    whole: Run, tmp_path: Path, checkpoint: Path, corpus: Path
+) -> None:
+    script = Path(__file__).with_name("killed_at_points.py")
+    arguments = [tmp_path / "killed", checkpoint, corpus, json.dumps(OPTIONS)]
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    ended = json.loads(done.stdout)
+    assert ended == [[-signal.SIGKILL, 0]] * len(ended), done.stderr
+    for number in range(len(ended)):
+        found = Run.open(tmp_path / f"killed-{number}")
+        examples.assert_each_once(found)
+        examples.assert_same_tables(found, whole, tolerance=0)
+        assert found.check().sound
+        assert not leftovers(tmp_path / f"killed-{number}")
 
 
 class FailingOs:
