@@ -82,6 +82,12 @@ class State:
         alone = sum(int((~self.covered(table)).sum()) for table in self.records.tables)
         return len(self.compacted) + alone
 
+    def sizes(self, table: str) -> Iterator[tuple[str, int]]:
+        """Give the names of the same files with their sizes in bytes, in any order."""
+        for part in self._parts(table):
+            yield part.file.name, part.file.bytes
+        yield from self.records.sizes(table, np.flatnonzero(~self.covered(table)))
+
     def covered(self, table: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Tell which of the shards that are done have a table in a compacted file."""
         covered = np.zeros(len(self.records), bool)
