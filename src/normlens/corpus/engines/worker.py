@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
 from normlens.corpus.engines.model_rows import ModelRows
@@ -106,8 +107,21 @@ class Worker:
         clock.seconds["reading"] = shard.seconds
         started = time.time() - shard.seconds
         with clock.on("tokenising"):
-            entries = self._encode(shard, rows)
+            encoded = (
+                self.encode(index, record, rows)
+                for index, record in enumerate(shard.records, shard.first)
+            )
+            entries = [entry for entry in encoded if entry is not None]
         return Prepared(shard.number, entries, rows, clock, started)
+
+    def encode(self, index: int, record: Record, rows: ShardRows) -> Entry | None:
+        """Tokenise and mask one record; where that fails, the reason is among the rows."""
+        try:
+            encoded = encode_for(self.lens, record, self.task.options, self.needs)
+        except InputError as error:
+            rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+            return None
+        return Entry(index, replace(encoded, id=record.id))
 
     def analyse(self, prepared: Prepared) -> Iterator[int]:
         """Compute maps and measures, a batch at each step; yield the batch's size."""
@@ -144,17 +158,6 @@ class Worker:
             seconds=clock.seconds,
             by=self.by | {"pid": os.getpid()},
         )
-
-    def _encode(self, shard: Shard, rows: ShardRows) -> list[Entry]:
-        entries = []
-        for index, record in enumerate(shard.records, shard.first):
-            try:
-                encoded = encode_for(self.lens, record, self.task.options, self.needs)
-            except InputError as error:
-                rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
-            else:
-                entries.append(Entry(index, replace(encoded, id=record.id)))
-        return entries
 
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Cut a shard into batches for the lens."""

@@ -1,0 +1,189 @@
+"""Giving shards to workers that may join, leave and die.
+
+A shard that was in the hands of a worker that died is suspect: it is given out again, to a worker
+that holds nothing else, so that the next death has one suspect only. After so many deaths it is
+tried sequence by sequence. Nothing is repeated for ever: each death counts against a shard, against
+a sequence, or against the workers as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from normlens.corpus.engines.attempts import Attempts
+from normlens.corpus.engines.crew import Answered, Crew, Died, Joined
+from normlens.corpus.engines.jobs import Job, OneByOne, Whole
+from normlens.corpus.engines.station import EACH
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.shards import Finished, Shard
+
+
+@dataclass
+class _Post:
+    """A worker as the dispatcher sees it: the jobs that it holds, by the numbers of their calls."""
+
+    joined: bool = False
+    jobs: dict[int, Job] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        """How many shards it can take beside those that it holds."""
+        return 0 if any(job.alone for job in self.jobs.values()) else EACH - len(self.jobs)
+
+
+class Dispatcher:
+    """Keeps a crew at work on shards, and finds those that kill workers."""
+
+    def __init__(self, crew: Crew, attempts: int):
+        self.crew = crew
+        self.attempts = attempts
+        self._posts: dict[int, _Post] = {}
+        self._waiting: deque[Job] = deque()  # each needs a worker of its own
+        self._most = sys.maxsize  # workers, where more of them died while they started
+        self._failed_starts = 0  # in a row
+        self._fruitless = 0  # deaths since something was last finished
+
+    def start(self) -> Joined:
+        """Hire the crew; the first worker to join speaks for all."""
+        while True:
+            self._hire()
+            match self.crew.event():
+                case Joined() as event:
+                    self._join(event)
+                    return event
+                case Died() as event:
+                    self._bury(event, Attempts())
+
+    def compute(self, shards: Iterable[Shard], attempts: Attempts) -> Iterator[Finished]:
+        """Yield results as they come; a shard is taken only when there is a worker for it."""
+        remaining = iter(shards)
+        more = True
+        while True:
+            self._hire()
+            more = more and self._hand_out(remaining, attempts)
+            self._hand_to_idle()
+            if not (more or self._waiting or any(post.jobs for post in self._posts.values())):
+                return
+            match self.crew.event():
+                case Joined() as event:
+                    self._join(event)
+                case Answered() as event:
+                    finished = self._answer(event)
+                    if finished is not None:
+                        yield finished
+                case Died() as event:
+                    self._bury(event, attempts)
+
+    # Handing out ----------------------------------------------------------------------------------
+
+    def _hire(self) -> None:
+        while len(self._posts) < max(1, min(self.crew.wanted, self._most)):
+            self._posts[self.crew.hire()] = _Post()
+
+    def _hand_out(self, remaining: Iterator[Shard], attempts: Attempts) -> bool:
+        """Give new shards to workers that have room; False if there are no more."""
+        while (worker := self._roomiest()) is not None:
+            shard = next(remaining, None)
+            if shard is None:
+                return False
+            deaths = attempts[shard.number]
+            if deaths:
+                self._waiting.append(self._again(shard, deaths))
+            else:
+                self._give(worker, Whole(shard))
+        return True
+
+    def _roomiest(self) -> int | None:
+        """The worker with most room for a new shard.
+
+        As many workers as there are suspects get nothing new, until they are idle and take them.
+        """
+        joined = [worker for worker, post in self._posts.items() if post.joined]
+        joined.sort(key=lambda worker: len(self._posts[worker].jobs))
+        with_room = [worker for worker in joined if self._posts[worker].free]
+        left = with_room[len(self._waiting) :]
+        return left[0] if left else None
+
+    def _hand_to_idle(self) -> None:
+        for worker, post in self._posts.items():
+            if self._waiting and post.joined and not post.jobs:
+                self._give(worker, self._waiting.popleft())
+
+    def _give(self, worker: int, job: Job) -> None:
+        self._posts[worker].jobs[self.crew.ask(worker, job.call)] = job
+
+    def _again(self, shard: Shard, deaths: int) -> Job:
+        """A suspect: whole once more, or sequence by sequence."""
+        if deaths < self.attempts:
+            return Whole(shard, alone=True)
+        return OneByOne(shard, self.attempts)
+
+    # What comes back ------------------------------------------------------------------------------
+
+    def _join(self, event: Joined) -> None:
+        self._posts[event.worker].joined = True
+        self._failed_starts = 0
+
+    def _answer(self, event: Answered) -> Finished | None:
+        job = self._posts[event.worker].jobs.pop(event.number)
+        if job.call.method in ("compute", "analyse"):
+            self._fruitless = 0
+        finished = job.answered(event.answer)
+        if finished is None:
+            self._give(event.worker, job)
+        return finished
+
+    def _bury(self, event: Died, attempts: Attempts) -> None:
+        post = self._posts.pop(event.worker)
+        if not post.joined:
+            self._lost_at_start(event.reason)
+            return
+        self._fruitless += 1
+        # Each worker may have a poisonous shard, and the first three sequences of one may be it.
+        if self._fruitless >= self.attempts * (len(self._posts) + 3):
+            raise RunError(
+                f"{self._fruitless} workers died one after another and none finished a sequence "
+                f"(the last one: {event.reason}); what is done is kept: resume the run where that "
+                "is put right, with fewer --workers or a smaller --batch-size if memory is short"
+            )
+        for job in post.jobs.values():
+            count = attempts.add(job.shard.number, event.reason)
+            if isinstance(job, OneByOne):
+                job.died(event.reason)
+                self._waiting.append(job)
+            else:
+                self._waiting.append(self._again(job.shard, count))
+
+    def _lost_at_start(self, reason: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts < self.attempts:
+            return
+        joined = sum(post.joined for post in self._posts.values())
+        if not joined:
+            raise RunError(
+                f"workers die while they load the model ({reason}); if memory is short, take fewer "
+                "--workers; what is done is kept"
+            )
+        if joined < self._most:
+            self._most = joined
+            _say(f"no more workers can be started ({reason}); the run goes on with {joined}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def opened(crew: Crew, attempts: int) -> tuple[Dispatcher, dict[str, Any], dict[str, Any]]:
+    """A dispatcher whose crew is at work, the identity of its model, and where it runs."""
+    dispatcher = Dispatcher(crew, attempts)
+    try:
+        first = dispatcher.start()
+    except BaseException:
+        crew.abandon()
+        crew.close()
+        raise
+    return dispatcher, first.identity, first.by
