@@ -25,6 +25,10 @@ class Engine(ABC):
         `attempts` knows which shards were in the hands of workers that died, and is told.
         """
 
+    def has_result(self) -> bool:
+        """Whether `compute` would yield the next result at once; such are committed together."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Let go of workers and models."""

@@ -55,8 +55,8 @@ class Crew(ABC):
         """Send a call to a worker and give its number; one that is dead shows by an event."""
 
     @abstractmethod
-    def event(self) -> Event | None:
-        """Wait for the next event; None if for a while there was none.
+    def events(self) -> list[Event]:
+        """Wait for events and give those that are there; none if for a while there were none.
 
         What a worker raised is raised here.
         """

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlens.corpus.engines.attempts import Attempts
-from normlens.corpus.engines.crew import Answered, Crew, Died, Joined
-from normlens.corpus.engines.jobs import Job, OneByOne, Whole
+from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
+from normlens.corpus.engines.jobs import Job, OneByOne, Whole, again
 from normlens.corpus.engines.station import EACH
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.shards import Finished, Shard
@@ -43,20 +43,20 @@ class Dispatcher:
         self.attempts = attempts
         self._posts: dict[int, _Post] = {}
         self._waiting: deque[Job] = deque()  # each needs a worker of its own
+        self.results: deque[Finished] = deque()  # that are there and not yet given out
         self._most = sys.maxsize  # workers, where more of them died while they started
         self._failed_starts = 0  # in a row
         self._fruitless = 0  # deaths since something was last finished
 
     def start(self) -> Joined:
         """Hire the crew; the first worker to join speaks for all."""
-        while True:
+        first: Joined | None = None
+        while first is None:
             self._hire()
-            match self.crew.event():
-                case Joined() as event:
-                    self._join(event)
-                    return event
-                case Died() as event:
-                    self._bury(event, Attempts())
+            for event in self.crew.events():
+                self._handle(event, Attempts())
+                first = event if isinstance(event, Joined) else first
+        return first
 
     def compute(self, shards: Iterable[Shard], attempts: Attempts) -> Iterator[Finished]:
         """Yield results as they come; a shard is taken only when there is a worker for it."""
@@ -66,17 +66,23 @@ class Dispatcher:
             self._hire()
             more = more and self._hand_out(remaining, attempts)
             self._hand_to_idle()
-            if not (more or self._waiting or any(post.jobs for post in self._posts.values())):
+            if self.results:
+                yield self.results.popleft()
+            elif more or self._waiting or any(post.jobs for post in self._posts.values()):
+                for event in self.crew.events():
+                    self._handle(event, attempts)
+            else:
                 return
-            match self.crew.event():
-                case Joined() as event:
-                    self._join(event)
-                case Answered() as event:
-                    finished = self._answer(event)
-                    if finished is not None:
-                        yield finished
-                case Died() as event:
-                    self._bury(event, attempts)
+
+    def _handle(self, event: Event, attempts: Attempts) -> None:
+        match event:
+            case Joined():
+                self._posts[event.worker].joined = True
+                self._failed_starts = 0
+            case Answered():
+                self._answer(event)
+            case Died():
+                self._bury(event, attempts)
 
     # Handing out ----------------------------------------------------------------------------------
 
@@ -92,7 +98,7 @@ class Dispatcher:
                 return False
             deaths = attempts[shard.number]
             if deaths:
-                self._waiting.append(self._again(shard, deaths))
+                self._waiting.append(self._suspect(shard, deaths))
             else:
                 self._give(worker, Whole(shard))
         return True
@@ -116,7 +122,7 @@ class Dispatcher:
     def _give(self, worker: int, job: Job) -> None:
         self._posts[worker].jobs[self.crew.ask(worker, job.call)] = job
 
-    def _again(self, shard: Shard, deaths: int) -> Job:
+    def _suspect(self, shard: Shard, deaths: int) -> Job:
         """A suspect: whole once more, or sequence by sequence."""
         if deaths < self.attempts:
             return Whole(shard, alone=True)
@@ -124,18 +130,15 @@ class Dispatcher:
 
     # What comes back ------------------------------------------------------------------------------
 
-    def _join(self, event: Joined) -> None:
-        self._posts[event.worker].joined = True
-        self._failed_starts = 0
-
-    def _answer(self, event: Answered) -> Finished | None:
+    def _answer(self, event: Answered) -> None:
         job = self._posts[event.worker].jobs.pop(event.number)
         if job.call.method in ("compute", "analyse"):
             self._fruitless = 0
         finished = job.answered(event.answer)
         if finished is None:
             self._give(event.worker, job)
-        return finished
+        else:
+            self.results.append(finished)
 
     def _bury(self, event: Died, attempts: Attempts) -> None:
         post = self._posts.pop(event.worker)
@@ -156,7 +159,7 @@ class Dispatcher:
                 job.died(event.reason)
                 self._waiting.append(job)
             else:
-                self._waiting.append(self._again(job.shard, count))
+                self._waiting.append(self._suspect(again(job.shard), count))
 
     def _lost_at_start(self, reason: str) -> None:
         self._failed_starts += 1

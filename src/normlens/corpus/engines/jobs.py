@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from normlens.corpus.runs.errors import RunError
@@ -47,6 +47,11 @@ class Whole(Job):
         return answer
 
 
+def again(shard: Shard) -> Shard:
+    """The shard as it is handed out once more, to another worker, which writes other files."""
+    return replace(shard, attempt=shard.attempt + 1)
+
+
 class WorkerDied(Exception):
     """The worker of a job ended without an answer."""
 
@@ -75,6 +80,7 @@ class OneByOne(Job):
 
     def died(self, reason: str) -> None:
         """Begin again with a new worker, without the sequence that is certain to kill it."""
+        self.shard = again(self.shard)
         self.call = self._steps.throw(WorkerDied(reason))
 
     def _calls(self) -> Generator[Call, Any, Finished]:

@@ -139,6 +139,9 @@ class ProcessEngine(Engine):
     ) -> Iterator[Finished]:
         return self._dispatcher.compute(shards, attempts or Attempts())
 
+    def has_result(self) -> bool:
+        return bool(self._dispatcher.results)
+
     def abandon(self) -> None:
         self._crew.abandon()
 

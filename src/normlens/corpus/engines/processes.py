@@ -76,19 +76,19 @@ class ProcessCrew(Crew):
             self._children[worker].connection.send((number, call.method, call.arguments))
         return number
 
-    def event(self) -> Event:
-        connections = {child.connection: number for number, child in self._children.items()}
-        ready = wait(list(connections))[0]
-        worker = connections[ready]  # type: ignore[index]
+    def events(self) -> list[Event]:
+        workers = {child.connection: number for number, child in self._children.items()}
+        ready = wait(list(workers))
+        return [self._event(number) for pipe, number in workers.items() if pipe in ready]
+
+    def _event(self, worker: int) -> Event:
         try:
             kind, *content = self._children[worker].connection.recv()
         except (EOFError, OSError):
             return Died(worker, self._buried(worker))
         if kind == "raised":
             raise content[0]
-        if kind == "joined":
-            return Joined(worker, *content)
-        return Answered(worker, *content)
+        return Joined(worker, *content) if kind == "joined" else Answered(worker, *content)
 
     def _buried(self, worker: int) -> str:
         """Take leave of a dead process, and say how it ended."""

@@ -80,16 +80,22 @@ class RayCrew(Crew):
         self._asked[reference] = worker, number
         return number
 
-    def event(self) -> Event | None:
-        ready, _ = self.ray.wait(list(self._asked), num_returns=1, timeout=LOOK)
+    def events(self) -> list[Event]:
+        asked = list(self._asked)
+        ready, _ = self.ray.wait(asked, num_returns=1, timeout=LOOK)
         if not ready:
             self._wonder()
-            return None
+            return []
         self._heard = time.monotonic()
-        worker, number = self._asked.pop(ready[0])
+        ready, _ = self.ray.wait(asked, num_returns=len(asked), timeout=0)
+        # Those of a worker that turns out to be dead are forgotten on the way.
+        return [self._event(reference) for reference in ready if reference in self._asked]
+
+    def _event(self, reference: Any) -> Event:
+        worker, number = self._asked.pop(reference)
         try:
             with unwrapped(self.ray):
-                answer = self.ray.get(ready[0])
+                answer = self.ray.get(reference)
         except self.ray.exceptions.RayActorError as error:
             self._forget(worker)
             return Died(worker, ending(error))

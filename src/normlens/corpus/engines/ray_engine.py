@@ -20,7 +20,11 @@ from normlens.precisions import AUTO
 
 
 class RayEngine(Engine):
-    """Actors that load the model once, and others in their place when a node is lost."""
+    """Actors that load the model once, and others in their place when a node is lost.
+
+    Workers write the tables to the run's folder, which all of them see; records travel to this
+    process, which commits them.
+    """
 
     def __init__(self, task: Task, execution: Execution):
         try:
@@ -57,6 +61,9 @@ class RayEngine(Engine):
         self, shards: Iterable[Shard], attempts: Attempts | None = None
     ) -> Iterator[Finished]:
         return self._dispatcher.compute(shards, attempts or Attempts())
+
+    def has_result(self) -> bool:
+        return bool(self._dispatcher.results)
 
     def close(self) -> None:
         if self._started_ray:

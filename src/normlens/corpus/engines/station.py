@@ -67,7 +67,8 @@ class Station:
             rows.fail(index, shard.records[index - shard.first].id, reason)
         clock = Clock()
         clock.seconds["reading"] = shard.seconds
-        prepared = Prepared(shard.number, [], rows, clock, time.time() - shard.seconds)
+        begun = time.time() - shard.seconds
+        prepared = Prepared(replace(shard, records=()), [], rows, clock, begun)
         self._open = _Opened(shard, prepared, {})
 
     def encode(self, index: int) -> int | None:

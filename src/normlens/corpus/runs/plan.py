@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from normlens.corpus.data.records import Record
 from normlens.corpus.runs.errors import RunError
@@ -12,8 +15,21 @@ from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import Shard
 
 
+class Numbers(Container[int]):
+    """A set of numbers, eight bytes each."""
+
+    def __init__(self, numbers: np.ndarray[Any, np.dtype[np.int64]]):
+        self._numbers = np.sort(numbers)
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return False
+        place = int(np.searchsorted(self._numbers, number))
+        return place < len(self._numbers) and int(self._numbers[place]) == number
+
+
 def shards_to_do(
-    data: Iterable[Record], manifest: Manifest, done: Container[int]
+    data: Iterable[Record], manifest: Manifest, done: Container[int], epoch: int
 ) -> Iterator[Shard]:
     """The shards that are not done, in order, each read only when it is asked for."""
     source = iter(data)
@@ -31,4 +47,4 @@ def shards_to_do(
             )
         if number not in done:
             first = number * manifest.options.shard_size
-            yield Shard(number, first, records, time.perf_counter() - start)
+            yield Shard(number, first, records, time.perf_counter() - start, epoch)

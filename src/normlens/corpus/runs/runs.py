@@ -18,7 +18,8 @@ from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
-from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.lock import Lock, locked
+from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -35,7 +36,7 @@ from normlens.corpus.runs.options import (
     split_keywords,
 )
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import recover
+from normlens.corpus.runs.recovery import begin, go_on, recover
 from normlens.corpus.runs.refusals import (
     check_free,
     check_named,
@@ -94,7 +95,7 @@ def run(
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens) as engine:
+        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
             check_targets(engine.identity, source)
             manifest = Manifest(
                 options=fixed,
@@ -107,10 +108,11 @@ def run(
                 machine={k: v for k, v in engine.by.items() if k not in ("versions", "model")},
                 created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             )
-            # What lies there without a manifest is of a run that was stopped before it began.
-            recover(folder, manifest)
+            # The log comes first: a manifest without one has lost it.
+            log = begin(folder, manifest)
             manifest.save(folder)
-            compute_shards(folder, lock, manifest, source, engine, {}, progress)
+            state = empty_state(manifest)
+            compute_shards(folder, lock, manifest, source, engine, log, state, progress)
     return _run(folder, manifest, chosen)
 
 
@@ -162,14 +164,18 @@ def resume(
         now = {"data": _described(source), "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens) as engine:
+        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
             refuse(
                 folder,
                 changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
             )
             _warn(manifest, engine, progress)
-            done = recover(folder, manifest)
-            compute_shards(folder, lock, manifest, source, engine, done, progress)
+            state = recover(folder, manifest)
+            if state.damaged or len(state.done) < manifest.shards:
+                log = go_on(folder, manifest, state)
+                compute_shards(folder, lock, manifest, source, engine, log, state, progress)
+            else:
+                progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)
 
 
@@ -195,10 +201,14 @@ def _engine(
     chosen: Choice,
     execution: Execution,
     lens: Lens | None,
+    folder: Folder,
+    lock: Lock,
 ) -> Engine:
     task = Task(
         options=options,
         measures=chosen.portable,
+        folder=folder.everywhere,
+        lock=lock.token,
         device=execution.device,
         dtype=execution.dtype,
         batch_size=execution.batch_size,
