@@ -16,10 +16,13 @@ from typing import Any
 
 from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
-from normlens.corpus.engines.jobs import Job, OneByOne, Whole, again
+from normlens.corpus.engines.jobs import CERTAIN, Job, OneByOne, Whole, again
 from normlens.corpus.engines.station import EACH
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.shards import Finished, Shard
+
+#: Sequences of a shard that may be culprits, one after another, before the fault is the machine's.
+IN_A_ROW = 3
 
 
 @dataclass
@@ -146,34 +149,35 @@ class Dispatcher:
             self._lost_at_start(event.reason)
             return
         self._fruitless += 1
-        # Each worker may have a poisonous shard, and the first three sequences of one may be it.
-        if self._fruitless >= self.attempts * (len(self._posts) + 3):
+        # Each worker may be at a poisonous shard, whose first sequences may all be culprits.
+        if self._fruitless > (1 + len(self._posts)) * (self.attempts + CERTAIN * IN_A_ROW):
             raise RunError(
                 f"{self._fruitless} workers died one after another and none finished a sequence "
                 f"(the last one: {event.reason}); what is done is kept: resume the run where that "
                 "is put right, with fewer --workers or a smaller --batch-size if memory is short"
             )
-        for job in post.jobs.values():
+        # They come before other suspects, so that one shard is through with before the next.
+        for job in reversed(post.jobs.values()):
             count = attempts.add(job.shard.number, event.reason)
             if isinstance(job, OneByOne):
                 job.died(event.reason)
-                self._waiting.append(job)
+                self._waiting.appendleft(job)
             else:
-                self._waiting.append(self._suspect(again(job.shard), count))
+                self._waiting.appendleft(self._suspect(again(job.shard), count))
 
     def _lost_at_start(self, reason: str) -> None:
         self._failed_starts += 1
         if self._failed_starts < self.attempts:
             return
-        joined = sum(post.joined for post in self._posts.values())
-        if not joined:
+        left = len(self._posts)  # at work, or still starting
+        if not left:
             raise RunError(
                 f"workers die while they load the model ({reason}); if memory is short, take fewer "
                 "--workers; what is done is kept"
             )
-        if joined < self._most:
-            self._most = joined
-            _say(f"no more workers can be started ({reason}); the run goes on with {joined}")
+        if left < self._most:
+            self._most = left
+            _say(f"no more workers can be started ({reason}); the run goes on with {left}")
 
 
 def _say(line: str) -> None:
