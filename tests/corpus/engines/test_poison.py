@@ -109,11 +109,14 @@ def test_one_process_that_is_resumed_each_time_outlives_a_culprit(
     statuses = [command(place, [*words, *common])]
     while statuses[-1] < 0 and len(statuses) < 5:
         statuses.append(command(place, [*again, *common]))
-    # Two deaths; then the shard is tried elsewhere, and a sequence of it fails.
-    assert statuses == [-9, -9, 3]
+    # Two deaths, or three if the first one came before the record of the shard before; then the
+    # shard is tried elsewhere, and a sequence of it fails.
+    deaths = len(statuses) - 1
+    assert deaths in (2, 3)
+    assert statuses == [-9] * deaths + [3]
     assert_same_but_for_reasons(Run.open(out), expected)
     visits = (tmp_path / "visits").read_text().split()
-    assert visits.count(str(CULPRIT)) == 2 + 2
+    assert visits.count(str(CULPRIT)) == deaths + 2
 
 
 def command(place: Path, words: list[Any]) -> int:

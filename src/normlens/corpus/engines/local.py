@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import islice, takewhile
 
 import torch
 
@@ -40,17 +40,21 @@ class ThreadEngine(Engine):
         attempts = attempts or Attempts()
         remaining = iter(shards)
         if attempts.resumed:
-            first = next(remaining, None)
-            if first is None:
-                return
-            attempts.add(first.number, "the process that computed it was stopped")
-            remaining = chain([first], remaining)
+            # Alone, so that its record is there before the next one can do harm.
+            for first in islice(remaining, 1):
+                attempts.add(first.number, "the process that computed it was stopped")
+                yield from self._computed([first], attempts)
+        yield from self._computed(remaining, attempts)
+
+    def _computed(self, shards: Iterable[Shard], attempts: Attempts) -> Iterator[Finished]:
+        remaining = iter(shards)
         on_gpu = model_threads(self.worker.lens) > 1
         compute = self._with_overlap if on_gpu else self._in_turn
         poisonous: deque[Shard] = deque()
 
         def harmless(shard: Shard) -> bool:
             """Whether a shard can be computed here; one that cannot is put aside."""
+            # A model that is no name cannot be loaded elsewhere.
             if attempts[shard.number] < self._attempts or self._given:
                 return True
             poisonous.append(shard)

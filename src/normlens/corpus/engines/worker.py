@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from normlens.analysing.batches import affordable
 from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
@@ -37,6 +38,8 @@ from normlens.scopes import components_of, resolve_all
 from normlens.signal_inputs import takes_signals
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
+#: Tokens that fill a GPU: those of a largest batch of sequences of 128 tokens.
+FILLED = LARGEST_BATCH * 128
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,20 @@ class Worker:
         size = self.task.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
-        return batches(entries, int(size), self._bytes)
+        return batches(entries, int(size), self._bytes, self._filled())
+
+    def _filled(self) -> int:
+        """Tokens up to which a batch has more sequences than the lens would choose.
+
+        Memory grows faster than a sequence's length: where a largest batch of longer sequences fits
+        on the device, any batch of shorter ones with as many tokens does. What is free at the
+        moment does not count, so that batches, and last digits with them, are always the same.
+        """
+        chosen = self.task.batch_size != "auto"
+        if chosen or self.lens.two_stacks or self.lens.device.type == "cpu":
+            return 0
+        fits = affordable(self.lens, FILLED // LARGEST_BATCH) >= LARGEST_BATCH
+        return FILLED if fits else 0
 
     def _bytes(self, n: int) -> int:
         """Estimate the memory of one sequence's maps: its scopes, allowed pairs and statistics."""
@@ -202,6 +218,8 @@ class Worker:
 
     def _maps(self, items: Sequence[Item]) -> list[Maps]:
         size = self.task.batch_size
+        if size == "auto" and len(items) > LARGEST_BATCH:
+            size = len(items)  # of a batch of short sequences, which fits as it is
         options = AnalysisOptions(
             scopes=self.needs.scopes,
             statistics=self.needs.statistics,
