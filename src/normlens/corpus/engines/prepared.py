@@ -70,18 +70,21 @@ class Prepared:
 
 
 def batches(
-    entries: list[Entry], size: int, bytes_of: Callable[[int], int]
+    entries: list[Entry], size: int, bytes_of: Callable[[int], int], tokens: int = 0
 ) -> Iterator[list[Entry]]:
     """Cut sequences into batches of at most `size`: alike in length, their maps fit in memory.
 
-    `bytes_of` estimates the memory of the maps of a sequence of so many tokens.
+    A batch of short sequences may have more of them, as long as it has no more than so many
+    `tokens`, padding included. `bytes_of` estimates the memory of the maps of a sequence of so many
+    tokens.
     """
     ordered = sorted(entries, key=lambda entry: (len(entry), entry.index))
     batch: list[Entry] = []
     for entry in ordered:
         # The longest comes last, and decides.
         fits = (len(batch) + 1) * bytes_of(len(entry)) <= HELD
-        if batch and (len(batch) == size or not fits):
+        full = len(batch) >= size and (len(batch) + 1) * len(entry) > tokens
+        if batch and (full or not fits):
             yield batch
             batch = []
         batch.append(entry)

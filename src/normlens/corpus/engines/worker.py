@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from normlens.analysing.batches import affordable
+from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
 from normlens.corpus.engines.model_rows import ModelRows
@@ -36,6 +38,8 @@ from normlens.scopes import components_of, resolve_all
 from normlens.signal_inputs import takes_signals
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
+#: Tokens that fill a GPU: those of a largest batch of sequences of 128 tokens.
+FILLED = LARGEST_BATCH * 128
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,21 @@ class Worker:
         clock.seconds["reading"] = shard.seconds
         started = time.time() - shard.seconds
         with clock.on("tokenising"):
-            entries = self._encode(shard, rows)
+            encoded = (
+                self.encode(index, record, rows)
+                for index, record in enumerate(shard.records, shard.first)
+            )
+            entries = [entry for entry in encoded if entry is not None]
         return Prepared(replace(shard, records=()), entries, rows, clock, started)
+
+    def encode(self, index: int, record: Record, rows: ShardRows) -> Entry | None:
+        """Tokenise and mask one record; where that fails, the reason is among the rows."""
+        try:
+            encoded = encode_for(self.lens, record, self.task.options, self.needs)
+        except InputError as error:
+            rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+            return None
+        return Entry(index, replace(encoded, id=record.id))
 
     def analyse(self, prepared: Prepared) -> Iterator[int]:
         """Compute maps and measures, a batch at each step; yield the batch's size."""
@@ -152,23 +169,25 @@ class Worker:
             by=self.by | {"pid": os.getpid()},
         )
 
-    def _encode(self, shard: Shard, rows: ShardRows) -> list[Entry]:
-        entries = []
-        for index, record in enumerate(shard.records, shard.first):
-            try:
-                encoded = encode_for(self.lens, record, self.task.options, self.needs)
-            except InputError as error:
-                rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
-            else:
-                entries.append(Entry(index, replace(encoded, id=record.id)))
-        return entries
-
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Cut a shard into batches for the lens."""
         size = self.task.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
-        return batches(entries, int(size), self._bytes)
+        return batches(entries, int(size), self._bytes, self._filled())
+
+    def _filled(self) -> int:
+        """Tokens up to which a batch has more sequences than the lens would choose.
+
+        Memory grows faster than a sequence's length: where a largest batch of longer sequences fits
+        on the device, any batch of shorter ones with as many tokens does. What is free at the
+        moment does not count, so that batches, and last digits with them, are always the same.
+        """
+        chosen = self.task.batch_size != "auto"
+        if chosen or self.lens.two_stacks or self.lens.device.type == "cpu":
+            return 0
+        fits = affordable(self.lens, FILLED // LARGEST_BATCH) >= LARGEST_BATCH
+        return FILLED if fits else 0
 
     def _bytes(self, n: int) -> int:
         """Estimate the memory of one sequence's maps: its scopes, allowed pairs and statistics."""
@@ -199,6 +218,8 @@ class Worker:
 
     def _maps(self, items: Sequence[Item]) -> list[Maps]:
         size = self.task.batch_size
+        if size == "auto" and len(items) > LARGEST_BATCH:
+            size = len(items)  # of a batch of short sequences, which fits as it is
         options = AnalysisOptions(
             scopes=self.needs.scopes,
             statistics=self.needs.statistics,

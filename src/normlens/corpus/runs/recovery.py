@@ -7,6 +7,7 @@ from dataclasses import replace
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder
 from normlens.corpus.runs.log import Log, State, empty_state, read_state
+from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import VERSION, Manifest
@@ -81,7 +82,8 @@ def sweep(folder: Folder, state: State) -> None:
     compacted since. Files of a later epoch, and those that no run writes, stay.
     """
     keep = {file.name for table in state.records.tables for file in state.files(table)}
-    names = [*folder.names(ROOT), *folder.names(PARTS)]
+    halves = [name for name in folder.names(LOG) if name.endswith(TEMPORARY)]
+    names = [*folder.names(ROOT), *folder.names(PARTS), *halves]
     folder.remove_all(
         [
             name

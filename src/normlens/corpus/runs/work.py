@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from normlens.corpus.data.records import Data
+from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.engines.base import Engine
 from normlens.corpus.runs.background_compaction import BackgroundCompaction, NoCompaction
 from normlens.corpus.runs.compaction import Compaction
@@ -14,7 +15,7 @@ from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.lock import Lock
-from normlens.corpus.runs.log import Log, State
+from normlens.corpus.runs.log import Attempt, Log, State
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.plan import Numbers, shards_to_do
 from normlens.corpus.runs.progress import Progress
@@ -46,10 +47,17 @@ def compute_shards(
     # Numbers alone: where the files of finished shards lie is for readers to know.
     done = Numbers(state.numbers)
     left = shards_to_do(data, manifest, done, log.epoch)
+
+    def keep(number: int, attempt: int, reason: str) -> None:
+        lock.check()
+        with _resumable(folder):
+            log.append([Attempt(number, attempt, reason)])
+
+    attempts = Attempts(state.attempts, keep, resumed=log.epoch > 1)
     compaction = _compaction(folder, lock, manifest, log, state, sizes)
     del state
     with compaction:
-        for shards in _grouped(_explained(engine.compute(left), folder), engine):
+        for shards in _grouped(_explained(engine.compute(left, attempts), folder), engine):
             for shard in shards:
                 if shard.by["model"] != expected:
                     raise RunError(
