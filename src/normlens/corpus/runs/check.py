@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, Folder
-from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import Survey, placed, recorded, survey, table_files
+from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.corpus.runs.verified import Verified
 
 #: Folders of what is made of a run, which is no part of it: a report, alignments as text.
@@ -83,7 +83,7 @@ def _stray(state: Survey, manifest: Manifest) -> list[str]:
     return [
         name
         for name in state.names
-        if name not in (MANIFEST, LOCK, *state.damaged)
+        if name not in (MANIFEST, *SIDE_FILES, *state.damaged)
         and not name.startswith(MADE_OF_IT)
         and not (unfinished and name.endswith(TEMPORARY))
         and not _belongs(name, state, manifest)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -16,6 +16,7 @@ from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
+from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
 from normlens.corpus.runs.lock import locked
@@ -90,7 +91,7 @@ def run(
     source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
-    described = _described(source)
+    indexed = index_data(source, fixed.shard_size)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
@@ -99,7 +100,7 @@ def run(
             manifest = Manifest(
                 options=fixed,
                 model=engine.identity,
-                data=described,
+                data=indexed.described,
                 tables=chosen.for_model(engine.identity).tables(),
                 measures=chosen.described(),
                 execution=asdict(execution),
@@ -109,8 +110,9 @@ def run(
             )
             # What lies there without a manifest is of a run that was stopped before it began.
             recover(folder, manifest)
+            indexed.save(folder)
             manifest.save(folder)
-            compute_shards(folder, lock, manifest, source, engine, {}, progress)
+            compute_shards(folder, lock, manifest, indexed, engine, {}, progress)
     return _run(folder, manifest, chosen)
 
 
@@ -159,7 +161,8 @@ def resume(
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
         source = opened_data(fixed, data)
-        now = {"data": _described(source), "measures": chosen.described()}
+        indexed = reopen(folder, manifest, source)
+        now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
         with _engine(fixed, chosen, execution, lens) as engine:
@@ -169,7 +172,8 @@ def resume(
             )
             _warn(manifest, engine, progress)
             done = recover(folder, manifest)
-            compute_shards(folder, lock, manifest, source, engine, done, progress)
+            indexed.save(folder)
+            compute_shards(folder, lock, manifest, indexed, engine, done, progress)
     return _run(folder, manifest, chosen)
 
 
@@ -180,14 +184,6 @@ def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
     """The run, with the measures that the user named for it."""
     given: RunKeywords = {"measures": chosen.wanted, "settings": chosen.settings}
     return Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
-
-
-def _described(data: Data) -> dict[str, Any]:
-    return {
-        "name": data.name,
-        "fingerprint": data.fingerprint,
-        "sequences": sum(1 for _ in data),
-    }
 
 
 def _engine(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from normlens.corpus.data.records import Data
 from normlens.corpus.engines.base import Engine
+from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.identity import digest
@@ -22,7 +22,7 @@ def compute_shards(
     folder: Folder,
     lock: Lock,
     manifest: Manifest,
-    data: Data,
+    data: IndexedData,
     engine: Engine,
     done: dict[int, Done],
     progress: Progress,
