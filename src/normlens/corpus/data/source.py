@@ -41,13 +41,11 @@ class Source:
         """The checksum of the whole file; bytes that no reader has taken are read now."""
         if self._digest is None:
             raise ValueError("the file was opened without a checksum")
-        if self._hashed is None:
-            with self.open() as file:
-                while file.read(_BLOCK):
-                    pass
-        elif not self._hashed.ended:
-            while self._hashed.read(_BLOCK):
-                pass
+        if self._hashed is None or not self._hashed.ended:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(0 if self._hashed is None else self._hashed.count)
+                while block := file.read(_BLOCK):
+                    self._digest.update(block)
         return self._digest.hexdigest()
 
 
@@ -56,6 +54,7 @@ class _Hashed(io.RawIOBase):
 
     def __init__(self, file: io.RawIOBase, digest: Any):
         self._file, self._digest = file, digest
+        self.count = 0  # bytes that have passed
         self.ended = False
 
     def readable(self) -> bool:
@@ -65,6 +64,7 @@ class _Hashed(io.RawIOBase):
         count = self._file.readinto(buffer)
         if count:
             self._digest.update(memoryview(buffer)[:count])
+            self.count += count
         else:
             self.ended = True
         return count

@@ -99,7 +99,7 @@ def read_parquet(source: Source, options: ReadOptions) -> Iterator[Located]:
     path = source.path
     try:
         # The buffer lets a large row group pass page by page.
-        with pq.ParquetFile(path, buffer_size=_BUFFER) as file:
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             names = list(file.schema_arrow.names)
             with located(repr(str(path))):
                 needed = needed_columns(names, options)
