@@ -19,6 +19,10 @@ class Engine(ABC):
     def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
         """Compute shards, taking each only when there is room for it, and yield their results."""
 
+    def has_result(self) -> bool:
+        """Whether `compute` would yield the next result at once; such are committed together."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Let go of workers and models."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.shard_rows import ShardRows
+from normlens.corpus.runs.shards import Shard
 from normlens.pairs import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
@@ -61,7 +62,7 @@ class Clock:
 class Prepared:
     """A shard between its stages: tokenised, and with the rows that it has so far."""
 
-    number: int
+    shard: Shard  # without its records
     entries: list[Entry]
     rows: ShardRows
     clock: Clock

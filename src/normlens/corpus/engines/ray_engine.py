@@ -25,7 +25,8 @@ PATIENCE = 300.0  # seconds without a result before a line says where to look
 class RayEngine(Engine):
     """Actors that load the model once and come back, wherever there is room, when a node is lost.
 
-    Results travel to this process, which writes them: no worker needs to see the run's folder.
+    Workers write the tables to the run's folder, which all of them see; records travel to this
+    process, which commits them.
     """
 
     def __init__(self, task: Task, execution: Execution):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from normlens.corpus.engines.encoding import encode_for
@@ -18,12 +15,15 @@ from normlens.corpus.engines.explaining import explained, no_maps
 from normlens.corpus.engines.model_rows import ModelRows
 from normlens.corpus.engines.pair_records import check_stacks
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry, Prepared, batches
+from normlens.corpus.engines.shard_files import parquet, write_tables
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.lock import check_same_folder
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.shards import Finished, Shard
+from normlens.corpus.runs.shards import Done, Shard
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
 from normlens.loading import load
@@ -44,6 +44,8 @@ class Task:
 
     options: RunOptions
     measures: tuple[str | Measure, ...]
+    folder: str  # of the run: a URL, or a path that every worker sees
+    lock: str | None = None  # the token by which a worker recognises a folder on a disk
     device: str = "auto"
     dtype: str = "auto"
     batch_size: int | str = "auto"
@@ -63,6 +65,8 @@ class Worker:
         if task.threads is not None:
             torch.set_num_threads(task.threads)
         self.task = task
+        self.folder = open_folder(task.folder)
+        check_same_folder(self.folder, task.lock)
         self.lens = _load(task) if lens is None else lens
         self.measures = made(task.measures, self.lens.two_stacks)
         check_stacks(self.lens, self.measures)
@@ -93,7 +97,7 @@ class Worker:
 
     # One shard ----------------------------------------------------------------------------------
 
-    def compute(self, shard: Shard) -> Finished:
+    def compute(self, shard: Shard) -> Done:
         """Compute every table of a shard."""
         prepared = self.prepare(shard)
         for _ in self.analyse(prepared):
@@ -107,7 +111,7 @@ class Worker:
         started = time.time() - shard.seconds
         with clock.on("tokenising"):
             entries = self._encode(shard, rows)
-        return Prepared(shard.number, entries, rows, clock, started)
+        return Prepared(replace(shard, records=()), entries, rows, clock, started)
 
     def analyse(self, prepared: Prepared) -> Iterator[int]:
         """Compute maps and measures, a batch at each step; yield the batch's size."""
@@ -127,21 +131,24 @@ class Worker:
                         rows.add(entry.index, entry.encoded, maps, seed, explanations, ready)
             yield len(batch)
 
-    def finish(self, prepared: Prepared) -> Finished:
-        """Build the shard's tables as the bytes of their files."""
-        clock, rows = prepared.clock, prepared.rows
+    def finish(self, prepared: Prepared) -> Done:
+        """Build the shard's tables, write them to the run's folder, and give its record."""
+        clock, rows, shard = prepared.clock, prepared.rows, prepared.shard
         with clock.on("tables"):
-            tables = rows.tables()
-            files = {name: _parquet(table) for name, table in tables.items()}
-        return Finished(
-            number=prepared.number,
-            files=files,
-            rows={name: table.num_rows for name, table in tables.items()},
+            tables = {name: parquet(table) for name, table in rows.tables().items()}
+        with clock.on("writing"):
+            files = write_tables(self.folder, shard, tables)
+        return Done(
+            number=shard.number,
+            epoch=shard.epoch,
+            attempt=shard.attempt,
             sequences=rows.sequences,
             failures=rows.failures,
             tokens=rows.tokens,
             started=prepared.started,
+            finished=time.time(),
             seconds=clock.seconds,
+            tables=files,
             by=self.by | {"pid": os.getpid()},
         )
 
@@ -240,15 +247,3 @@ def _check_masking(options: RunOptions, lens: Lens) -> None:
         )
     if options.mask and lens.causal:
         raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
-
-
-def _parquet(table: pa.Table) -> bytes:
-    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
-    labels = [
-        field.name
-        for field in table.schema
-        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
-    ]
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
-    return buffer.getvalue()

@@ -8,8 +8,6 @@ their checksum whenever they are read.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,12 +21,12 @@ from normlens.corpus.data.files import DataFile, FileData, digest, unreadable
 from normlens.corpus.data.index import Index, read_through
 from normlens.corpus.data.reading import Reading
 from normlens.corpus.data.records import Data, Record
+from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.side_files import DATA_INDEX
 from normlens.corpus.runs.stamps import Stamp, local_stamp
-from normlens.json_text import parse_json
 
 FORMAT = "normlens-data-index"
 VERSION = 1
@@ -113,7 +111,9 @@ class IndexedData:
         if self._saved:
             return
         index = self.index
-        body = {
+        told = {
+            "format": FORMAT,
+            "version": VERSION,
             "fingerprint": index.fingerprint,
             "sequences": index.sequences,
             "size": index.size,
@@ -124,8 +124,7 @@ class IndexedData:
             "marks": index.marks.T.tolist(),
             "checksums": index.checksums.tolist(),
         }
-        contents = {"format": FORMAT, "version": VERSION, "sha256": _checksum(body), "body": body}
-        folder.write(DATA_INDEX, json.dumps(contents).encode())
+        folder.write(DATA_INDEX, sealed(told))
 
 
 def index_data(data: Data, size: int) -> IndexedData:
@@ -183,11 +182,8 @@ def _load(folder: Folder, manifest: Manifest) -> tuple[Index, list[Stamp]] | Non
     """Read the index and the stamps of its files; None if it is damaged or of other data."""
     contents = folder.read(DATA_INDEX)
     try:
-        fields = parse_json(contents or b"")
-        body = fields["body"]
-        if (fields["format"], fields["version"]) != (FORMAT, VERSION):
-            return None
-        if fields["sha256"] != _checksum(body):
+        body = unsealed(contents or b"")
+        if (body["format"], body["version"]) != (FORMAT, VERSION):
             return None
         index = Index(
             fingerprint=body["fingerprint"],
@@ -210,7 +206,3 @@ def _load(folder: Folder, manifest: Manifest) -> tuple[Index, list[Stamp]] | Non
 def _are_marks(marks: NDArray[np.int64], files: int) -> bool:
     """Whether marks lie in the files that there are; whoever forges others gets them refused."""
     return bool((marks >= 0).all() and (marks[:, 0] < files).all())
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

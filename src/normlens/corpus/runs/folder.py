@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -55,6 +55,19 @@ class LocalFolder(Folder):
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
+    def append(self, name: str, data: bytes) -> None:
+        """Add `data` to the end of a file, which need not be there, and flush it to the disk."""
+        path = self.path / name
+        try:
+            self._make(self._inside(name).parent)
+            is_new = not path.exists()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            _write_through(path, data, flags)
+            if is_new:
+                _sync(path.parent)
+        except OSError as error:
+            raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+
     def _make(self, folder: Path) -> None:
         if folder.is_dir():
             return
@@ -77,10 +90,10 @@ class LocalFolder(Folder):
                 f"cannot remove {str(self.path / name)!r}: {system_reason(error)}"
             ) from error
 
-    def names(self) -> list[str]:
+    def names(self, under: str = "") -> list[str]:
         return sorted(
             (Path(folder) / file).relative_to(self.path).as_posix()
-            for folder, _, files in os.walk(self.path)
+            for folder, _, files in os.walk(self._inside(under))
             for file in files
         )
 
@@ -104,8 +117,22 @@ class LocalFolder(Folder):
                 stamps[name] = local_stamp(seen)
         return stamps
 
+    def sizes(self, names: Iterable[str]) -> Iterator[int | None]:
+        """Tell how many bytes each file has, without following links; None where there is none."""
+        for name in names:
+            try:
+                seen = os.lstat(f"{self.url}/{name}")
+            except OSError:
+                yield None
+            else:
+                yield seen.st_size if stat.S_ISREG(seen.st_mode) else None
+
     def _open(self, name: str) -> IO[bytes]:
         return self._inside(name).open("rb")
+
+    @property
+    def everywhere(self) -> str:
+        return str(self.path.absolute())
 
     def address(self, name: str) -> str:
         return str(self.path.absolute() / name)
@@ -122,8 +149,11 @@ def open_folder(place: str | os.PathLike[str]) -> Folder:
     return RemoteFolder(text)
 
 
-def _write_through(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+def _write_through(path: Path, data: bytes, flags: int = _NEW_FILE) -> None:
+    descriptor = os.open(path, flags, 0o666)
     try:
         rest = memoryview(data)
         while rest:

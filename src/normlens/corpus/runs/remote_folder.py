@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO
 
@@ -15,6 +16,9 @@ from normlens.errors import (
     OutputError,
     system_reason,
 )
+
+#: Requests under way at once where several files are read.
+AT_ONCE = 16
 
 
 class RemoteFolder(Folder):
@@ -44,24 +48,45 @@ class RemoteFolder(Folder):
             except FileNotFoundError:
                 return None
 
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        wanted = list(names)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            contents = zip(wanted, pool.map(self.read, wanted), strict=True)
+            return {name: data for name, data in contents if data is not None}
+
     def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
         with self._failing(f"write {name} in", OutputError):
-            self._check_bucket()
-            if not self._bucket:  # an object store has no folders, and might make a bucket instead
+            # One request, as a rule: what might be wrong with the place is asked afterwards.
+            try:
+                self.system.pipe_file(path, data)
+            except Exception:
+                self._check_bucket()
+                if self._bucket:  # an object store has no folders, and might make a bucket instead
+                    raise
                 self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.system.pipe_file(path, data)
+                self.system.pipe_file(path, data)
 
     def remove(self, name: str) -> None:
         with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
             self.system.rm_file(self._path(name))
 
-    def names(self) -> list[str]:
+    def remove_all(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        with self._failing("remove files in", OutputError):
+            try:
+                # Object stores remove up to a thousand with one request.
+                self.system.rm([self._path(name) for name in names])
+            except FileNotFoundError:
+                super().remove_all(names)
+
+    def names(self, under: str = "") -> list[str]:
         with self._failing("list", InputError):
             # A listing that was kept from before would hide what another process has written.
             self.system.invalidate_cache()
             try:
-                paths = self.system.find(self.root)
+                paths = self.system.find(f"{self.root}/{under}" if under else self.root)
             except FileNotFoundError:
                 paths = []
             # A store that is down has said so by now.

@@ -19,7 +19,8 @@ from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
-from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.lock import Lock, locked
+from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -36,7 +37,7 @@ from normlens.corpus.runs.options import (
     split_keywords,
 )
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import recover
+from normlens.corpus.runs.recovery import begin, go_on, recover
 from normlens.corpus.runs.refusals import (
     check_free,
     check_named,
@@ -95,7 +96,7 @@ def run(
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens) as engine:
+        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
             check_targets(engine.identity, source)
             manifest = Manifest(
                 options=fixed,
@@ -108,11 +109,12 @@ def run(
                 machine={k: v for k, v in engine.by.items() if k not in ("versions", "model")},
                 created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             )
-            # What lies there without a manifest is of a run that was stopped before it began.
-            recover(folder, manifest)
+            # The log comes first: a manifest without one has lost it.
+            log = begin(folder, manifest)
             indexed.save(folder)
             manifest.save(folder)
-            compute_shards(folder, lock, manifest, indexed, engine, {}, progress)
+            state = empty_state(manifest)
+            compute_shards(folder, lock, manifest, indexed, engine, log, state, progress)
     return _run(folder, manifest, chosen)
 
 
@@ -165,15 +167,19 @@ def resume(
         now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens) as engine:
+        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
             refuse(
                 folder,
                 changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
             )
             _warn(manifest, engine, progress)
-            done = recover(folder, manifest)
-            indexed.save(folder)
-            compute_shards(folder, lock, manifest, indexed, engine, done, progress)
+            state = recover(folder, manifest)
+            if state.damaged or len(state.done) < manifest.shards:
+                log = go_on(folder, manifest, state)
+                indexed.save(folder)
+                compute_shards(folder, lock, manifest, indexed, engine, log, state, progress)
+            else:
+                progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)
 
 
@@ -191,10 +197,14 @@ def _engine(
     chosen: Choice,
     execution: Execution,
     lens: Lens | None,
+    folder: Folder,
+    lock: Lock,
 ) -> Engine:
     task = Task(
         options=options,
         measures=chosen.portable,
+        folder=folder.everywhere,
+        lock=lock.token,
         device=execution.device,
         dtype=execution.dtype,
         batch_size=execution.batch_size,

@@ -8,9 +8,9 @@ from typing import Any
 
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import holder
+from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import clock
-from normlens.corpus.runs.shards import survey
 
 #: The stages that a sequence goes through, in their order.
 STAGES = ("reading", "tokenising", "maps", "measures", "tables", "writing")
@@ -85,27 +85,23 @@ class Status:
 
 def status_of(folder: Folder, manifest: Manifest) -> Status:
     """Read the status of the run in a folder; its tables are not read."""
-    done = list(survey(folder, manifest).done.values())
-    stages = dict.fromkeys(STAGES, 0.0)
-    for shard in done:
-        for stage, seconds in shard.seconds.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
+    state = read_state(folder, manifest, salvage=True)
     return Status(
         model=str(manifest.model["name"]),
         data=str(manifest.data["name"]),
         sequences=manifest.sequences,
-        done=sum(shard.sequences + shard.failures for shard in done),
-        failures=sum(shard.failures for shard in done),
-        tokens=sum(shard.tokens for shard in done),
+        done=state.sequences + state.failures,
+        failures=state.failures,
+        tokens=state.tokens,
         shards=manifest.shards,
-        shards_done=len(done),
-        seconds=_covered((shard.started, shard.finished) for shard in done),
-        stages=stages,
+        shards_done=len(state.done),
+        seconds=_covered(state.spans.tolist()),
+        stages=dict.fromkeys(STAGES, 0.0) | state.seconds,
         running=holder(folder),
     )
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
+def _covered(spans: Iterable[list[float]]) -> float:
     """Add up the time that spans cover together, without overlaps and breaks."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):

@@ -16,9 +16,10 @@ from normlens.corpus.runs.closed_duckdb import (
 )
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, RemoteFolder
+from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import merging_sql
-from normlens.corpus.runs.shards import survey, table_files, table_name
+from normlens.corpus.runs.shards import File
 from normlens.corpus.runs.verified import Verified
 from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
 from normlens.exports.spreadsheet import harmless_sql
@@ -56,20 +57,18 @@ class Tables:
         named: Sequence[Measure] = (),
     ):
         self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
-        state = survey(folder, manifest)
-        if state.damaged:
-            raise _refused(folder, {state.damaged[0]: "damaged: it does not match itself"})
+        state = read_state(folder, manifest)
         if not state.done:
             raise InputError(
                 f"no shard of {str(folder)!r} is done yet; see: normlens status {folder}"
             )
-        # One list for all tables: shards that are done later are in none of them.
-        self._done = list(state.done.values())
+        # One state for all tables: shards that are done later are in none of them.
+        self._state = state
 
     @property
     def complete(self) -> bool:
         """Whether every shard of the run is in them."""
-        return len(self._done) == self.manifest.shards
+        return len(self._state.done) == self.manifest.shards
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a whole table, in its measure's order."""
@@ -142,9 +141,9 @@ class Tables:
     @contextmanager
     def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
         """Open DuckDB with these tables, once their files have proved sound."""
-        files = [name for table in tables for name in self._files(table)]
+        files = [file for table in tables for file in self._state.files(table)]
         self._verify(files)
-        paths = [*map(self.folder.address, files), *writable]
+        paths = [*(self.folder.address(file.name) for file in files), *writable]
         system = self.folder.system if isinstance(self.folder, RemoteFolder) else None
         with closed_connection(self.memory, paths, system) as connection:
             for name in tables:
@@ -181,20 +180,17 @@ class Tables:
                 raise
             raise InputError(f"cannot read {self.folder}: {system_reason(error)}") from error
 
-    def _verify(self, files: Sequence[str]) -> None:
-        told = {name: what for done in self._done for name, what in table_files(done).items()}
-        wrong = Verified(self.folder).wrong({name: told[name] for name in files})
+    def _verify(self, files: Sequence[File]) -> None:
+        wrong = Verified(self.folder).wrong(files)
         if wrong:
             raise _refused(self.folder, wrong)
 
     def _merging(self, table: str) -> str | None:
         return merging_sql(self.manifest, table, self.named)
 
-    def _files(self, table: str) -> list[str]:
-        return [table_name(table, done.number) for done in self._done if table in done.tables]
-
     def _rows(self, table: str, *options: str) -> str:
-        files = ", ".join(quoted_text(self.folder.address(name)) for name in self._files(table))
+        names = (file.name for file in self._state.files(table))
+        files = ", ".join(quoted_text(self.folder.address(name)) for name in names)
         # Folders called a=b would otherwise become columns.
         listed = [f"[{files}]", "hive_partitioning = false", *options]
         return f"read_parquet({', '.join(listed)})"

@@ -6,15 +6,18 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.shards import File
 
 #: Where another place than the user's cache folder is wanted for what is remembered.
 VARIABLE = "NORMLENS_CACHE"
+
+#: What is remembered of a file that was wrong.
+_WRONG = ["wrong"]
 
 _remembered: dict[str, dict[str, list[str]]] = {}  # folder → file → [stamp, SHA-256]
 
@@ -34,41 +37,43 @@ class Verified:
             _remembered[place] = _read(self._path)
         self._verified = _remembered[place]
 
-    def wrong(
-        self, files: Mapping[str, Mapping[str, Any]], *, again: bool = False
-    ) -> dict[str, str]:
+    def wrong(self, files: Sequence[File], *, again: bool = False) -> dict[str, str]:
         """List the files that are missing or damaged, with what is wrong; `again` reads them all.
 
-        `files` are names with what their records say: `bytes` and `sha256`.
+        What is wrong is remembered, too, so that resuming computes it again.
         """
-        stamps = self.folder.stamps(list(files))
+        stamps = self.folder.stamps([file.name for file in files])
         problems: dict[str, str] = {}
         learnt = False
-        for name, told in files.items():
+        for name, _, size, sha256 in files:
             stamp = stamps.get(name)
             if stamp is None:
                 problems[name] = "missing"
                 continue
-            if stamp.size != told["bytes"]:
-                problems[name] = (
-                    f"damaged: {stamp.size} bytes where its record says {told['bytes']}"
-                )
+            if stamp.size != size:
+                problems[name] = f"damaged: {stamp.size} bytes where its record says {size}"
                 continue
-            seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", told["sha256"]]
+            seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", sha256]
             if seen is not None and self._verified.get(name) == seen and not again:
                 continue
             checksum = self.folder.sha256(name)
-            if checksum == told["sha256"]:
+            if checksum == sha256:
                 if seen is not None and self._verified.get(name) != seen:
                     self._verified[name], learnt = seen, True
                 continue
-            self._verified.pop(name, None)
             problems[name] = (
                 "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
             )
+        for name in problems:
+            learnt |= self._verified.get(name) != _WRONG
+            self._verified[name] = _WRONG
         if learnt:
             _write(self._path, self._verified)
         return problems
+
+    def suspects(self) -> frozenset[str]:
+        """The files that were wrong when they were last compared."""
+        return frozenset(name for name, seen in self._verified.items() if seen == _WRONG)
 
 
 def _cache() -> Path:

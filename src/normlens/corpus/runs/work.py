@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from normlens.corpus.engines.base import Engine
 from normlens.corpus.runs.data_index import IndexedData
@@ -10,12 +11,16 @@ from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.lock import Lock
+from normlens.corpus.runs.log import Log, State
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.plan import shards_to_do
+from normlens.corpus.runs.plan import Numbers, shards_to_do
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import check_complete
-from normlens.corpus.runs.shards import Done, Finished, commit
+from normlens.corpus.runs.recovery import check_complete, sweep
+from normlens.corpus.runs.shards import Done
 from normlens.errors import NormLensError, OutputError
+
+#: Records that are committed together at most.
+TOGETHER = 64
 
 
 def compute_shards(
@@ -24,35 +29,63 @@ def compute_shards(
     manifest: Manifest,
     data: IndexedData,
     engine: Engine,
-    done: dict[int, Done],
+    log: Log,
+    state: State,
     progress: Progress,
 ) -> None:
     """Compute every shard that is not done and commit it; the run is complete afterwards."""
-    counts = [shard.sequences + shard.failures for shard in done.values()]
-    progress.start(manifest.sequences, sum(counts))
+    progress.start(manifest.sequences, state.sequences + state.failures)
     expected = digest(manifest.model)
-    for shard in _memory_checked(engine.compute(shards_to_do(data, manifest, done))):
-        if shard.by["model"] != expected:
-            raise RunError(
-                f"the worker on {shard.by['host']} has another model, or another kind of device, "
-                "than the run began with; give every node the same and resume"
-            )
+    # Numbers alone: where the files of finished shards lie is for readers to know.
+    done = Numbers(state.numbers)
+    left = shards_to_do(data, manifest, done, log.epoch)
+    del state
+    for shards in _grouped(_explained(engine.compute(left), folder), engine):
+        for shard in shards:
+            if shard.by["model"] != expected:
+                raise RunError(
+                    f"the worker on {shard.by['host']} has another model, or another kind of "
+                    "device, than the run began with; give every node the same and resume"
+                )
         lock.check()
-        try:
-            commit(folder, manifest, shard)
-        except OutputError as error:
-            raise OutputError(
-                f"{error}; what is done is kept, go on with: normlens run --resume {folder}"
-            ) from error
-        progress.advance(shard.sequences + shard.failures, shard.failures)
+        with _resumable(folder):
+            log.append(shards)
+        for shard in shards:
+            progress.advance(shard.sequences + shard.failures, shard.failures)
     lock.check()
-    check_complete(folder, manifest)
+    state = check_complete(folder, manifest, log)
+    if log.epoch > 1 or state.attempts:
+        sweep(folder, state)
 
 
-def _memory_checked(shards: Iterator[Finished]) -> Iterator[Finished]:
-    """The shards; running out of memory says how to go on."""
+def _grouped(shards: Iterator[Done], engine: Engine) -> Iterator[list[Done]]:
+    """Put together what is there at one moment: it is committed at once."""
+    group: list[Done] = []
+    for shard in shards:
+        group.append(shard)
+        if len(group) == TOGETHER or not engine.has_result():
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+@contextmanager
+def _resumable(folder: Folder) -> Iterator[None]:
+    """Raise what a full disk or a store raises with the way to go on."""
     try:
-        yield from shards
+        yield
+    except OutputError as error:
+        raise OutputError(
+            f"{error}; what is done is kept, go on with: normlens run --resume {folder}"
+        ) from error
+
+
+def _explained(shards: Iterator[Done], folder: Folder) -> Iterator[Done]:
+    """The shards; running out of disk or memory says how to go on."""
+    try:
+        with _resumable(folder):
+            yield from shards
     except MemoryError as error:
         if isinstance(error, NormLensError):
             raise
