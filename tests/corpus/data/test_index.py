@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import tracemalloc
@@ -16,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from counted_reading import Counter
 
 from normlens.corpus import Record, open_data
 from normlens.corpus.data import index
@@ -223,34 +223,6 @@ def test_fingerprints_are_those_of_runs_that_exist(tmp_path: Path) -> None:
 
 
 # How much is read ---------------------------------------------------------------------------------
-
-
-class Counter:
-    """Counts the bytes that are read from files which `Path.open` opens."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.bytes = 0
-        whole = Path.open
-        counter = self
-
-        class Counted(io.FileIO):
-            def readinto(self, buffer: Any) -> int:
-                count = super().readinto(buffer) or 0
-                counter.bytes += count
-                return count
-
-            def read(self, size: int | None = -1) -> bytes:
-                block = super().read(-1 if size is None else size) or b""
-                counter.bytes += len(block)
-                return block
-
-        def open_counted(path: Path, mode: str = "r", buffering: int = -1, **kw: Any) -> Any:
-            if mode != "rb":
-                return whole(path, mode, buffering, **kw)
-            file = Counted(path)
-            return file if buffering == 0 else io.BufferedReader(file)
-
-        monkeypatch.setattr(Path, "open", open_counted)
 
 
 LARGE = {
