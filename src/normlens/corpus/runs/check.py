@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, Folder
-from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.lock import holder
 from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.log_files import log_file
@@ -14,6 +13,7 @@ from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.old_records import recorded
 from normlens.corpus.runs.shards import placed
+from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.corpus.runs.state import State
 from normlens.corpus.runs.verified import Verified
 
@@ -112,7 +112,7 @@ def _stray(
     return [
         name
         for name in names
-        if name not in (MANIFEST, LOCK, *state.damaged)
+        if name not in (MANIFEST, *SIDE_FILES, *state.damaged)
         and not name.startswith(MADE_OF_IT)
         and name not in files
         and not (unfinished and name.endswith(TEMPORARY))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.compaction_plan import Sizes
+from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
 from normlens.corpus.runs.lock import Lock, locked
@@ -92,7 +93,7 @@ def run(
     source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
-    described = _described(source)
+    indexed = index_data(source, fixed.shard_size)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
@@ -101,7 +102,7 @@ def run(
             manifest = Manifest(
                 options=fixed,
                 model=engine.identity,
-                data=described,
+                data=indexed.described,
                 tables=chosen.for_model(engine.identity).tables(),
                 measures=chosen.described(),
                 execution=asdict(execution),
@@ -111,10 +112,11 @@ def run(
             )
             # The log comes first: a manifest without one has lost it.
             log = begin(folder, manifest)
+            indexed.save(folder)
             manifest.save(folder)
             state = empty_state(manifest)
             sizes = Sizes.of(execution.file_size)
-            compute_shards(folder, lock, manifest, source, engine, log, state, progress, sizes)
+            compute_shards(folder, lock, manifest, indexed, engine, log, state, progress, sizes)
     return _run(folder, manifest, chosen)
 
 
@@ -163,7 +165,8 @@ def resume(
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
         source = opened_data(fixed, data)
-        now = {"data": _described(source), "measures": chosen.described()}
+        indexed = reopen(folder, manifest, source)
+        now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
         with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
@@ -175,8 +178,9 @@ def resume(
             state = recover(folder, manifest)
             if state.damaged or len(state.done) < manifest.shards:
                 log = go_on(folder, manifest, state)
+                indexed.save(folder)
                 sizes = Sizes.of(execution.file_size)
-                compute_shards(folder, lock, manifest, source, engine, log, state, progress, sizes)
+                compute_shards(folder, lock, manifest, indexed, engine, log, state, progress, sizes)
             else:
                 progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)
@@ -189,14 +193,6 @@ def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
     """The run, with the measures that the user named for it."""
     given: RunKeywords = {"measures": chosen.wanted, "settings": chosen.settings}
     return Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
-
-
-def _described(data: Data) -> dict[str, Any]:
-    return {
-        "name": data.name,
-        "fingerprint": data.fingerprint,
-        "sequences": sum(1 for _ in data),
-    }
 
 
 def _engine(

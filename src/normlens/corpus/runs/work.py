@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from normlens.corpus.data.records import Data
 from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.engines.base import Engine
 from normlens.corpus.runs.background_compaction import BackgroundCompaction, NoCompaction
 from normlens.corpus.runs.compaction import Compaction
 from normlens.corpus.runs.compaction_plan import Sizes
+from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.identity import digest
@@ -31,7 +31,7 @@ def compute_shards(
     folder: Folder,
     lock: Lock,
     manifest: Manifest,
-    data: Data,
+    data: IndexedData,
     engine: Engine,
     log: Log,
     state: State,
