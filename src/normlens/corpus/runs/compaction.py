@@ -103,7 +103,8 @@ class Compaction:
         with self.folder.writing(name) as sink, JoinedFile(sink, combine) as joined:
             for piece, contents in self._contents(group):
                 try:
-                    joined.add(contents)
+                    if piece.file.rows or not taken:  # nothing is to be read in the others
+                        joined.add(contents)
                 except DifferentColumns as error:
                     raise DamagedFile(self.folder, piece, f"cannot be joined: {error}") from error
                 taken.append(piece)

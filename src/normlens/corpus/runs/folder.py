@@ -28,6 +28,7 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
         self.url = str(self.path)
+        self._followed: set[str] = set()
         self._checked: set[str] = set()  # folders in which sizes were asked for
 
     def read(self, name: str) -> bytes | None:
@@ -88,8 +89,14 @@ class LocalFolder(Folder):
     def _inside(self, name: str) -> Path:
         """Give a file's path; a link that leads out of the folder is an error."""
         path = self.path / name
+        # A folder is followed to its end once, and its files only where they are links.
+        parent = name.rpartition("/")[0]
+        if parent in self._followed and not os.path.islink(path):
+            return path
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{str(path)!r} leads out of the run's folder; remove the link")
+        if path.parent.is_dir():
+            self._followed.add(parent)
         return path
 
     def remove(self, name: str) -> None:
