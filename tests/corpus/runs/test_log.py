@@ -291,10 +291,10 @@ def test_shards_that_are_all_compacted_need_few_bytes(tmp_path: Path) -> None:
 def test_columns_keep_what_records_say() -> None:
     records = [made_up_record(number, failures=number, by={}) for number in (4, 2, 9)]
     columns = RecordColumns.of(records, TABLES)
-    again = RecordColumns.parsed(columns.described(), columns.as_bytes())
+    again = RecordColumns.parsed(columns.described(), columns.as_buffer())
     assert [again.record(place, TABLES) for place in range(3)] == records
     assert again.files("mixing", again.rows["number"] > 2) == [
         record.tables["mixing"] for record in (records[0], records[2])
     ]
     with pytest.raises(ValueError, match="hold no records"):
-        RecordColumns.parsed(columns.described() | {"rows": 4}, columns.as_bytes())
+        RecordColumns.parsed(columns.described() | {"rows": 4}, columns.as_buffer())

@@ -14,7 +14,9 @@ from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
+from normlens.corpus.engines.local import ThreadEngine
 from normlens.corpus.runs import log as logs
+from normlens.corpus.runs import work
 
 N, SHARD = 40, 2
 SHARDS = N // SHARD
@@ -62,6 +64,20 @@ def test_one_request_for_each_table_and_one_for_each_record(
     # Files of the log that were folded go by the dozen.
     assert store.count("delete") <= SHARDS // 4 + 1
     assert len([key for key in store.objects if "/log/" in key]) <= 1 + 3 + 3 + SHARDS // 16
+
+
+def test_results_that_are_there_are_committed_together(
+    store: type[CountingStore], place: Path, lens: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"measures": "mixing", "shard_size": SHARD}
+    alone = run(lens, place / "corpus.txt", f"{URL}/alone", **options)
+    assert store.count("put", "/alone/log/") == 1 + SHARDS
+    monkeypatch.setattr(ThreadEngine, "has_result", lambda _: True)
+    monkeypatch.setattr(work, "TOGETHER", 8)
+    together = run(lens, place / "corpus.txt", f"{URL}/together", **options)
+    assert store.count("put", "/together/log/") == 1 + 3
+    assert together.status().complete
+    examples.assert_same_tables(together, alone, tolerance=0)
 
 
 def test_a_finished_run_is_resumed_by_its_log_alone(
