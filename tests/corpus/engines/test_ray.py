@@ -84,6 +84,7 @@ def cluster(folder: Path) -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(source)]))
     patch.syspath_prepend(folder)
+    patch.setenv("RAY_raylet_start_wait_time_s", str(int(PATIENCE)))  # on a busy machine
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
