@@ -143,12 +143,12 @@ class RecordColumns:
             "rows": len(self),
         }
 
-    def as_bytes(self) -> bytes:
-        return self.rows.tobytes()
+    def as_buffer(self) -> memoryview:
+        return np.ascontiguousarray(self.rows).view(np.uint8).data
 
     @classmethod
-    def parsed(cls, described: dict[str, Any], contents: bytes) -> RecordColumns:
-        """Read what `described` and `as_bytes` gave, or raise a ValueError."""
+    def parsed(cls, described: dict[str, Any], contents: bytes | memoryview) -> RecordColumns:
+        """Read what `described` and `as_buffer` gave, or raise a ValueError."""
         tables, stages, workers = (
             tuple(map(str, described[name])) for name in ("tables", "stages", "workers")
         )
