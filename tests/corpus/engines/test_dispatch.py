@@ -149,6 +149,12 @@ def test_every_shard_comes_once_without_its_culprits_alone(
     assert set(crew.files.values()) <= {1}, "no two workers write the same files"
 
 
+def test_workers_hold_shards_ahead_of_the_one_at_work() -> None:
+    crew = Played(2, set())
+    computed(crew, 50)
+    assert crew.most == EACH
+
+
 def test_a_suspect_has_a_worker_for_itself() -> None:
     alone: list[bool] = []
 
@@ -203,7 +209,7 @@ def test_a_shard_that_dies_at_no_sequence_ends_in_one_line() -> None:
         whole = call.method == "compute" and call.arguments[0].number == 1
         return whole or call.method == "finish"
 
-    with pytest.raises(RunError, match="shard 1 .it fell., which is no single sequence's doing"):
+    with pytest.raises(RunError, match=r"shard 1 \(it fell\), which is no single sequence's doing"):
         computed(Played(2, set(), dies=at_the_end), 3)
 
 

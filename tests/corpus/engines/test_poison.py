@@ -15,6 +15,7 @@ import torch
 
 import normlens
 from normlens.corpus import Run, run
+from normlens.corpus.engines import dispatch
 from normlens.corpus.runs.errors import RunError
 
 N, SHARD, CULPRIT = 12, 4, 5
@@ -137,6 +138,7 @@ def test_workers_that_die_at_every_sequence_end_in_one_line(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, tmp_path / "visits", *range(N))
+    monkeypatch.setattr(dispatch, "IN_A_ROW", 1)  # every death costs a start
     out = tmp_path / "run"
     with pytest.raises(RunError, match="died one after another and none finished") as caught:
         run(place / "model", place / "corpus.txt", out, workers=2, attempts=1, **OPTIONS)

@@ -14,6 +14,7 @@ from normlens.analysing.batches import affordable
 from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
+from normlens.corpus.engines.model_checks import check_masking, check_tokenizer
 from normlens.corpus.engines.model_rows import ModelRows
 from normlens.corpus.engines.pair_records import check_stacks
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry, Prepared, batches
@@ -35,7 +36,6 @@ from normlens.pairs import Item
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
-from normlens.signal_inputs import takes_signals
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
 #: Tokens that fill a GPU: those of a largest batch of sequences of 128 tokens.
@@ -89,8 +89,8 @@ class Worker:
             "model": identity.digest(self.identity),
             "versions": identity.software(),
         }
-        _check_tokenizer(self.lens)
-        _check_masking(task.options, self.lens)
+        check_tokenizer(self.lens)
+        check_masking(task.options, self.lens)
         if self.needs.asked is not None:
             read_head(self.lens.adapter)  # a model without a head is refused before the run begins
         if self._reaches_feed_forward():
@@ -244,27 +244,3 @@ def _load(task: Task) -> Lens:
         revision=task.options.revision,
         trust_remote_code=task.trust_remote_code,
     )
-
-
-def _check_tokenizer(lens: Lens) -> None:
-    if takes_signals(lens):
-        raise InputError(f"{lens.name} reads pictures or sound, and a run is over texts")
-    if lens.adapter.reads_padding:
-        raise InputError(
-            f"{lens.name} reads texts with their padding, which a run leaves out; lens.maps(text) "
-            "analyses them one by one"
-        )
-    if lens.tokenizer is None:
-        raise InputError(
-            f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
-            "tokenizer.save_pretrained(…), or pass normlens.load(model, tokenizer) as the model"
-        )
-
-
-def _check_masking(options: RunOptions, lens: Lens) -> None:
-    if options.mask and lens.two_stacks:
-        raise InputError(
-            f"{lens.name} is an encoder–decoder, whose texts are not masked; leave --mask out"
-        )
-    if options.mask and lens.causal:
-        raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
