@@ -158,6 +158,10 @@ class Execution:
     batch_size: int | str = Option(
         "Sequences at a time.", metavar="N", typed=str, parse=parse_batch_size
     ).field(AUTO)
+    heartbeat: str | None = Option(
+        "Append a line of JSON to this file every minute: how far the run is; - is stdout.",
+        metavar="FILE",
+    ).field(None)
     address: str | None = Option(
         "Ray cluster: auto, ray://host:10001 or local.", metavar="ADDRESS"
     ).field(None)
@@ -188,6 +192,7 @@ class ExecutionKeywords(TypedDict, total=False):
     engine: str
     workers: int
     batch_size: int | str
+    heartbeat: str | None
     address: str | None
     gpus_per_worker: float | None
     trust_remote_code: bool

@@ -14,6 +14,7 @@ from normlens.corpus.runs.merging import named_measures
 from normlens.corpus.runs.options import Execution, RunKeywords, RunOptions, parse_measures
 from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables
+from normlens.corpus.runs.watched import Watched, watched
 from normlens.option_fields import shows_fields_of
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Run:
     def status(self) -> Status:
         """What is done and left, how fast, and where the time goes."""
         return status_of(self.folder, self.manifest)
+
+    def watched(self) -> Watched:
+        """The status, and what the process that works on the run is doing now."""
+        return watched(self.folder, self.status())
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table in its own order; `sql` is for those that do not fit into memory."""

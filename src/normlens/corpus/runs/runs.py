@@ -45,6 +45,8 @@ from normlens.corpus.runs.refusals import (
     check_targets,
 )
 from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.side_files import clear_side_files
+from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
 from normlens.lens import Lens
@@ -89,6 +91,7 @@ def run(
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
+    check_heartbeat(execution.heartbeat)
     source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
@@ -114,7 +117,9 @@ def run(
             indexed.save(folder)
             manifest.save(folder)
             state = empty_state(manifest)
-            compute_shards(folder, lock, manifest, indexed, engine, log, state, progress)
+            with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
+                watched = WatchedEngine(engine, watching)
+                compute_shards(folder, lock, manifest, indexed, watched, log, state, progress)
     return _run(folder, manifest, chosen)
 
 
@@ -143,6 +148,7 @@ def resume(
     # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
     before = {name: manifest.model[name] for name in ("device", "dtype")}
     execution = Execution(**{**before, **how})
+    check_heartbeat(execution.heartbeat)
     lens, name = given_model(model, Execution(**how))
     if model is not None:
         given["model"] = name
@@ -162,6 +168,7 @@ def resume(
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
+        clear_side_files(folder)
         source = opened_data(fixed, data)
         indexed = reopen(folder, manifest, source)
         now = {"data": indexed.described, "measures": chosen.described()}
@@ -177,7 +184,9 @@ def resume(
             if state.damaged or len(state.done) < manifest.shards:
                 log = go_on(folder, manifest, state)
                 indexed.save(folder)
-                compute_shards(folder, lock, manifest, indexed, engine, log, state, progress)
+                with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
+                    watched = WatchedEngine(engine, watching)
+                    compute_shards(folder, lock, manifest, indexed, watched, log, state, progress)
             else:
                 progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)

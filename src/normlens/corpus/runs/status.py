@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normlens.corpus.runs.folder import Folder
@@ -14,6 +14,8 @@ from normlens.corpus.runs.progress import clock
 
 #: The stages that a sequence goes through, in their order.
 STAGES = ("reading", "tokenising", "maps", "measures", "tables", "writing")
+#: Shards of which attempts are shown.
+SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Status:
     seconds: float  # during which at least one worker was busy
     stages: dict[str, float]  # seconds, summed over workers
     running: str | None  # who works on it now
+    attempts: dict[int, int] = field(default_factory=dict)  # shard → tries that failed
 
     @property
     def left(self) -> int:
@@ -63,6 +66,8 @@ class Status:
             f"rate       {self.rate:.2f} sequences/s, {self._tokens_rate():.0f} tokens/s",
             f"failures   {self.failures}",
         ]
+        if self.attempts:
+            lines.append(f"attempts   {self._tried()}")
         total = sum(self.stages.values())
         shares = [
             f"{stage} {seconds / total:.0%}" for stage, seconds in self.stages.items() if total
@@ -73,6 +78,13 @@ class Status:
         if self.running:
             return f"running ({self.running})"
         return "complete" if self.complete else "stopped; go on with normlens run --resume"
+
+    def _tried(self) -> str:
+        """The shards that were in flight in workers that died, most deaths first."""
+        most = sorted(self.attempts.items(), key=lambda each: (-each[1], each[0]))
+        named = [f"shard {number}: {count} failed" for number, count in most[:SHOWN]]
+        more = len(most) - len(named)
+        return ", ".join(named) + (f", and {more} more shards" if more else "")
 
     def _time_left(self) -> str:
         if not self.left or self.seconds_left is None:
@@ -98,6 +110,7 @@ def status_of(folder: Folder, manifest: Manifest) -> Status:
         seconds=_covered(state.spans.tolist()),
         stages=dict.fromkeys(STAGES, 0.0) | state.seconds,
         running=holder(folder),
+        attempts=dict(sorted(state.attempts.items())),
     )
 
 
