@@ -61,7 +61,7 @@ def create_run_app(run: Run, hosts: Hosts) -> ASGIApp:
         responses=EVERYWHERE,
     )
     say_one_line(app)
-    reader, url = RunReader(run), run.folder.url
+    reader, url = RunReader(run), run.folder.everywhere
 
     # Without `async` they run in threads: reading a store takes a while.
     @app.get("/", include_in_schema=False)

@@ -29,7 +29,7 @@ p { margin: .3rem 0; overflow-wrap: anywhere; }
 .soft { color: var(--soft); font-size: .9rem; }
 .running, .complete { color: var(--good); } .stopped, .error { color: var(--bad); }
 progress { width: 100%; height: 1.1rem; margin: 1rem 0 .3rem; accent-color: var(--accent); }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: .7rem;
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .7rem;
   margin: 1rem 0; }
 dl div { background: var(--tile); border: 1px solid var(--line); border-radius: .5rem;
   padding: .6rem .8rem; }
@@ -110,7 +110,7 @@ def _tiles(watched: Watched) -> str:
         ("Done", f"{status.done:,}", f"of {status.sequences:,} sequences"),
         ("Rate", f"{watched.rate:,.1f}/s", f"sequences, {late}"),
         ("Time left", _time_left(watched, left), f"{status.left:,} sequences"),
-        ("Failures", f"{status.failures:,}", "sequences that could not be analysed"),
+        ("Failures", f"{status.failures:,}", "sequences"),
         ("Attempts that failed", f"{attempts:,}", f"of {len(status.attempts):,} shards"),
     ]
     if activity is not None:

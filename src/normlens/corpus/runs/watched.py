@@ -77,7 +77,7 @@ class Watched:
         lines = [
             f"of late    {self.rate:.2f} sequences/s{left}",
             f"in flight  {counted(activity.in_flight, 'shard')}{_longest(activity)}",
-            f"workers    {len(activity.workers)} that have finished a shard",
+            f"workers    {len(activity.workers)} so far",
         ]
         lines += [f"           {worker_line(worker)}" for worker in activity.workers[:LISTED]]
         if self.note:

@@ -166,7 +166,7 @@ class Watching:
         left = self._manifest.sequences - done - activity.sequences
         return {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "run": str(self._folder),
+            "run": self._folder.everywhere,
             "state": state,
             "sequences": self._manifest.sequences,
             "done": done + activity.sequences,
