@@ -12,11 +12,12 @@ import pytest
 import run_examples as examples
 import torch
 from pair_examples import fast_tokenizer, with_head
+from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.shards import survey
+from normlens.corpus.runs.log import read_state
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
@@ -123,14 +124,14 @@ def test_a_lost_node_loses_no_row(folder: Path, cluster: Any) -> None:
     assert killing.killed_at is not None
     assert killing.killed_at < N - 2 * SHARD
     # Two workers, and a third in place of the one that was lost.
-    shards = survey(done.folder, done.manifest).done.values()
+    shards = read_state(done.folder, done.manifest).done.values()
     assert len({shard.by["pid"] for shard in shards}) == 3
     examples.assert_each_once(done)
     lens = normlens.load(folder / "model", device="cpu")
     alone = run(lens, folder / "corpus.txt", folder / "alone", **OPTIONS)
     examples.assert_same_tables(done, alone)
     # Another engine can finish what Ray has begun.
-    (folder / "run/shards/shard-000007.json").unlink()
+    forget(folder / "run", 7)
     again = resume(folder / "run", model=lens, measures=OPTIONS["measures"])
     examples.assert_same_tables(again, alone)
     assert Run.open(folder / "run").manifest.execution["engine"] == "ray"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -28,6 +28,7 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
         self.url = str(self.path)
+        self._checked: set[str] = set()  # folders in which sizes were asked for
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -117,15 +118,17 @@ class LocalFolder(Folder):
                 stamps[name] = local_stamp(seen)
         return stamps
 
-    def sizes(self, names: Iterable[str]) -> Iterator[int | None]:
-        """Tell how many bytes each file has, without following links; None where there is none."""
-        for name in names:
-            try:
-                seen = os.lstat(f"{self.url}/{name}")
-            except OSError:
-                yield None
-            else:
-                yield seen.st_size if stat.S_ISREG(seen.st_mode) else None
+    def size(self, name: str) -> int | None:
+        """Tell how many bytes a file has; None where there is none, or a link."""
+        parent = name.rpartition("/")[0]
+        if parent not in self._checked:
+            self._inside(parent)
+            self._checked.add(parent)
+        try:
+            seen = os.lstat(f"{self.url}/{name}")
+        except OSError:
+            return None
+        return seen.st_size if stat.S_ISREG(seen.st_mode) else None
 
     def _open(self, name: str) -> IO[bytes]:
         return self._inside(name).open("rb")

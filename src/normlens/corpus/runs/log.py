@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from threading import Lock
 from typing import NamedTuple
 
 from normlens.corpus.runs.entries import entry_line
@@ -55,6 +56,7 @@ class Log:
         self._recent_files: list[str] = []
         self._folds: list[_Fold] = []  # since the last large one
         self._broken = False
+        self._turn = Lock()  # shards and compacted files are committed by different threads
 
     @classmethod
     def begin(cls, folder: Folder, manifest: Manifest, state: State) -> Log:
@@ -74,6 +76,10 @@ class Log:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Commit entries: they are on the disk, or in the store, when this returns."""
+        with self._turn:
+            self._append(entries)
+
+    def _append(self, entries: Sequence[Entry]) -> None:
         if self._broken:
             raise RunError(f"an entry of the log of {str(self.folder)!r} could not be written")
         self._broken = True  # half a line may be written before an error

@@ -80,7 +80,7 @@ def folded_bytes(
     compacted: Sequence[Compacted],
 ) -> bytes:
     """Write a base or a fold under the digest of a manifest."""
-    bodies = [part.as_bytes() for part in columns]
+    bodies = [part.as_buffer() for part in columns]
     head = {
         "format": FORMAT,
         "version": 1,
@@ -98,12 +98,13 @@ def folded_bytes(
 
 def parse_folded(contents: bytes) -> tuple[Folded, str, int]:
     """Read a base or a fold with its manifest's digest and its epoch, or raise a ValueError."""
-    line, _, rest = contents.partition(b"\n")
+    end = contents.find(b"\n")
     try:
-        head = unsealed(line)
+        head = unsealed(contents[:end])
         if (head["format"], head["version"]) != (FORMAT, 1):
             raise ValueError("it is of another kind")
         columns = []
+        rest = memoryview(contents)[end + 1 :]  # columns may be large: they are not copied
         for described in head["columns"]:
             body, rest = rest[: described["bytes"]], rest[described["bytes"] :]
             if hashlib.sha256(body).hexdigest() != described["sha256"]:

@@ -94,7 +94,7 @@ class _Reading:
 
     def state(self, chain: Chain, contents: dict[str, bytes]) -> State:
         if chain.base is None:
-            raise self._lost_base(f"{ROOT}/ without its base")
+            raise self._lost_base(f"the base of the log ({ROOT}/…) vanished")
         tables = tuple(self.manifest.tables)
         folds: list[Folded] = []
         entries: list[Entry] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,13 +102,22 @@ class RecordColumns:
         column, rows = self.tables.index(table), self.rows[places]
         digests = np.ascontiguousarray(rows["file_sha256"][:, column]).tobytes().hex()
         width = 2 * _SHA256
-        marks = (rows[name].tolist() for name in ("number", "epoch", "attempt"))
-        names = [table_name(table, *mark) for mark in zip(*marks, strict=True)]
-        sizes = (rows[name][:, column].tolist() for name in ("file_rows", "file_bytes"))
+        sizes = self.sizes(table, places)
+        counts = rows["file_rows"][:, column].tolist()
         return [
             File(name, count, size, digests[width * i : width * (i + 1)])
-            for i, (name, count, size) in enumerate(zip(names, *sizes, strict=True))
+            for i, ((name, size), count) in enumerate(zip(sizes, counts, strict=True))
         ]
+
+    def sizes(
+        self, table: str, places: np.ndarray[Any, np.dtype[Any]]
+    ) -> Iterator[tuple[str, int]]:
+        """Give the names of the same files with their sizes in bytes."""
+        rows = self.rows[["number", "epoch", "attempt", "file_bytes"]][places]
+        marks = (rows[name].tolist() for name in ("number", "epoch", "attempt"))
+        names = (table_name(table, *mark) for mark in zip(*marks, strict=True))
+        sizes = rows["file_bytes"][:, self.tables.index(table)].tolist()
+        return zip(names, sizes, strict=True)
 
     def record(self, place: int, tables: Iterable[str]) -> Done:
         """Build the record in one row, with its files of these tables."""
@@ -134,12 +143,12 @@ class RecordColumns:
             "rows": len(self),
         }
 
-    def as_bytes(self) -> bytes:
-        return self.rows.tobytes()
+    def as_buffer(self) -> memoryview:
+        return np.ascontiguousarray(self.rows).view(np.uint8).data
 
     @classmethod
-    def parsed(cls, described: dict[str, Any], contents: bytes) -> RecordColumns:
-        """Read what `described` and `as_bytes` gave, or raise a ValueError."""
+    def parsed(cls, described: dict[str, Any], contents: bytes | memoryview) -> RecordColumns:
+        """Read what `described` and `as_buffer` gave, or raise a ValueError."""
         tables, stages, workers = (
             tuple(map(str, described[name])) for name in ("tables", "stages", "workers")
         )

@@ -11,7 +11,7 @@ from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import VERSION, Manifest
 from normlens.corpus.runs.old_records import recorded
-from normlens.corpus.runs.shards import PARTS, ROOT, File, placed
+from normlens.corpus.runs.shards import PARTS, ROOT, placed
 from normlens.corpus.runs.verified import Verified
 
 
@@ -111,17 +111,12 @@ def _wrong_files(folder: Folder, state: State) -> set[str]:
     verified = Verified(folder)
     suspects = verified.suspects()
     wrong: set[str] = set()
-    doubtful: list[File] = []
     for table in state.records.tables:
-        files = state.files(table)
-        doubtful += [file for file in files if file.name in suspects]
         if isinstance(folder, LocalFolder):
-            sizes = folder.sizes(file.name for file in files)
-            wrong |= {
-                file.name for file, size in zip(files, sizes, strict=True) if size != file.bytes
-            }
-    if doubtful:
-        wrong |= verified.wrong(doubtful, again=True).keys()
+            wrong |= {name for name, size in state.sizes(table) if folder.size(name) != size}
+        if any(f"/{table}/" in name for name in suspects):
+            doubtful = [file for file in state.files(table) if file.name in suspects]
+            wrong |= verified.wrong(doubtful, again=True).keys()
     return wrong
 
 

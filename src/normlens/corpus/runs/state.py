@@ -76,6 +76,12 @@ class State:
         placed += zip(numbers, files, strict=True)
         return [file for _, file in sorted(placed, key=lambda each: each[0])]
 
+    def sizes(self, table: str) -> Iterator[tuple[str, int]]:
+        """Give the names of the same files with their sizes in bytes, in any order."""
+        for part in self._parts(table):
+            yield part.file.name, part.file.bytes
+        yield from self.records.sizes(table, np.flatnonzero(~self.covered(table)))
+
     def covered(self, table: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Tell which of the shards that are done have a table in a compacted file."""
         covered = np.zeros(len(self.records), bool)

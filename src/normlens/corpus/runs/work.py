@@ -54,7 +54,8 @@ def compute_shards(
             progress.advance(shard.sequences + shard.failures, shard.failures)
     lock.check()
     state = check_complete(folder, manifest, log)
-    if log.epoch > 1 or state.attempts:
+    # Only a driver or a worker that was stopped leaves anything; the store need not be listed.
+    if log.epoch > 1 or state.attempts or not manifest.has_log:
         sweep(folder, state)
 
 
