@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlens.cli.options import ForceOption, JsonOption
+from normlens.cli.watch import watch_run
 from normlens.corpus.runs.options import FILE_SIZE
 from normlens.exports.spreadsheet import write_csv
 
@@ -29,13 +30,20 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folde
 
 def status_command(
     run: RunArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it until the run ends.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """How far a run is: done, left, rate, failures, and where the time goes."""
+    """How far a run is: done, left, rate, failures, workers, and where the time goes."""
     from normlens.corpus.runs.results import Run
 
-    status = Run.open(run).status()
-    print(json.dumps(status.as_json(), indent=1) if as_json else status)
+    opened = Run.open(run)
+    if watch:
+        watch_run(opened, as_json)
+        return
+    watched = opened.watched()
+    print(json.dumps(watched.as_json(), indent=1) if as_json else watched)
 
 
 def check_command(

@@ -34,14 +34,37 @@ def lens(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return normlens.load(folder, device="cpu")
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file whose lines are long, with a time that counts as old at once."""
-    monkeypatch.setattr(stamps, "NEW", 0.0)
-    lines = examples.corpus_file(tmp_path / "short.txt", N).read_text().splitlines()
-    path = tmp_path / "corpus.txt"
+def written(folder: Path) -> Path:
+    """A file with long lines."""
+    lines = examples.corpus_file(folder / "short.txt", N).read_text().splitlines()
+    path = folder / "corpus.txt"
     path.write_text("".join(line + " " + "z" * 40_000 + "\n" for line in lines))  # 1.6 MB
     return path
+
+
+@pytest.fixture(autouse=True)
+def _old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have a time that counts as old at once."""
+    monkeypatch.setattr(stamps, "NEW", 0.0)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(lens: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that nothing disturbed, of data that nobody touches."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stamps, "NEW", 0.0)
+        return run(lens, written(folder), folder / "run", **OPTIONS)
+
+
+@pytest.fixture
+def copy(whole: Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole.folder.url, tmp_path / "copy"))
 
 
 def lose(out: Path, shard: int) -> None:
@@ -61,9 +84,9 @@ def test_a_run_reads_its_data_once(
 
 
 def test_large_data_is_read_once_more_a_shard_at_a_time(
-    lens: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lens: Any, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(lens, corpus, tmp_path / "whole", **OPTIONS)
+    corpus = Path(whole.manifest.options.data)
     monkeypatch.setattr(indexes, "KEPT", 300_000)  # seven lines, which is more than a shard
     counter = Counter(monkeypatch)
     done = run(lens, corpus, tmp_path / "run", **OPTIONS)
@@ -74,13 +97,12 @@ def test_large_data_is_read_once_more_a_shard_at_a_time(
 
 @pytest.mark.parametrize("lost", [LAST, 0, 5])
 def test_resuming_reads_the_shards_that_are_left(
-    lens: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+    lens: Any, whole: Run, copy: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    whole = run(lens, corpus, tmp_path / "whole", **OPTIONS)
-    out = Path(shutil.copytree(tmp_path / "whole", tmp_path / "run"))
-    lose(out, lost)
+    corpus = Path(whole.manifest.options.data)
+    lose(copy, lost)
     counter = Counter(monkeypatch)
-    done = resume(out, model=lens)
+    done = resume(copy, model=lens)
     shard = corpus.stat().st_size / (N / SHARD)
     # A buffer for each look at the first lines, and one behind the shard.
     assert counter.bytes <= shard + 4 * (1 << 18)
@@ -178,26 +200,23 @@ HARM: dict[str, Any] = {
 
 @pytest.mark.parametrize("harm", HARM)
 def test_without_an_index_the_data_is_read_through_again(
-    lens: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+    lens: Any, whole: Run, copy: Path, harm: str
 ) -> None:
     """So it is, too, with runs that were begun before there were any."""
-    whole = run(lens, corpus, tmp_path / "whole", **OPTIONS)
-    out = Path(shutil.copytree(tmp_path / "whole", tmp_path / "run"))
-    before = (out / DATA_INDEX).read_bytes()
-    HARM[harm](out)
-    lose(out, LAST)
-    done = resume(out, model=lens)
+    before = (copy / DATA_INDEX).read_bytes()
+    HARM[harm](copy)
+    lose(copy, LAST)
+    done = resume(copy, model=lens)
     examples.assert_same_tables(done, whole, tolerance=0)
-    assert (out / DATA_INDEX).read_bytes() == before
+    assert (copy / DATA_INDEX).read_bytes() == before
     assert done.check().sound
 
 
-def test_marks_that_lead_astray_are_refused(lens: Any, corpus: Path, tmp_path: Path) -> None:
-    run(lens, corpus, tmp_path / "run", **OPTIONS)
-    lose(tmp_path / "run", LAST)
-    edited(tmp_path / "run", lambda told: told["marks"][1].__setitem__(-1, 1))
+def test_marks_that_lead_astray_are_refused(lens: Any, copy: Path) -> None:
+    lose(copy, LAST)
+    edited(copy, lambda told: told["marks"][1].__setitem__(-1, 1))
     with pytest.raises(RunError, match="are not what they were when the run began"):
-        resume(tmp_path / "run", model=lens)
+        resume(copy, model=lens)
 
 
 def test_a_run_that_was_stopped_before_its_manifest_can_begin(

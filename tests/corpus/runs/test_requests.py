@@ -16,7 +16,7 @@ import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.local import ThreadEngine
 from normlens.corpus.runs import log as logs
-from normlens.corpus.runs import work
+from normlens.corpus.runs import stamps, work
 
 N, SHARD = 40, 2
 SHARDS = N // SHARD
@@ -46,6 +46,7 @@ def store() -> Iterator[type[CountingStore]]:
 @pytest.fixture
 def done(store: type[CountingStore], place: Path, lens: Any, monkeypatch: Any) -> Run:
     monkeypatch.setattr(logs, "FOLD", 4)
+    monkeypatch.setattr(stamps, "NEW", 0.0)  # the data's file is not written during the test
     return run(lens, place / "corpus.txt", OUT, measures="mixing,norms", shard_size=SHARD)
 
 
@@ -56,13 +57,14 @@ def test_one_request_for_each_table_and_one_for_each_record(
     assert store.count("put", "/shards/") == tables * SHARDS
     # Folding costs none: a fold is written instead of the record that makes it one.
     assert store.count("put", "/log/") == SHARDS + 1
-    assert store.count("put") == (tables + 1) * SHARDS + len(["base", "manifest"])
+    once = ["base", "manifest", "data index", "activity"]  # the last once a minute
+    assert store.count("put") == (tables + 1) * SHARDS + len(once)
     assert store.repeated("put", "get", "head") == []
     # No table is read, listed or asked for.
     assert store.count("get", "/shards/") == store.count("head", "/shards/") == 0
     assert store.count("list", "/shards") == 0
-    # Files of the log that were folded go by the dozen.
-    assert store.count("delete") <= SHARDS // 4 + 1
+    # Files of the log that were folded go by the dozen; the activity goes at the end.
+    assert store.count("delete") <= SHARDS // 4 + 2
     assert len([key for key in store.objects if "/log/" in key]) <= 1 + 3 + 3 + SHARDS // 16
 
 
@@ -88,7 +90,8 @@ def test_a_finished_run_is_resumed_by_its_log_alone(
     assert resume(OUT, model=lens).manifest.digest == done.manifest.digest
     assert store.objects == before
     assert store.count("list") == store.count("list", "/run/log") == 1
-    assert store.count("get") == 1 + len([key for key in before if "/log/" in key])
+    once = ["manifest", "data index"]
+    assert store.count("get") == len(once) + len([key for key in before if "/log/" in key])
     assert store.count("put") == store.count("delete") == store.count("head") == 0
     store.requests.clear()
     assert Run.open(OUT).status().complete
@@ -102,7 +105,7 @@ def test_a_run_that_goes_on_reads_no_table(
     store.requests.clear()
     again = resume(OUT, model=lens)
     tables = len(done.manifest.tables)
-    assert store.count("put") == 2 * (tables + 1) + 1
+    assert store.count("put") == 2 * (tables + 1) + len(["base", "activity"])
     assert store.count("get", "/shards/") == store.count("head", "/shards/") == 0
     assert store.repeated("put", "head") == []
     # What the first driver had written for these two shards is removed at the end.

@@ -25,7 +25,7 @@ from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.side_files import DATA_INDEX
+from normlens.corpus.runs.side_files import DATA_INDEX, write_side_file
 from normlens.corpus.runs.stamps import Stamp, local_stamp
 
 FORMAT = "normlens-data-index"
@@ -124,7 +124,7 @@ class IndexedData:
             "marks": index.marks.T.tolist(),
             "checksums": index.checksums.tolist(),
         }
-        folder.write(DATA_INDEX, sealed(told))
+        write_side_file(folder, DATA_INDEX, sealed(told))
 
 
 def index_data(data: Data, size: int) -> IndexedData:

@@ -191,6 +191,10 @@ class Execution:
     batch_size: int | str = Option(
         "Sequences at a time.", metavar="N", typed=str, parse=parse_batch_size
     ).field(AUTO)
+    heartbeat: str | None = Option(
+        "Append a line of JSON to this file every minute: how far the run is; - is stdout.",
+        metavar="FILE",
+    ).field(None)
     address: str | None = Option(
         "Ray cluster: auto, ray://host:10001 or local.", metavar="ADDRESS"
     ).field(None)
@@ -238,6 +242,7 @@ class ExecutionKeywords(TypedDict, total=False):
     workers: int | str
     attempts: int
     batch_size: int | str
+    heartbeat: str | None
     address: str | None
     gpus_per_worker: float | None
     resources: str | None

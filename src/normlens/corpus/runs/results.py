@@ -21,6 +21,7 @@ from normlens.corpus.runs.options import (
 )
 from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables
+from normlens.corpus.runs.watched import Watched, watched
 from normlens.option_fields import shows_fields_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class Run:
     def status(self) -> Status:
         """What is done and left, how fast, and where the time goes."""
         return status_of(self.folder, self.manifest)
+
+    def watched(self) -> Watched:
+        """The status, and what the process that works on the run is doing now."""
+        return watched(self.folder, self.status())
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table in its own order; `sql` is for those that do not fit into memory."""

@@ -46,6 +46,8 @@ from normlens.corpus.runs.refusals import (
     check_targets,
 )
 from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.side_files import clear_side_files
+from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
 from normlens.lens import Lens
@@ -90,6 +92,7 @@ def run(
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
+    check_heartbeat(execution.heartbeat)
     source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
@@ -116,7 +119,11 @@ def run(
             manifest.save(folder)
             state = empty_state(manifest)
             sizes = Sizes.of(execution.file_size)
-            compute_shards(folder, lock, manifest, indexed, engine, log, state, progress, sizes)
+            with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
+                watched = WatchedEngine(engine, watching)
+                compute_shards(
+                    folder, lock, manifest, indexed, watched, log, state, progress, sizes
+                )
     return _run(folder, manifest, chosen)
 
 
@@ -145,6 +152,7 @@ def resume(
     # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
     before = {name: manifest.model[name] for name in ("device", "dtype")}
     execution = Execution(**{**before, **how})
+    check_heartbeat(execution.heartbeat)
     lens, name = given_model(model, Execution(**how))
     if model is not None:
         given["model"] = name
@@ -164,6 +172,7 @@ def resume(
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
+        clear_side_files(folder)
         source = opened_data(fixed, data)
         indexed = reopen(folder, manifest, source)
         now = {"data": indexed.described, "measures": chosen.described()}
@@ -180,7 +189,11 @@ def resume(
                 log = go_on(folder, manifest, state)
                 indexed.save(folder)
                 sizes = Sizes.of(execution.file_size)
-                compute_shards(folder, lock, manifest, indexed, engine, log, state, progress, sizes)
+                with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
+                    watched = WatchedEngine(engine, watching)
+                    compute_shards(
+                        folder, lock, manifest, indexed, watched, log, state, progress, sizes
+                    )
             else:
                 progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)
