@@ -256,19 +256,29 @@ def test_a_compacted_file_stands_for_its_shards(folder: Folder, small_folds: Non
         read(folder)
 
 
-def test_a_lost_shard_takes_along_what_covers_it(folder: Folder) -> None:
+def test_a_lost_file_costs_its_shards_and_no_other_file(folder: Folder) -> None:
+    """Otherwise files that overlap could take along one another, and with them the whole run."""
     compacted(folder)
     state = read(folder)
+    assert state.incomplete_parts == ()
     assert [*state.without([7]).done] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
     assert state.without([7]).compacted == state.compacted
-    part = state.compacted[0]
-    for lost in (state.without([3]), state.without((), [part])):
-        assert [*lost.done] == [0, 1, 6, 7, 8, 9]
-        assert lost.compacted == ()
-    log = Log.begin(folder, MANIFEST, state.without([3]))
+    one = state.without([3])
+    assert [*one.done] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert one.compacted == one.incomplete_parts == state.compacted
+    part, other = state.compacted
+    lost = state.without((), [part])
+    assert [*lost.done] == [0, 1, 6, 7, 8, 9]
+    assert lost.compacted == lost.incomplete_parts == (other,)
+    # What is computed again is used for the table that was lost, and for no other.
+    log = Log.begin(folder, MANIFEST, lost)
+    assert read(folder).incomplete_parts == (other,)
     log.append([made_up_record(number, epoch=2) for number in (2, 3, 4, 5)])
     again = read(folder)
-    assert len(again.done) == len(again.files("mixing")) == 10
+    assert again.incomplete_parts == ()
+    assert len(again.done) == len(again.files(part.table)) == 10
+    assert again.files(other.table) == state.files(other.table)
+    assert names_of(again, part.table)[3] == f"shards/{part.table}/shard-000003.2-1.parquet"
 
 
 def test_shards_that_are_all_compacted_need_few_bytes(tmp_path: Path) -> None:
