@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_reads_no_table(
     store.requests.clear()
     again = resume(OUT, model=lens)
     tables = len(done.manifest.tables)
-    assert store.count("put") == 2 * (tables + 1) + len(["base", "activity"])
+    assert store.count("put") == 2 * (tables + 1) + len(["base", "activity", "attempt"])
     assert store.count("get", "/shards/") == store.count("head", "/shards/") == 0
     assert store.repeated("put", "head") == []
     # What the first driver had written for these two shards is removed at the end.
