@@ -193,6 +193,34 @@ def test_a_damaged_fold_is_an_error_and_costs_its_shards(folder: Folder, small_f
     assert [*read(folder).done] == [*range(7)]
 
 
+def test_a_base_that_was_not_written_to_its_end_does_not_count(folder: Folder) -> None:
+    begun(folder).append([made_up_record(0)])
+    before = {name: folder.read(name) or b"" for name in folder.names("log")}
+    log = Log.begin(folder, MANIFEST, read(folder))
+    [base] = folder.names("log")
+    whole = folder.read(base) or b""
+    # As some file servers may leave it, when the driver is stopped in the middle.
+    folder.write(base, whole[: len(whole) // 2])
+    with pytest.raises(RunError, match="put it back from a copy"):
+        read(folder)
+    for name, contents in before.items():
+        folder.write(name, contents)
+    assert [*read(folder).done] == [0]
+    assert read(folder).epoch == 1
+    # The next one does not take its epoch for a free one.
+    assert Log.begin(folder, MANIFEST, read(folder)).epoch == 3
+    assert [*read(folder).done] == [0]
+    # A base that others have built on is needed.
+    for name in folder.names("log"):
+        folder.remove(name)
+    for name, contents in before.items():
+        folder.write(name, contents)
+    folder.write(base, whole[:-1])
+    log.append([made_up_record(1, epoch=2)])
+    with pytest.raises(RunError, match="put it back from a copy"):
+        read(folder)
+
+
 def test_a_log_of_another_manifest_is_refused(folder: Folder) -> None:
     begun(folder).append([made_up_record(0)])
     with pytest.raises(RunError, match=r"belongs to another manifest\.json"):
