@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import tracemalloc
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -326,3 +327,32 @@ def test_columns_keep_what_records_say() -> None:
     ]
     with pytest.raises(ValueError, match="hold no records"):
         RecordColumns.parsed(columns.described() | {"rows": 4}, columns.as_buffer())
+
+
+class Nowhere(LocalFolder):
+    """Takes everything and keeps nothing."""
+
+    def write(self, name: str, data: bytes) -> None:
+        pass
+
+    def append(self, name: str, data: bytes) -> None:
+        pass
+
+    def remove_all(self, names: Collection[str]) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("small_folds")
+def test_the_memory_of_a_driver_does_not_grow(tmp_path: Path) -> None:
+    log = Log.begin(Nowhere(tmp_path), MANIFEST, empty_state(MANIFEST))
+    held = []
+    tracemalloc.start()
+    try:
+        for start, stop in ((0, 100), (100, 1000)):
+            for number in range(start, stop):
+                log.append([made_up_record(number)])
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    # The files of one record take 144 bytes in columns, and many more as objects.
+    assert held[1] - held[0] < 900 * 48
