@@ -206,6 +206,9 @@ class Execution:
         metavar="NAME=AMOUNT,…",
     ).field(None)
     trust_remote_code: bool = TRUST.field(False)
+    verify: bool = Option(
+        "Before a run goes on, compare every finished file with its checksum."
+    ).field(False)
     file_size: float = Option(
         "Join the files of finished shards to some of about so many MB; 0: leave them.",
         metavar="MB",
@@ -247,6 +250,7 @@ class ExecutionKeywords(TypedDict, total=False):
     gpus_per_worker: float | None
     resources: str | None
     trust_remote_code: bool
+    verify: bool
     file_size: float
 
 
