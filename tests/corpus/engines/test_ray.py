@@ -121,13 +121,12 @@ class Exchanging(progress.Progress):
         # It holds three shards at a time, so that one at least has come back by then.
         if self.taken_at is None and note.exists() and len(note.read_text()) > 3 * SHARD:
             self.taken_at = self.done
-            # In a thread of its own: waiting for nodes must not stop the run.
-            threading.Thread(target=self.exchange, daemon=True).start()
-
-    def exchange(self) -> None:
-        self.cluster.remove_node(self.node, False)
-        (self.folder / "taken").touch()
-        self.cluster.add_node(**NODE)
+            # In a thread of its own: waiting for the node to be gone must not stop the run.
+            threading.Thread(
+                target=self.cluster.remove_node, args=(self.node, False), daemon=True
+            ).start()
+            (self.folder / "taken").touch()
+            self.cluster.add_node(**NODE)  # whose signal handlers only this thread can set
 
 
 def test_nodes_leave_and_join_and_no_row_is_lost(folder: Path, cluster: Any) -> None:
