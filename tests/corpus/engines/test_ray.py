@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Wait longer for a new node than Ray does, which gives up after 30 s on a busy machine."""
+
+    def wait_for_node(*given: Any) -> Any:
+        last = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return get_node(*given)
+            except RuntimeError:
+                if time.monotonic() > last:
+                    raise
+
+    return wait_for_node
+
+
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Any]:
     """Two nodes with a CPU and what they take for a GPU; PYTHONPATH leads to the test's measure."""
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     source = Path(normlens.__file__).parents[1]
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(source)]))
     patch.syspath_prepend(folder)
-    patch.setenv("RAY_raylet_start_wait_time_s", str(int(PATIENCE)))  # on a busy machine
+    patch.setattr(services, "get_node", patient(services.get_node))
     cluster = Cluster(
         initialize_head=True,
         head_node_args={

@@ -192,6 +192,9 @@ class Execution:
         metavar="NAME=AMOUNT,…",
     ).field(None)
     trust_remote_code: bool = TRUST.field(False)
+    verify: bool = Option(
+        "Before a run goes on, compare every finished file with its checksum."
+    ).field(False)
 
     def __post_init__(self) -> None:
         check_choice(self.engine, ENGINES, "engine")
@@ -227,6 +230,7 @@ class ExecutionKeywords(TypedDict, total=False):
     gpus_per_worker: float | None
     resources: str | None
     trust_remote_code: bool
+    verify: bool
 
 
 class RunKeywords(ExecutionKeywords, total=False):
