@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -59,7 +60,9 @@ class ProcessCrew(Crew):
             target=_serve, args=(self._task, place, theirs), name=f"normlens-worker-{place}"
         )
         # Ctrl-C reaches every process of a terminal. What to do then is for this one alone to
-        # decide, so workers are born with the signal blocked.
+        # decide, so workers are born with the signal blocked. Python starts its tracker of
+        # resources beside the first process, and unblocks the signal for it: that comes before.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()

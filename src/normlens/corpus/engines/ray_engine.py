@@ -54,7 +54,9 @@ class RayEngine(Engine):
             threads = _threads(demand, execution.workers, nodes)
             task = replace(task, device=device, threads=threads)
         crew = RayCrew(self.ray, task, demand, execution.workers)
-        crew.check_nodes()
+        alone = self._started_ray and execution.address in (None, "local")
+        if not alone:  # with this machine, which has the software of this process
+            crew.check_nodes()
         return crew
 
     def compute(
