@@ -288,6 +288,17 @@ def test_a_lost_table_is_computed_again_after_a_check(copy: Path, whole: Run, le
     examples.assert_same_tables(done, whole, tolerance=0)
 
 
+def test_a_user_who_remembers_nothing_has_all_files_read(copy: Path, whole: Run, lens: Any) -> None:
+    path = copy / "shards/mixing/shard-000002.1-1.parquet"
+    examples.flip(path, 1001)
+    resume(copy, model=lens)
+    assert path.exists()
+    done = resume(copy, model=lens, verify=True)
+    assert not path.exists()
+    assert done.check().sound
+    examples.assert_same_tables(done, whole, tolerance=0)
+
+
 def test_what_was_left_half_written_is_swept(copy: Path, whole: Run, lens: Any) -> None:
     table = copy / "shards/mixing"
     left = [table / ".shard-000001.1-1.parquet.x.tmp", table / "shard-000004.1-2.parquet"]

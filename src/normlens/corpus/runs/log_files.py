@@ -99,6 +99,8 @@ def folded_bytes(
 def parse_folded(contents: bytes) -> tuple[Folded, str, int]:
     """Read a base or a fold with its manifest's digest and its epoch, or raise a ValueError."""
     end = contents.find(b"\n")
+    if end < 0:
+        raise ValueError("it is cut short")
     try:
         head = unsealed(contents[:end])
         if (head["format"], head["version"]) != (FORMAT, 1):
@@ -110,6 +112,8 @@ def parse_folded(contents: bytes) -> tuple[Folded, str, int]:
             if hashlib.sha256(body).hexdigest() != described["sha256"]:
                 raise ValueError("its columns do not match their checksum")
             columns.append(RecordColumns.parsed(described, body))
+        if rest:
+            raise ValueError("there is more in it than it says")
         folded = Folded(columns, _attempts(head), [*map(parse_compacted, head["compacted"])])
         return folded, str(head["manifest"]), int(head["by_epoch"])
     except (KeyError, TypeError, AttributeError) as error:

@@ -169,6 +169,9 @@ class Execution:
         "GPUs of a Ray worker; may be a fraction.", metavar="N"
     ).field(None)
     trust_remote_code: bool = TRUST.field(False)
+    verify: bool = Option(
+        "Before a run goes on, compare every finished file with its checksum."
+    ).field(False)
 
     def __post_init__(self) -> None:
         check_choice(self.engine, ENGINES, "engine")
@@ -196,6 +199,7 @@ class ExecutionKeywords(TypedDict, total=False):
     address: str | None
     gpus_per_worker: float | None
     trust_remote_code: bool
+    verify: bool
 
 
 class RunKeywords(ExecutionKeywords, total=False):

@@ -15,16 +15,16 @@ from normlens.corpus.runs.shards import PARTS, ROOT, placed
 from normlens.corpus.runs.verified import Verified
 
 
-def recover(folder: Folder, manifest: Manifest) -> State:
+def recover(folder: Folder, manifest: Manifest, *, verify: bool = False) -> State:
     """Read which shards can be kept; nothing is written or removed.
 
-    On a disk every file is there and has its size. Files that `check` or a query has seen damaged
+    On a disk the size of every file is compared. Files that `check` or a query has seen damaged
     are read again, wherever they lie; the others are compared with their checksums by whoever
-    reads them. A sound shard that does not fit the run is refused.
+    reads them, or here if `verify`. A sound shard that does not fit the run is refused.
     """
     state = read_state(folder, manifest, salvage=True)
     _check_fits(folder, manifest, state)
-    wrong = _wrong_files(folder, state)
+    wrong = _wrong_files(folder, state, verify)
     parts = [part for part in state.compacted if part.file.name in wrong]
     numbers = {place.number for name in wrong if (place := placed(name)) and not place.compacted}
     return state.without(numbers, parts)
@@ -106,9 +106,12 @@ def is_of_shards(name: str) -> bool:
     return committed or placed(name) is not None or recorded(name) is not None
 
 
-def _wrong_files(folder: Folder, state: State) -> set[str]:
+def _wrong_files(folder: Folder, state: State, verify: bool = False) -> set[str]:
     """Find files that are missing or have another size, and those known to be damaged."""
     verified = Verified(folder)
+    if verify:
+        files = [file for table in state.records.tables for file in state.files(table)]
+        return set(verified.wrong(files, again=True))
     suspects = verified.suspects()
     wrong: set[str] = set()
     for table in state.records.tables:

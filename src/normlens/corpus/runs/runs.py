@@ -136,8 +136,8 @@ def resume(
 
     Everything that the tables depend on comes from the run itself. Such an option may be given
     again, but not another value. Code of your own (measures ``my_module:my_measure``, relations in
-    `settings`) has to be named again: nothing is imported because a run's files say so. Shards
-    whose files are damaged are computed again.
+    `settings`) has to be named again: nothing is imported because a run's files say so. Shards are
+    computed again if files of theirs are lost or were seen to be damaged; `verify` reads them all.
     """
     folder = open_folder(out)
     manifest = Manifest.load(folder)
@@ -180,7 +180,7 @@ def resume(
                 changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
             )
             _warn(manifest, engine, progress)
-            state = recover(folder, manifest)
+            state = recover(folder, manifest, verify=execution.verify)
             if state.damaged or len(state.done) < manifest.shards:
                 log = go_on(folder, manifest, state)
                 indexed.save(folder)
