@@ -7,6 +7,7 @@ its records. With it a shard is read alone, and read for certain as it was.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -59,7 +60,8 @@ def _contents(record: Record) -> bytes:
 def read_through(data: Data, size: int) -> tuple[Index, list[Record]]:
     """Read all of a data set once; the index, and the first records as far as memory is spared."""
     reading = data.reading(fingerprint=True)
-    marks, checksums = [reading.mark], []
+    # Eight bytes a number: there may be millions of shards.
+    marks, checksums = array("q", reading.mark), array("q")
     first: list[Record] = []
     count = held = value = 0
     for count, record in enumerate(islice(reading, data.limit), 1):
@@ -69,7 +71,7 @@ def read_through(data: Data, size: int) -> tuple[Index, list[Record]]:
         if held <= KEPT:
             first.append(record)
         if count % size == 0:
-            marks.append(reading.mark)
+            marks.extend(reading.mark)
             checksums.append(value)
             value = 0
     if count % size:
@@ -80,7 +82,7 @@ def read_through(data: Data, size: int) -> tuple[Index, list[Record]]:
         sequences=count,
         size=size,
         digests=reading.digests,
-        marks=np.array(marks[: len(checksums)], dtype=np.int64).reshape(-1, 4),
+        marks=np.array(marks[: 4 * len(checksums)], dtype=np.int64).reshape(-1, 4),
         checksums=np.array(checksums, dtype=np.int64),
     )
     return index, first
