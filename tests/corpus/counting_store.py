@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -50,6 +51,9 @@ class CountingStore(AbstractFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         self.objects[self._note("put", path)] = bytes(value)
+
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        self.pipe_file(rpath, Path(lpath).read_bytes())
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **_: Any

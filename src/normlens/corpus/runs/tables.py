@@ -179,7 +179,8 @@ class Tables:
                 f"the query needs more than {self.memory} of memory, or than the disk has room "
                 "for; ask for fewer rows or columns, or aggregate them"
             ) from error
-        except duckdb.IOException as error:
+        except (duckdb.IOException, duckdb.PermissionException) as error:
+            # Where a file is gone, DuckDB looks for a folder of its name, which it may not.
             raise UnreadableFile(_first(error)) from error
         except duckdb.Error as error:
             raise InputError(_first(error)) from error
