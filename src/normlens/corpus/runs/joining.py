@@ -17,7 +17,7 @@ Combine = Callable[[pa.Table], pa.Table]
 #: Rows of a row group. Whoever reads the file holds one of them per thread.
 ROWS = 1 << 20
 #: Bytes of rows in memory that are kept before they become a row group.
-BYTES = 64 << 20
+BYTES = 32 << 20
 
 
 class DifferentColumns(ValueError):
