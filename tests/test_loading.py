@@ -487,6 +487,18 @@ def test_refusals_of_the_hub(kind: str, words: str, monkeypatch: pytest.MonkeyPa
         normlens.load("someone/some-bert", revision="v2")
 
 
+def test_a_token_that_the_hub_does_not_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import errors
+
+    asked = Hub(monkeypatch)
+    asked.error = OSError("a long story\nin several lines")
+    refused = "401 Client Error.\n\nInvalid credentials in Authorization header"
+    asked.error.__cause__ = errors.HfHubHTTPError(refused, response=Answer())
+    with pytest.raises(ModelLoadError, match=r"not accept the token .* set HF_TOKEN") as caught:
+        normlens.load("someone/some-bert")
+    assert "\n" not in str(caught.value)
+
+
 def test_any_other_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Hub(monkeypatch)
     asked.error = RuntimeError("first line\nsecond line " + "and more " * 100)

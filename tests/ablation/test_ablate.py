@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_logs import forget
 
 import normlens
 from normlens.ablation.ablate import ablate
@@ -141,7 +142,7 @@ def test_the_same_call_again_goes_on(
 ) -> None:
     out = made["classes"]
     before = (out / ABLATION / "manifest.json").read_bytes()
-    (out / ABLATION / "shards" / "shard-000000.json").unlink()
+    forget(out / ABLATION, 0)
     ablate(models["classes"], corpora["classes"], out, **{**FEW, "resamples": 120}, **CPU)
     assert (out / ABLATION / "manifest.json").read_bytes() == before
     assert Run.open(out / ABLATION).status().complete
@@ -169,7 +170,7 @@ def test_a_folder_may_move(
     ablate(models["drift"], corpora["drift"], tmp_path / "a", **few)
     before = Run.open(tmp_path / "a" / ABLATION).table("ablations")
     (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "b" / ABLATION / "shards" / "shard-000000.json").unlink()
+    forget(tmp_path / "b" / ABLATION, 0)
     ablate(models["drift"], corpora["drift"], tmp_path / "b", **few)
     after = Run.open(tmp_path / "b" / ABLATION).table("ablations")
     assert after.equals(before)
@@ -212,7 +213,7 @@ def test_kinds_that_need_no_first_pass_have_none(
 
 
 def test_a_report_of_what_is_not_finished_is_refused(made: dict[str, Path]) -> None:
-    (made["drift"] / ABLATION / "shards" / "shard-000000.json").unlink()
+    forget(made["drift"] / ABLATION, 0)
     with pytest.raises(InputError, match="not finished"):
         build_report(made["drift"])
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from run_logs import reseal
 
 from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import Run
@@ -115,7 +116,9 @@ def forge(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         rest = {k: v for k, v in found.items() if k not in ("format", "version", "digest")}
         found["digest"] = _sha256(rest)
     path.write_text(json.dumps(found))
-    for record in out.glob("shards/shard-*.json"):
+    for path in out.glob("log/*"):
+        reseal(path, found["digest"])
+    for record in out.glob("shards/shard-*.json"):  # of an old run
         told = json.loads(record.read_text())
         told |= {"manifest": found["digest"]} if "manifest" in told else {}
         if told.pop("sha256", None):

@@ -169,6 +169,11 @@ def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
             f"loading {name!r} needs a package that is not installed ({reason_of(error)}); "
             "install it, or load the model without quantisation"
         )
+    if any("invalid credentials" in str(cause).lower() for cause in chain):
+        return ModelLoadError(
+            f"the Hugging Face hub does not accept the token that {name!r} was asked for with; set "
+            "HF_TOKEN to a valid one on every machine, or log in with `hf auth login`"
+        )
     if due_to(errors.GatedRepoError):
         return ModelLoadError(
             f"{name!r} is open only to those who accepted its terms; accept them on its page, log "

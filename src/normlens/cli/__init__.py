@@ -27,7 +27,12 @@ from normlens.cli.map import map_command
 from normlens.cli.models import models_command
 from normlens.cli.papers import compare_command, report_command, reproduce_command
 from normlens.cli.run import run_command
-from normlens.cli.run_folder import check_command, query_command, status_command
+from normlens.cli.run_folder import (
+    check_command,
+    compact_command,
+    query_command,
+    status_command,
+)
 from normlens.cli.serve import serve_command
 from normlens.cli.view import view_command
 from normlens.errors import NormLensError, OptionError, one_line
@@ -97,6 +102,7 @@ app.command(
 )(align_command)
 app.command("status", epilog="Example: normlens status my-run")(status_command)
 app.command("check", epilog="Example: normlens check my-run")(check_command)
+app.command("compact", epilog="Example: normlens compact my-run")(compact_command)
 app.command(
     "query",
     epilog='Example: normlens query my-run "SELECT scope_a, scope_b, avg(rho) FROM similarity '

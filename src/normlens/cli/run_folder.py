@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlens.cli.options import ForceOption, JsonOption
+from normlens.cli.watch import watch_run
+from normlens.corpus.runs.options import FILE_SIZE
 from normlens.exports.spreadsheet import write_csv
 
 if TYPE_CHECKING:
@@ -28,13 +30,20 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folde
 
 def status_command(
     run: RunArgument,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it until the run ends.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """How far a run is: done, left, rate, failures, and where the time goes."""
+    """How far a run is: done, left, rate, failures, workers, and where the time goes."""
     from normlens.corpus.runs.results import Run
 
-    status = Run.open(run).status()
-    print(json.dumps(status.as_json(), indent=1) if as_json else status)
+    opened = Run.open(run)
+    if watch:
+        watch_run(opened, as_json)
+        return
+    watched = opened.watched()
+    print(json.dumps(watched.as_json(), indent=1) if as_json else watched)
 
 
 def check_command(
@@ -51,6 +60,23 @@ def check_command(
     print(json.dumps(result.as_json(), indent=1) if as_json else result)
     if not result.sound:
         raise typer.Exit(NOT_SOUND)
+
+
+def compact_command(
+    run: RunArgument,
+    file_size: Annotated[
+        float, typer.Option(metavar="MB", help="Size of the files; they have from half to twice.")
+    ] = FILE_SIZE,
+    as_json: JsonOption = False,
+) -> None:
+    """Join the files of a run's finished shards: few large ones instead of many small ones.
+
+    A run does this by itself while it goes on. The tables stay the same, bit for bit.
+    """
+    from normlens.corpus.runs.results import Run
+
+    result = Run.open(run).compact(file_size=file_size)
+    print(json.dumps(result.as_json(), indent=1) if as_json else result)
 
 
 def query_command(
@@ -79,7 +105,7 @@ def query_command(
         for table, described in opened.manifest.tables.items():
             print(f"{table}({', '.join(described['columns'])})")
         return
-    tables = opened.snapshot()
+    tables = opened.snapshot(moves_on=True)
     if not tables.complete:
         print(
             f"note: only shards that are done answer; see: normlens status {run}", file=sys.stderr

@@ -13,6 +13,8 @@ import typer
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import QuietOption
 from normlens.cli.printing import status
+from normlens.corpus.runs.results import Run
+from normlens.errors import InputError
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.serve.limits import Limits
 from normlens.serve.security import is_loopback
@@ -34,6 +36,13 @@ def serve_command(
             "more. Default: the embedded models that are installed.",
         ),
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Instead of models: the page of a run (folder or URL), which is only read.",
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="0 takes any free port.")
     ] = 8765,
@@ -53,16 +62,27 @@ def serve_command(
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it."""
     at_least_one(tokens, "tokens")
 
-    from normlens.serve.models import ServedModels, installed_models
-    from normlens.serve.server import PageServer
+    from normlens.serve.server import Listening, PageServer, RunServer
 
-    limits = Limits(tokens=tokens)
-    models = ServedModels(model or installed_models(), limits, loading=loading, analysis=analysis)
-    page = PageServer(models, limits, host=host, port=port, allow_hosts=allow_host or ())
+    page: Listening
+    if run is not None:
+        if model:
+            raise InputError("--run shows a run and --model analyses texts; start one server each")
+        opened = Run.open(run)
+        shown, reading = f"{opened.manifest.model['name']} on {opened.manifest.data['name']}", "run"
+        page = RunServer(opened, host=host, port=port, allow_hosts=allow_host or ())
+    else:
+        from normlens.serve.models import ServedModels, installed_models
+
+        limits = Limits(tokens=tokens)
+        names = model or installed_models()
+        models = ServedModels(names, limits, loading=loading, analysis=analysis)
+        shown, reading = ", ".join(models.names), "models' configurations"
+        page = PageServer(models, limits, host=host, port=port, allow_hosts=allow_host or ())
     try:
-        with status("reading the models' configurations", quiet):
+        with status(f"reading the {reading}", quiet):
             page.start()
-        print(page.url if quiet else f"{', '.join(models.names)} at {page.url}", flush=True)
+        print(page.url if quiet else f"{shown} at {page.url}", flush=True)
         if not quiet:
             print("Ctrl-C stops it.", file=sys.stderr)
         if not is_loopback(host):

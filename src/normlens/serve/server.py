@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError, MissingDependencyError, system_reason
 from normlens.serve.analysis_thread import AnalysisThread
@@ -15,6 +15,9 @@ from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 from normlens.serve.security import Hosts, is_everywhere
+
+if TYPE_CHECKING:
+    from normlens.corpus.runs.results import Run
 
 #: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
@@ -31,18 +34,10 @@ _UVICORN: dict[str, Any] = {
 }
 
 
-class PageServer:
-    """The socket, the queue and the analysis thread of one page."""
+class Listening:
+    """A socket and the server behind it."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        limits: Limits,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        allow_hosts: Sequence[str] = (),
-    ):
+    def __init__(self, limits: Limits, host: str, port: int, allow_hosts: Sequence[str]):
         try:
             import fastapi  # noqa: F401
             import uvicorn  # noqa: F401
@@ -50,9 +45,8 @@ class PageServer:
             raise MissingDependencyError(
                 "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
             ) from error
-        self.models, self.jobs, self._limits = models, Jobs(limits), limits
-        self._host, self._allow_hosts = host, allow_hosts
-        self._thread = AnalysisThread(self.jobs, models)
+        self._limits, self._host = limits, host
+        self._hosts = Hosts.of(host, allow_hosts)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
@@ -64,16 +58,12 @@ class PageServer:
         port = self._listener.getsockname()[1]
         return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
 
-    def start(self) -> None:
-        """Read the models' configurations and begin to listen; `run` answers."""
+    def _listen(self, app: Any) -> None:
+        """Begin to listen; `run` answers."""
         import uvicorn
 
-        from normlens.serve.app import create_app
         from normlens.serve.connections import QuietServer, protocol_class
 
-        self._thread.start()
-        hosts = Hosts.of(self._host, self._allow_hosts)
-        app = create_app(self.models, self.jobs, self._limits, hosts)
         protocol = protocol_class(self._limits)
         self._server = QuietServer(uvicorn.Config(app, http=protocol, **_UVICORN))
         self._listener.listen(_UVICORN["backlog"])
@@ -89,9 +79,59 @@ class PageServer:
         self._server.should_exit = True
 
     def close(self) -> bool:
-        """Cancel every analysis; return whether its thread has ended."""
+        """Let go of the address; return whether everything has ended."""
         self._listener.close()
+        return True
+
+
+class PageServer(Listening):
+    """The socket, the queue and the analysis thread of one page."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        limits: Limits,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_hosts: Sequence[str] = (),
+    ):
+        super().__init__(limits, host, port, allow_hosts)
+        self.models, self.jobs = models, Jobs(limits)
+        self._thread = AnalysisThread(self.jobs, models)
+
+    def start(self) -> None:
+        """Read the models' configurations and begin to listen; `run` answers."""
+        from normlens.serve.app import create_app
+
+        self._thread.start()
+        self._listen(create_app(self.models, self.jobs, self._limits, self._hosts))
+
+    def close(self) -> bool:
+        """Cancel every analysis; return whether its thread has ended."""
+        super().close()
         return self._thread.stop(PATIENCE)
+
+
+class RunServer(Listening):
+    """The page of one run, which is only read."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_hosts: Sequence[str] = (),
+    ):
+        super().__init__(Limits(), host, port, allow_hosts)
+        self._watched = run
+
+    def start(self) -> None:
+        """Begin to listen; `run` answers."""
+        from normlens.serve.run_app import create_run_app
+
+        self._listen(create_run_app(self._watched, self._hosts))
 
 
 def bind(host: str, port: int) -> socket.socket:

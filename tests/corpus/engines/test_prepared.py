@@ -46,6 +46,20 @@ def test_a_batch_holds_what_fits_and_at_least_one_sequence(monkeypatch: pytest.M
     ]
 
 
+def test_short_sequences_fill_a_batch_up_to_a_number_of_tokens() -> None:
+    lengths = [2] * 9 + [4] * 4 + [10] * 3
+    cut = list(batches(entries(lengths), 2, lambda n: n, tokens=16))
+    # Eight of two tokens, padding included; of ten tokens no more than the two without it.
+    assert [[len(entry.encoded) for entry in batch] for batch in cut] == [
+        [2] * 8,
+        [2, 4, 4, 4],
+        [4, 10],
+        [10, 10],
+    ]
+    alone = list(batches(entries([2] * 5), 1, lambda n: n))
+    assert [len(batch) for batch in alone] == [1] * 5
+
+
 def test_both_sequences_of_a_pair_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "HELD", 20)
     pairs = entries([4, 4, 4], sources=[1, 9, 3])

@@ -1,10 +1,11 @@
-"""A Ray cluster of two nodes that loses one in the middle of a run."""
+"""A Ray cluster whose nodes leave and join in the middle of a run, and whose workers are killed."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,55 @@ import pytest
 import run_examples as examples
 import torch
 from pair_examples import fast_tokenizer, with_head
+from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.shards import survey
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.log import read_state
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
 
 pytestmark = pytest.mark.slow
 N, SHARD = 40, 2
-#: Takes its time, and leaves a mark for each sequence in a note of the node that it runs on.
+PATIENCE = 180.0
+#: Leaves a mark for each sequence in a note of the node that it runs on. Once a node was taken
+#: away, sequences wait until there are notes of three.
 SLOW = """
-import pathlib, time
+import os, pathlib, signal, time
 from normlens.corpus.measures import measure
+
+HERE = pathlib.Path(__file__).parent
 
 @measure(schema={"length": int})
 def slow(item):
     import ray
     if ray.is_initialized():
         node = ray.get_runtime_context().get_node_id()
-        with (pathlib.Path(__file__).parent / "nodes" / node).open("a") as note:
+        with (HERE / "nodes" / node).open("a") as note:
             note.write("x")
         time.sleep(0.1)
+        last = time.monotonic() + PATIENCE
+        while (HERE / "taken").exists() and len(list((HERE / "nodes").iterdir())) < 3:
+            if time.monotonic() > last:
+                raise RuntimeError("no third node came")
+            time.sleep(0.1)
     return {"length": [len(item)]}
-"""
+
+@measure(schema={"length": int})
+def poison(item):
+    import ray
+    if item.index == CULPRIT and ray.is_initialized():
+        with (HERE / "visits").open("a") as visits:
+            visits.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item.index == CULPRIT:
+        raise ValueError("poison")
+    return {"length": [len(item)]}
+""".replace("PATIENCE", str(PATIENCE)).replace("CULPRIT", "5")
+NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 << 20}
 OPTIONS: dict[str, Any] = {"measures": "similarity,mixing,slow_measure:slow", "shard_size": SHARD}
 
 
@@ -52,20 +76,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Wait longer for a new node than Ray does, which gives up after 30 s on a busy machine."""
+
+    def wait_for_node(*given: Any) -> Any:
+        last = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return get_node(*given)
+            except RuntimeError:
+                if time.monotonic() > last:
+                    raise
+
+    return wait_for_node
+
+
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[Any]:
     """Two nodes with a CPU and what they take for a GPU; PYTHONPATH leads to the test's measure."""
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     source = Path(normlens.__file__).parents[1]
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(source)]))
     patch.syspath_prepend(folder)
-    common = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 << 20}
+    patch.setattr(services, "get_node", patient(services.get_node))
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
-            **common,
+            **NODE,
             # A lost node is noticed within seconds instead of half a minute.
             "_system_config": {
                 "health_check_initial_delay_ms": 1000,
@@ -75,7 +115,7 @@ def cluster(folder: Path) -> Iterator[Any]:
         },
     )
     try:
-        second = cluster.add_node(**common)
+        second = cluster.add_node(**NODE)
         cluster.wait_for_nodes()
         yield cluster, second
     finally:
@@ -84,56 +124,141 @@ def cluster(folder: Path) -> Iterator[Any]:
         patch.undo()
 
 
-class Killing(progress.Progress):
-    """Takes a node away once it has finished some shards and is working on others."""
+class Exchanging(progress.Progress):
+    """Takes a node away once it has finished a shard and is working on others; brings another."""
 
-    def __init__(self, cluster: Any, node: Any, notes: Path):
-        self.cluster, self.node, self.notes = cluster, node, notes
+    def __init__(self, cluster: Any, node: Any, folder: Path):
+        self.cluster, self.node, self.folder = cluster, node, folder
         self.done = 0
-        self.killed_at: int | None = None
+        self.taken_at: int | None = None
 
     def advance(self, sequences: int, failures: int) -> None:
         self.done += sequences
-        note = self.notes / self.node.node_id
-        # It holds two shards at a time, so that one at least has come back by then.
-        if self.killed_at is None and note.exists() and len(note.read_text()) > 3 * SHARD:
-            self.killed_at = self.done
+        note = self.folder / "nodes" / self.node.node_id
+        # It holds three shards at a time, so that one at least has come back by then.
+        if self.taken_at is None and note.exists() and len(note.read_text()) > 3 * SHARD:
+            self.taken_at = self.done
             # In a thread of its own: waiting for the node to be gone must not stop the run.
             threading.Thread(
                 target=self.cluster.remove_node, args=(self.node, False), daemon=True
             ).start()
+            (self.folder / "taken").touch()
+            self.cluster.add_node(**NODE)  # whose signal handlers only this thread can set
 
 
-def test_a_lost_node_loses_no_row(folder: Path, cluster: Any) -> None:
+def test_nodes_leave_and_join_and_no_row_is_lost(folder: Path, cluster: Any) -> None:
     both, second = cluster
-    killing = Killing(both, second, folder / "nodes")
+    exchanging = Exchanging(both, second, folder)
     done = run(
         folder / "model",
         folder / "corpus.txt",
         folder / "run",
         engine="ray",
         address=both.address,
-        workers=2,
-        # Each worker fills its node, so that the lost one waits until the other has finished.
-        gpus_per_worker=1,
+        workers="auto",
+        resources="gpu=1",  # each worker fills its node
         device="cpu",
-        progress=killing,
+        progress=exchanging,
         **OPTIONS,
     )
-    assert killing.killed_at is not None
-    assert killing.killed_at < N - 2 * SHARD
-    # Two workers, and a third in place of the one that was lost.
-    shards = survey(done.folder, done.manifest).done.values()
+    assert exchanging.taken_at is not None
+    assert exchanging.taken_at < N - 2 * SHARD
+    # Two workers, and a third on the node that joined.
+    shards = read_state(done.folder, done.manifest).done.values()
     assert len({shard.by["pid"] for shard in shards}) == 3
+    assert len(list((folder / "nodes").iterdir())) == 3
     examples.assert_each_once(done)
+    assert done.status().failures == 0
+    assert done.status().attempts, "what the lost node held was suspect"
     lens = normlens.load(folder / "model", device="cpu")
     alone = run(lens, folder / "corpus.txt", folder / "alone", **OPTIONS)
     examples.assert_same_tables(done, alone)
     # Another engine can finish what Ray has begun.
-    (folder / "run/shards/shard-000007.json").unlink()
+    forget(folder / "run", 7)
     again = resume(folder / "run", model=lens, measures=OPTIONS["measures"])
     examples.assert_same_tables(again, alone)
     assert Run.open(folder / "run").manifest.execution["engine"] == "ray"
+
+
+def test_a_sequence_that_kills_its_worker_becomes_a_failure(folder: Path, cluster: Any) -> None:
+    both, _ = cluster
+    options: dict[str, Any] = {"measures": "similarity,amplification,slow_measure:poison"}
+    options |= {"shard_size": 4, "limit": 12, "device": "cpu"}
+    lines = folder / "corpus.txt"
+    done = run(
+        folder / "model",
+        lines,
+        folder / "poisoned",
+        engine="ray",
+        address=both.address,
+        attempts=1,
+        **options,
+    )
+    assert done.table("failures")["index"].tolist() == [5]
+    assert "kills its worker" in done.table("failures")["reason"][0]
+    assert len((folder / "visits").read_text()) == 1 + 2
+    assert done.status().attempts[5 // 4] == 1 + 2
+    examples.assert_each_once(done)
+    expected = run(folder / "model", lines, folder / "unpoisoned", **options)
+    for name in set(done.tables) - {"failures"}:
+        a, b = done.table(name), expected.table(name)
+        examples.assert_same_frames(a, b, name, tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        ({"__init__.py": "raise ImportError('not here')"}, "has no normlens; install there"),
+        (
+            {"__init__.py": "", "_version.py": "__version__ = '0.0.1'"},
+            "has normlens 0.0.1, and this process has",
+        ),
+    ],
+)
+def test_software_of_nodes_is_checked_before_anything_is_computed(
+    folder: Path,
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: dict[str, str],
+    message: str,
+) -> None:
+    both, _ = cluster
+    (tmp_path / "normlens").mkdir()
+    for name, text in package.items():
+        (tmp_path / "normlens" / name).write_text(text)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        other = both.add_node(**NODE, resources={"other": 1})
+    try:
+        with pytest.raises(RunError, match=message):
+            run(
+                folder / "model",
+                folder / "corpus.txt",
+                tmp_path / "run",
+                engine="ray",
+                address=both.address,
+                resources="other=1",
+                device="cpu",
+                measures="mixing",
+            )
+    finally:
+        both.remove_node(other, False)
+    assert not (tmp_path / "run/manifest.json").exists()
+
+
+def test_resources_that_no_node_has_are_one_line(folder: Path, cluster: Any) -> None:
+    both, _ = cluster
+    with pytest.raises(RunError, match=r"no node of the Ray cluster has room .* \(gpu=1,tpu=4\)"):
+        run(
+            folder / "model",
+            folder / "corpus.txt",
+            folder / "none",
+            engine="ray",
+            address=both.address,
+            resources="tpu=4,gpu=1",
+            device="cpu",
+        )
 
 
 def test_errors_of_workers_are_one_line(folder: Path, cluster: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 import run_examples as examples
 import torch
 import typer
+from run_logs import edit_entry, entries_file, forget
 
 import normlens
 from normlens import cli
@@ -24,7 +25,7 @@ from normlens.errors import NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 20, 3
-FILE = "shards/mixing/shard-000002.parquet"
+FILE = "shards/mixing/shard-000002.1-1.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +118,8 @@ def test_a_stray_file_changes_no_answer(copy: Path, whole: Run) -> None:
 
 
 def test_a_damaged_record_is_refused(copy: Path, lens: Any, whole: Run) -> None:
-    path = copy / "shards/shard-000001.json"
-    path.write_text(path.read_text().replace('"sequences": 3', '"sequences": 9'))
-    with pytest.raises(NormLensError, match=r"shard-000001\.json in .* is damaged"):
+    edit_entry(copy, 1, lambda line: line.replace('"sequences": 3', '"sequences": 9'))
+    with pytest.raises(NormLensError, match=r"\.jsonl in .* is damaged: line 2"):
         Run.open(copy).table("mixing")
     examples.assert_same_tables(resume(copy, model=lens), whole, tolerance=0)
 
@@ -182,14 +182,14 @@ HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut short": (lambda out: os.truncate(out / FILE, 77), f"{FILE}: damaged: 77 bytes"),
     "missing": (lambda out: (out / FILE).unlink(), f"{FILE}: missing"),
     "stray table": (
-        lambda out: shutil.copy(out / FILE, out / "shards/mixing/shard-000077.parquet"),
-        "shards/mixing/shard-000077.parquet: stray",
+        lambda out: shutil.copy(out / FILE, out / "shards/mixing/shard-000077.1-1.parquet"),
+        "shards/mixing/shard-000077.1-1.parquet: stray",
     ),
     "stray file": (lambda out: (out / "notes.txt").touch(), "notes.txt: stray"),
     "half a file": (lambda out: (out / "shards/.x.tmp").touch(), "shards/.x.tmp: stray"),
     "record": (
-        lambda out: examples.flip(out / "shards/shard-000001.json", 50),
-        "shards/shard-000001.json: damaged",
+        lambda out: examples.flip(entries_file(out), 50),
+        "log/000001.TOKEN.00000000.jsonl: damaged",
     ),
 }
 
@@ -205,7 +205,7 @@ def test_check_names_every_problem(
     before = contents(copy)
     assert command("check", copy) == NOT_SOUND
     problem, summary = capsys.readouterr().out.splitlines()
-    assert problem.startswith(message)
+    assert problem.startswith(message.replace("TOKEN", entries_file(copy).name.split(".")[1]))
     assert "1 problem" in summary
     assert command("check", copy, "--json") == NOT_SOUND
     found = json.loads(capsys.readouterr().out)
@@ -225,7 +225,7 @@ def test_check_reads_again_what_was_remembered(copy: Path, monkeypatch: pytest.M
 
 
 def test_what_a_run_is_writing_is_not_stray(copy: Path) -> None:
-    (copy / "shards/shard-000003.json").unlink()
+    forget(copy, 3)
     (copy / "shards/mixing/.shard-000004.parquet.0.tmp").touch()
     found = Run.open(copy).check()
     assert found.sound
@@ -238,7 +238,7 @@ def test_an_answer_from_part_of_a_run_says_so(
     query = "SELECT count(*) AS n FROM sequences"
     command("query", copy, query, "--csv")
     assert capsys.readouterr() == (f"n\n{N}\n", "")
-    (copy / "shards/shard-000003.json").unlink()
+    forget(copy, 3)
     command("query", copy, query, "--csv")
     shown = capsys.readouterr()
     assert shown.out == f"n\n{N - SHARD}\n"
@@ -305,6 +305,6 @@ def test_sound_shards_are_never_deleted(copy: Path, lens: Any, place: Path) -> N
 
 def test_a_users_own_files_survive_resuming(copy: Path, lens: Any) -> None:
     (copy / "shards/notes.txt").write_text("mine")
-    (copy / "shards/shard-000001.json").unlink()
+    forget(copy, 1)
     assert resume(copy, model=lens).status().complete
     assert (copy / "shards/notes.txt").read_text() == "mine"

@@ -95,7 +95,7 @@ def test_stopped_and_resumed_is_whole(whole, checkpoint, corpus, tmp_path, monke
     def interrupted(self, prepared):
         if len(finished) == 2:
             raise KeyboardInterrupt
-        finished.append(prepared.number)
+        finished.append(prepared.shard.number)
         return finish(self, prepared)
 
     monkeypatch.setattr(worker.Worker, "finish", interrupted)

@@ -14,7 +14,7 @@ import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import open_folder
-from normlens.corpus.runs.shards import survey
+from normlens.corpus.runs.log import read_state
 from normlens.errors import InputError, NormLensError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs need fsspec")
@@ -204,13 +204,13 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
     real = BucketStore.cat_file
 
     def failing(self: BucketStore, path: str, **options: Any) -> bytes:
-        if "shard-000001.json" in path:
+        if path.endswith("00000001.jsonl"):
             raise ConnectionRefusedError(111, "Connection refused")
         return real(self, path, **options)
 
     monkeypatch.setattr(BucketStore, "cat_file", failing)
     with pytest.raises(InputError, match="Connection refused"):
-        survey(done.folder, done.manifest)
+        read_state(done.folder, done.manifest)
     with pytest.raises(InputError, match="Connection refused"):
         resume("bucket://mine/run", model=lens)
     assert set(store.store) == before
@@ -219,7 +219,7 @@ def test_a_store_that_fails_does_not_cost_finished_shards(
 def test_a_damaged_table_is_one_line(tmp_path: Path, folder: Path, lens: Any) -> None:
     pytest.importorskip("duckdb", reason="queries need DuckDB")
     found = run(lens, folder / "corpus.txt", tmp_path / "run", measures="mixing")
-    (tmp_path / "run/shards/mixing/shard-000000.parquet").write_bytes(b"PAR1 no more")
+    (tmp_path / "run/shards/mixing/shard-000000.1-1.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(NormLensError) as raised:
         found.sql("SELECT * FROM mixing")
     assert "\n" not in str(raised.value)

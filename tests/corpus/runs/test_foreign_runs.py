@@ -132,7 +132,7 @@ def test_names_of_tables_are_names(copy: Path, tmp_path: Path, name: str) -> Non
     ],
 )
 def test_a_query_writes_only_where_it_is_told_to(copy: Path, tmp_path: Path, query: str) -> None:
-    shard, file = copy / "shards/mixing/shard-000000.parquet", tmp_path / "file"
+    shard, file = copy / "shards/mixing/shard-000000.1-1.parquet", tmp_path / "file"
     before = shard.read_bytes()
     query = query.replace("SHARD", str(shard)).replace("FILE", str(file))
     with pytest.raises(InputError) as caught:
@@ -159,10 +159,10 @@ def test_links_that_lead_out_are_not_followed(copy: Path, tmp_path: Path, lens: 
     (copy / "shards" / "mixing").symlink_to(outside)
     with pytest.raises(NormLensError, match="leads out of the run's folder"):
         Run.open(copy).table("mixing")
-    (outside / "shard-000000.parquet").write_bytes(b"mine")
+    (outside / "shard-000000.1-1.parquet").write_bytes(b"mine")
     with pytest.raises(NormLensError, match="leads out of the run's folder"):
         resume(copy, model=lens)
-    assert (outside / "shard-000000.parquet").read_bytes() == b"mine"
+    assert (outside / "shard-000000.1-1.parquet").read_bytes() == b"mine"
 
 
 # Reading ------------------------------------------------------------------------------------------

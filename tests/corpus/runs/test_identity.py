@@ -15,6 +15,7 @@ import pytest
 import run_examples as examples
 import torch
 import transformers
+from run_logs import forget
 
 import normlens
 from normlens.checkpoints.hub import quiet_transformers
@@ -79,7 +80,7 @@ def test_an_edited_file_of_the_model_is_refused(
 ) -> None:
     out = tmp_path / "run"
     run(checkpoint, place / "corpus.txt", out, measures="mixing", device="cpu", shard_size=2)
-    (out / "shards/shard-000001.json").unlink()
+    forget(out, 1)
     kept = (checkpoint / file).read_bytes()
     edit(checkpoint / file, **values)
     with pytest.raises(RunError, match=message):

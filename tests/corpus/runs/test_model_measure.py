@@ -121,7 +121,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     finish, calls = worker.Worker.finish, []
 
     def once(self: worker.Worker, prepared: Any) -> Any:
-        calls.append(prepared.number)
+        calls.append(prepared.shard.number)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return finish(self, prepared)

@@ -8,19 +8,25 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_examples as examples
 import torch
+from run_logs import edit_entry, entries_file, forget
 
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import folder as folders
+from normlens.corpus.runs import verified
+from normlens.corpus.runs.entries import sealed
 from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.log import read_state
 from normlens.errors import InputError, NormLensError, OutputError
 
 N = 40
@@ -98,6 +104,28 @@ def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corp
         if killed >= 18:
             break
     assert killed >= 15
+
+
+def test_kill_9_at_every_point_of_writing(
+    whole: Run, tmp_path: Path, checkpoint: Path, corpus: Path
+) -> None:
+    script = Path(__file__).with_name("killed_at_points.py")
+    arguments = [tmp_path / "killed", checkpoint, corpus, json.dumps(OPTIONS)]
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    ended = json.loads(done.stdout)
+    assert ended == [[-signal.SIGKILL, 0]] * len(ended), done.stderr
+    for number in range(len(ended)):
+        found = Run.open(tmp_path / f"killed-{number}")
+        examples.assert_each_once(found)
+        examples.assert_same_tables(found, whole, tolerance=0)
+        assert found.check().sound
+        assert not leftovers(tmp_path / f"killed-{number}")
 
 
 class FailingOs:
@@ -188,48 +216,127 @@ def test_an_interrupted_run_says_what_is_left(
 BOMB = "[" * 100_000
 
 
-def edit_record(out: Path, **fields: Any) -> None:
-    path = out / "shards/shard-000005.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+def forged(**fields: Any) -> Callable[[Path], None]:
+    """Give the entry of the shard 5 other fields, and a checksum that fits them."""
+
+    def edit(line: str) -> str:
+        told = json.loads(line)
+        del told["sha256"]
+        return sealed(told | fields).decode().rstrip("\n")
+
+    return lambda out: edit_entry(out, 5, edit)
 
 
-HARM = {
-    "flipped": lambda out: examples.flip(out / "shards/mixing/shard-000002.parquet", 1001),
-    "cut short": lambda out: os.truncate(out / "shards/similarity/shard-000003.parquet", 500),
-    "empty": lambda out: os.truncate(out / "shards/norms/shard-000001.parquet", 0),
-    "table lost": lambda out: os.unlink(out / "shards/failures/shard-000000.parquet"),
-    "record lost": lambda out: os.unlink(out / "shards/shard-000005.json"),
-    "record cut short": lambda out: os.truncate(out / "shards/shard-000005.json", 100),
-    "record nested too deeply": lambda out: (out / "shards/shard-000005.json").write_text(BOMB),
-    "record with a text for a number": lambda out: edit_record(out, sequences="4"),
-    "record with a list for times": lambda out: edit_record(out, seconds=[]),
-    "record of another": lambda out: shutil.copy(
-        out / "shards/shard-000004.json", out / "shards/shard-000005.json"
-    ),
-    "record beyond the end": lambda out: shutil.copy(
-        out / "shards/shard-000004.json", out / "shards/shard-000099.json"
-    ),
-    "half a file": lambda out: (out / "shards/mixing/.shard-000001.parquet.x.tmp").write_bytes(
-        b"PAR1"
-    ),
-    "table without a record": lambda out: shutil.copy(
-        out / "shards/mixing/shard-000004.parquet", out / "shards/mixing/shard-000077.parquet"
-    ),
+def entry_of_another(out: Path) -> None:
+    lines = entries_file(out).read_text().splitlines()
+    edit_entry(out, 5, lambda _: lines[4])
+
+
+def cut_log(out: Path) -> None:
+    path = entries_file(out)
+    os.truncate(path, path.stat().st_size - 20)
+
+
+HARM: dict[str, Callable[[Path], Any]] = {
+    "flipped": lambda out: examples.flip(out / "shards/mixing/shard-000002.1-1.parquet", 1001),
+    "cut short": lambda out: os.truncate(out / "shards/similarity/shard-000003.1-1.parquet", 500),
+    "empty": lambda out: os.truncate(out / "shards/norms/shard-000001.1-1.parquet", 0),
+    "table lost": lambda out: os.unlink(out / "shards/failures/shard-000000.1-1.parquet"),
+    "entry lost": lambda out: edit_entry(out, 5, lambda _: None),
+    "entry flipped": lambda out: edit_entry(out, 5, lambda line: line.replace("1", "2", 1)),
+    "entry cut short": lambda out: edit_entry(out, 5, lambda line: line[:100]),
+    "entry nested too deeply": lambda out: edit_entry(out, 5, lambda _: BOMB),
+    "entry with a text for a number": forged(sequences="4"),
+    "entry with a list for times": forged(seconds=[]),
+    "entry with another epoch": forged(by_epoch=9),
+    "entry of another kind": forged(kind="note"),
+    "entry of another": entry_of_another,
+    "last entry cut short": cut_log,
 }
 
 
 @pytest.mark.parametrize("harm", HARM)
 def test_what_is_damaged_is_computed_again(harm: str, copy: Path, whole: Run, lens: Any) -> None:
-    before = {path: path.stat().st_mtime_ns for path in copy.rglob("shard-*.json")}
+    before = records_of(copy)
     HARM[harm](copy)
+    if harm == "flipped":
+        # Nobody reads all files to go on; whoever reads this one remembers that it is damaged.
+        with pytest.raises(RunError, match="normlens run --resume"):
+            Run.open(copy).table("mixing")
     done = resume(copy, model=lens)
     examples.assert_each_once(done)
     examples.assert_same_tables(done, whole, tolerance=0)
+    assert done.check().sound
     assert not leftovers(copy)
-    after = {path: path.stat().st_mtime_ns for path in copy.rglob("shard-*.json")}
+    after = records_of(copy)
     assert before.keys() == after.keys()
     # Only what was damaged is computed again.
-    assert sum(before[path] != after[path] for path in after) <= 1
+    assert sum(before[number] != after[number] for number in after) == 1
+
+
+def records_of(out: Path) -> dict[int, Any]:
+    run = Run.open(out)
+    return dict(read_state(run.folder, run.manifest).done)
+
+
+def test_a_lost_table_is_computed_again_after_a_check(copy: Path, whole: Run, lens: Any) -> None:
+    examples.flip(copy / "shards/mixing/shard-000002.1-1.parquet", 1001)
+    assert not Run.open(copy).check().sound
+    verified._remembered.clear()  # as in another process
+    done = resume(copy, model=lens)
+    assert done.check().sound
+    examples.assert_same_tables(done, whole, tolerance=0)
+
+
+def test_a_user_who_remembers_nothing_has_all_files_read(copy: Path, whole: Run, lens: Any) -> None:
+    path = copy / "shards/mixing/shard-000002.1-1.parquet"
+    examples.flip(path, 1001)
+    resume(copy, model=lens)
+    assert path.exists()
+    done = resume(copy, model=lens, verify=True)
+    assert not path.exists()
+    assert done.check().sound
+    examples.assert_same_tables(done, whole, tolerance=0)
+
+
+def test_what_was_left_half_written_is_swept(copy: Path, whole: Run, lens: Any) -> None:
+    table = copy / "shards/mixing"
+    left = [table / ".shard-000001.1-1.parquet.x.tmp", table / "shard-000004.1-2.parquet"]
+    left += [table / "shard-000077.1-1.parquet"]
+    for path in left:
+        path.write_bytes(b"PAR1")
+    # What belongs to nobody, or to a later driver, is not this run's to remove.
+    others = [table / "notes.txt", table / "shard-000004.9-1.parquet"]
+    for path in others:
+        path.write_bytes(b"mine")
+    assert resume(copy, model=lens).status().complete
+    assert all(path.exists() for path in left)  # nothing was to be done, and nothing was listed
+    forget(copy, 3)
+    examples.assert_same_tables(resume(copy, model=lens), whole, tolerance=0)
+    assert not any(path.exists() for path in left)
+    assert [path.read_bytes() for path in others] == [b"mine", b"mine"]
+
+
+def test_a_log_that_lost_its_base_is_refused(copy: Path, lens: Any) -> None:
+    [base] = copy.glob("log/*.base")
+    kept = base.read_bytes()
+    base.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    uses: list[Callable[[], Any]] = [
+        lambda: resume(copy, model=lens),
+        lambda: Run.open(copy).table("mixing"),
+        lambda: Run.open(copy).status(),
+    ]
+    for use in uses:
+        with pytest.raises(RunError, match=r"base is damaged in .* put it back from a copy"):
+            use()
+    base.unlink()
+    for use in uses:
+        with pytest.raises(RunError, match=r"base of the log .* vanished"):
+            use()
+    shutil.rmtree(copy / "log")
+    for use in uses:
+        with pytest.raises(RunError, match=r"the log of .* vanished"):
+            use()
 
 
 def test_a_whole_run_is_left_as_it_is(copy: Path, lens: Any) -> None:
@@ -271,18 +378,18 @@ def test_tables_with_other_columns_are_refused(copy: Path, lens: Any) -> None:
     ids=str,
 )
 def test_other_options_are_refused(copy: Path, options: dict[str, Any], message: str) -> None:
-    os.unlink(copy / "shards/shard-000005.json")
+    forget(copy, 5)
     with pytest.raises(RunError, match=message) as caught:
         resume(copy, **options)
     assert "\n" not in str(caught.value)
     # Refusing touches nothing.
-    assert (copy / "shards/mixing/shard-000005.parquet").exists()
+    assert (copy / "shards/mixing/shard-000005.1-1.parquet").exists()
 
 
 def test_the_same_options_and_other_ways_to_work_are_fine(
     copy: Path, checkpoint: Path, whole: Run
 ) -> None:
-    os.unlink(copy / "shards/shard-000005.json")
+    forget(copy, 5)
     done = resume(copy, model=str(checkpoint), seed=0, mask=0.12, batch_size=2, device="cpu")
     examples.assert_same_tables(done, whole)
     with pytest.raises(InputError, match="no option 'speed'"):
@@ -325,7 +432,9 @@ def test_data_that_changes_while_a_run_goes_on_is_noticed(
         def start(self, total: int, done: int) -> None:
             data.write_text("a b\nc d\n")
 
-    with pytest.raises(RunError, match="the data ended after 2 sequences where it had 40"):
+    with pytest.raises(
+        RunError, match=r"corpus\.txt' was changed while the run went on; put it back and resume"
+    ):
         run(lens, data, tmp_path / "run", progress=Meddling(), **OPTIONS)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import run_examples as examples
 import torch
+from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, open_data, resume, run
@@ -243,8 +244,9 @@ def test_a_run_may_live_behind_a_url(lens: Any, corpus: Path, plain: Run) -> Non
     done = run(lens, corpus, url, shard_size=6, mask=0.12)
     examples.assert_same_tables(done, plain)
     # Lose two shards, one of them half.
-    done.folder.remove("shards/shard-000001.json")
-    done.folder.write("shards/mixing/shard-000002.parquet", b"PAR1")
+    forget(url, 1)
+    done.folder.write("shards/mixing/shard-000002.1-1.parquet", b"PAR1")
+    assert not done.check().sound
     again = resume(url, model=lens)
     examples.assert_same_tables(again, plain)
     assert Run.open(url).status().complete
@@ -339,7 +341,7 @@ def test_a_byte_that_is_not_utf8_is_a_row_of_failures(tmp_path: Path, lens: Any)
     assert failures["sequence"].tolist() == ["corpus.txt:1"]
     reason = "line 2: byte 0xe9 is not UTF-8; save the file as UTF-8"
     assert failures["reason"].tolist() == [reason]
-    (tmp_path / "run/shards/shard-000000.json").unlink()
+    forget(tmp_path / "run", 0)
     again = resume(tmp_path / "run", model=lens)
     assert again.table("failures").equals(failures)
     # The others are what they are without it.
@@ -377,6 +379,6 @@ def test_no_memory_for_tables_is_one_line(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("normlens.corpus.engines.worker._parquet", fail)
+    monkeypatch.setattr("normlens.corpus.engines.worker.parquet", fail)
     with pytest.raises(RunError, match="not enough memory; what is done is kept"):
         run(lens, corpus, tmp_path / "run", measures="mixing")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
@@ -72,9 +73,7 @@ def test_a_folder_that_vanishes_is_an_error(
 
 
 @pytest.mark.parametrize("at", [4, N], ids=["in the middle", "at the end"])
-@pytest.mark.parametrize(
-    "lost", ["shards", "shards/mixing", "shards/shard-000001.json", "manifest.json"]
-)
+@pytest.mark.parametrize("lost", ["shards", "shards/mixing", "log", "manifest.json"])
 def test_files_that_vanish_are_an_error(
     tmp_path: Path, place: Path, lens: Any, lost: str, at: int
 ) -> None:
@@ -100,16 +99,16 @@ def test_a_query_sees_one_state(
 ) -> None:
     out = tmp_path / "run"
     run(lens, place / "corpus.txt", out, **OPTIONS)
-    (out / "shards/shard-000004.json").unlink()
+    forget(out, 4)
     tables = ("mixing", "sequences", "failures")
-    hidden = {name: out / "shards" / name / "shard-000004.parquet" for name in tables}
+    hidden = {name: out / "shards" / name / "shard-000004.1-1.parquet" for name in tables}
     for name, path in hidden.items():
         path.rename(tmp_path / name)
     real = LocalFolder.names
 
-    def names(self: LocalFolder) -> list[str]:
-        """The run writes its next table just after the folder was listed."""
-        found = real(self)
+    def names(self: LocalFolder, under: str = "") -> list[str]:
+        """The run writes its next table just after the log was listed."""
+        found = real(self, under)
         if not hidden["mixing"].exists():
             shutil.copy(tmp_path / "mixing", hidden["mixing"])
         return found

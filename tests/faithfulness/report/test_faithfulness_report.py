@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from faithfulness_examples import METHODS, examples, made_up_run
+from run_logs import forget
 from shell import Shell
 
 from normlens.analysis.bootstrap import mean_interval
@@ -323,7 +324,7 @@ def test_a_protocol_of_ones_own_has_a_section(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:
     made = made_up_run(tmp_path)
-    (tmp_path / "run" / "shards" / "shard-000001.json").unlink()
+    forget(tmp_path / "run", 1)
     with pytest.raises(InputError, match=r"not finished \(16 of 24 sequences\)"):
         build.build_report(made.folder.url)
 

@@ -19,12 +19,15 @@ _LETTERS = {"L": "E", "U": "S"}
 Sentence = tuple[tuple[str, ...], tuple[Entity, ...]]
 
 
-def sentences(lines: Iterable[str], where: str) -> Iterator[Sentence]:
-    """Read words and entities of each sentence; `-DOCSTART-` lines are not sentences."""
+def sentences(lines: Iterable[str], where: str, first: int = 1) -> Iterator[Sentence]:
+    """Read words and entities of each sentence; `-DOCSTART-` lines are not sentences.
+
+    `first` is the number of the first line in its file, which errors count from.
+    """
     words: list[str] = []
     tags: list[str] = []
     width: int | None = None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         fields = _fields(line)
         if not fields or fields[0] == _DOCUMENT:
             if words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from normlens.corpus.data import conll, unpickle
@@ -10,38 +11,42 @@ from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.parallel import read_parallel
 from normlens.corpus.data.prose import read_text, read_wikitext
 from normlens.corpus.data.read_options import Located, ReadOptions, unless
+from normlens.corpus.data.source import Source
 from normlens.corpus.data.stsb import looks_like_stsb, read_stsb
 from normlens.corpus.data.table_files import read_csv, read_jsonl, read_parquet, read_tsv
 from normlens.errors import InputError
 
 
-def read_conll(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_conll(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read sentences of a CoNLL column file, with their entities."""
-    lines = Lines(path)
-    for index, (words, entities) in enumerate(conll.sentences(lines, repr(str(path))), 1):
+    lines = Lines(source)
+    sentences = conll.sentences(lines, repr(str(source.path)), source.number + 1)
+    for index, (words, entities) in enumerate(sentences, source.start.record + 1):
         fields = unless(lines.problem(), words=words, entities=entities)
         yield f"sentence {index}", fields
 
 
-def read_pickle(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_pickle(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read the Wikipedia excerpts of Clark et al. 2019: a list of {"tokens": […]}.
 
     A pickle can only be read as a whole; every other format is read piece by piece.
     """
-    items = unpickle.as_list(unpickle.load(path))
+    path = source.path
+    items = unpickle.as_list(unpickle.load(path, source.open))
     if items is None:
         raise InputError(f'{str(path)!r} holds no list; give a list of {{"tokens": […]}} records')
-    for index, item in enumerate(items, 1):
+    for index, item in enumerate(islice(items, source.number, None), source.number + 1):
         tokens = unpickle.as_list(item.get("tokens")) if isinstance(item, dict) else None
         if tokens is None or not all(isinstance(token, str) for token in tokens):
             raise InputError(
                 f"{str(path)!r}, item {index}: there is no list of texts under 'tokens'; give a "
                 'list of {"tokens": […]} records'
             )
+        source.number = index
         yield f"item {index}", {"tokens": tuple(tokens)}
 
 
-READERS: dict[str, Callable[[Path, ReadOptions], Iterator[Located]]] = {
+READERS: dict[str, Callable[[Source, ReadOptions], Iterator[Located]]] = {
     "text": read_text,
     "jsonl": read_jsonl,
     "csv": read_csv,
@@ -72,12 +77,12 @@ _TABLES = ("jsonl", "csv", "tsv", "parquet")
 def format_of(path: Path) -> str:
     """Tell a file's format by its suffix or its first lines."""
     by_suffix = SUFFIXES.get(path.suffix.lower())
-    if by_suffix in ("csv", "tsv") and looks_like_stsb(Lines(path)):
+    if by_suffix in ("csv", "tsv") and looks_like_stsb(Lines(Source(path))):
         return "stsb"
     if by_suffix not in ("text", None):
         return by_suffix
     try:
-        if conll.looks_like_columns(Lines(path)):
+        if conll.looks_like_columns(Lines(Source(path))):
             return "conll"
     except InputError:
         if by_suffix:

@@ -3,38 +3,83 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from normlens.corpus.data.read_options import ReadOptions
-from normlens.corpus.data.records import Data, Record, located
-from normlens.corpus.data.row_fields import located_fields, needed_columns
+from normlens.corpus.data.reading import START, Mark, Reading
+from normlens.corpus.data.records import Data, Record, located, written
+from normlens.corpus.data.row_fields import located_fields
+from normlens.corpus.data.table_rows import TableRows, plain
 from normlens.errors import InputError
 from normlens.iterables import as_list, is_table
 
 #: What runs call such data; an error of a later run can then say that it has to be passed again.
 NAME = "data in memory"
+#: Where a row stands ("row 3"), and its columns.
+_Row = tuple[str, dict[str, Any]]
 
 
 class MemoryData(Data):
-    """Sequences of an object in memory, read once; rows without a text are left out."""
+    """Sequences of an object in memory; rows without a text are left out.
+
+    Texts are kept as records. Of a table the rows become records when they are asked for: a table
+    of `datasets` may be larger than the memory.
+    """
 
     def __init__(self, given: Any, options: ReadOptions = ReadOptions(), limit: int | None = None):
         super().__init__(NAME, limit)
-        self._held = tuple(_records(given, options))
-        if not self._held:
+        self._rows: TableRows | None = None
+        self._held: tuple[Record, ...] = ()
+        if is_table(given):
+            with located(NAME):
+                self._rows = TableRows(given, options)
+            self.seeks = self._rows.seeks
+        else:
+            self._held = tuple(_records(_texts(given, options), options))
+            self.seeks = True
+        if next(iter(self), None) is None:
             raise InputError(f"the {type(given).__name__} holds no sequence; give one with text")
 
-    def _records(self) -> Iterator[Record]:
-        return iter(self._held)
+    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
+        return _MemoryReading(self, start, fingerprint)
 
     def _fingerprint(self) -> str:
         described = hashlib.sha256(str(self.limit).encode())
         for record in self:
-            fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
-            described.update(json.dumps(fields, sort_keys=True, default=list).encode())
+            described.update(written(record))
         return described.hexdigest()
+
+
+class _MemoryReading(Reading):
+    """Records of an object from one of its rows on."""
+
+    def __init__(self, data: MemoryData, start: Mark, hashed: bool):
+        self._table, self._number = data._rows, start.number
+        self._digest = hashlib.sha256(str(data.limit).encode()) if hashed else None
+        if data._rows is None:
+            super().__init__(iter(data._held), start)
+        else:
+            rows = self._counted(data._rows.rows(start.number), start.number)
+            super().__init__(_records(rows, data._rows.options, start.record))
+            self.count = start.record
+
+    def _counted(self, rows: Iterator[_Row], first: int) -> Iterator[_Row]:
+        for self._number, row in enumerate(rows, first + 1):
+            yield row
+
+    def __next__(self) -> Record:
+        record = super().__next__()
+        if self._digest is not None:
+            self._digest.update(written(record))
+        return record
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(number=self._number, record=self.count)
+
+    def fingerprint(self) -> str | None:
+        return None if self._digest is None else self._digest.hexdigest()
 
 
 def is_in_memory(given: Any) -> bool:
@@ -42,19 +87,16 @@ def is_in_memory(given: Any) -> bool:
     return not isinstance(given, (str, Data)) and not hasattr(given, "__fspath__")
 
 
-def _records(given: Any, options: ReadOptions) -> Iterator[Record]:
-    index = 0
-    for where, row in _rows(given, options):
+def _records(rows: Iterable[_Row], options: ReadOptions, first: int = 0) -> Iterator[Record]:
+    index = first
+    for where, row in rows:
         for place, fields in located_fields(NAME, where, row, options):
             with located(f"{NAME}, {place}"):
                 yield Record(id=f"{NAME}:{index}", **fields)
             index += 1
 
 
-def _rows(given: Any, options: ReadOptions) -> Iterator[tuple[str, dict[str, Any]]]:
-    if is_table(given):
-        yield from _table_rows(given, options)
-        return
+def _texts(given: Any, options: ReadOptions) -> Iterator[_Row]:
     if options.column or options.pair_column or options.extra:
         raise InputError(
             f"a {type(given).__name__} of texts has no columns to choose; leave column, "
@@ -68,33 +110,4 @@ def _rows(given: Any, options: ReadOptions) -> Iterator[tuple[str, dict[str, Any
         )
     for number, text in enumerate(texts):
         pair = list(text) if isinstance(text, (tuple, list)) else text
-        yield f"item {number}", {"text": _plain(pair)}
-
-
-def _table_rows(table: Any, options: ReadOptions) -> Iterator[tuple[str, dict[str, Any]]]:
-    frame = hasattr(table, "iloc")
-    names = [str(name) for name in (table.columns if frame else table.column_names)]
-    with located(NAME):
-        needed = needed_columns(names, options)
-    columns: Iterable[Any]
-    if frame:
-        columns = [table[name].tolist() for name in needed]
-    elif hasattr(table, "to_pylist"):  # pyarrow
-        columns = [table.column(name).to_pylist() for name in needed]
-    else:  # datasets, also one that is streamed
-        rows = list(table.select_columns(needed))
-        columns = [[row[name] for row in rows] for name in needed]
-    for number, values in enumerate(zip(*columns, strict=True)):
-        yield f"row {number}", {n: _plain(v) for n, v in zip(needed, values, strict=True)}
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON would hold it; what pandas calls missing is None."""
-    if isinstance(value, str):
-        return str(value)
-    if hasattr(value, "tolist"):  # of NumPy: an array, or one number
-        return _plain(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    missing = type(value).__name__ in ("NAType", "NaTType") or value != value
-    return None if missing else value
+        yield f"item {number}", {"text": plain(pair)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
-from pathlib import Path
 
+from normlens.corpus.data.source import Source
 from normlens.errors import InputError
 
 #: What files in other encodings begin with; the longer marks come first.
@@ -24,14 +24,17 @@ class Lines:
     says what is wrong with it: it spoils the sequence that it belongs to and no other.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, source: Source):
+        self.source, self.path = source, source.path
         self._problem: str | None = None
 
     def __iter__(self) -> Iterator[str]:
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if number == 1:
+        source = self.source
+        with source.open() as file:
+            for line in file:
+                source.offset += len(line)
+                source.number += 1
+                if source.number == 1:
                     self._check_encoding(line)
                     line = line.removeprefix(codecs.BOM_UTF8)
                 try:
@@ -39,7 +42,8 @@ class Lines:
                 except UnicodeDecodeError as error:
                     byte = line[error.start]
                     self._problem = self._problem or (
-                        f"line {number}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
+                        f"line {source.number}: byte 0x{byte:02x} is not UTF-8; save the file as "
+                        "UTF-8"
                     )
                     yield line.decode("utf-8", errors="surrogateescape")
 

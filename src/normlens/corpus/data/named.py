@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from normlens.corpus.data import conll
 from normlens.corpus.data.prose import paragraph_pairs
+from normlens.corpus.data.reading import START, Mark, Reading
 from normlens.corpus.data.records import Data, Record
 from normlens.errors import InputError, MissingDependencyError, reason_of
 
@@ -41,24 +42,64 @@ NAMED = {
 
 
 class HubData(Data):
-    """A split that the `datasets` library has loaded."""
+    """A split that the `datasets` library has loaded; its rows stay in their files until read."""
+
+    seeks = True
 
     def __init__(self, name: str, rows: Any, limit: int | None = None, extra: tuple[str, ...] = ()):
         super().__init__(name, limit)
         self.rows = rows
         self.extra = extra
 
-    def _records(self) -> Iterator[Record]:
-        readers = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext, "stsb": _stsb}
-        for index, fields in enumerate(readers[self.name](self.rows)):
-            kept = fields.pop("extra", {})
-            extra = {name: kept[name] for name in self.extra}
-            yield Record(id=f"{self.name}:{index}", extra=extra, **fields)
+    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
+        return _RowReading(self, start)
+
+    def quick_fingerprint(self) -> str:
+        return self.fingerprint
 
     def _fingerprint(self) -> str:
         fingerprint = str(self.rows._fingerprint)
         parts = [fingerprint, *([] if self.limit is None else [str(self.limit)]), *self.extra]
         return "-".join(parts)
+
+
+class _RowReading(Reading):
+    """Records of a split from one of its rows on."""
+
+    def __init__(self, data: HubData, start: Mark):
+        self.rows = _Rows(data.rows, start.number)
+        super().__init__(self._made(data, start.record))
+        self.count = start.record
+
+    def _made(self, data: HubData, first: int) -> Iterator[Record]:
+        readers = {"sst2": _sst2, "conll2003": _conll2003, "wikitext": _wikitext, "stsb": _stsb}
+        for index, fields in enumerate(readers[data.name](self.rows), first):
+            kept = fields.pop("extra", {})
+            extra = {name: kept[name] for name in data.extra}
+            yield Record(id=f"{data.name}:{index}", extra=extra, **fields)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(number=self.rows.number, record=self.count)
+
+
+class _Rows:
+    """Rows from one of them on, counted as they pass."""
+
+    def __init__(self, rows: Any, first: int):
+        self._rows, self._first = rows, first
+        self.features = rows.features
+        self.number = first
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in rows_from(self._rows, self._first):
+            self.number += 1
+            yield row
+
+
+def rows_from(rows: Any, first: int) -> Iterable[Any]:
+    """The rows of a table of `datasets` from one of them on."""
+    return rows.select(range(first, len(rows))) if first else rows
 
 
 #: Columns of the data sets that a record may keep beside its text.

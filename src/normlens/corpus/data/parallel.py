@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.read_options import Located, ReadOptions
 from normlens.corpus.data.records import Record
+from normlens.corpus.data.source import Source
 from normlens.errors import InputError
 
 SEPARATOR = "|||"
@@ -16,21 +16,21 @@ SEPARATOR = "|||"
 WordPair = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def read_parallel(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_parallel(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read a pair per line, both sides as words that spaces separate."""
-    lines = Lines(path)
-    for number, line in enumerate(lines, 1):
+    lines = Lines(source)
+    for line in lines:
         if not line.strip():
             continue
-        where = f"line {number}"
+        where = f"line {source.number}"
         if problem := lines.problem():
             yield where, {"unreadable": problem}
             continue
         pair = split_pair(line)
         if pair is None:
             raise InputError(
-                f"{str(path)!r}, {where}: not a line of parallel text, which is a source and its "
-                f"target with one {SEPARATOR} between them"
+                f"{str(source.path)!r}, {where}: not a line of parallel text, which is a source "
+                f"and its target with one {SEPARATOR} between them"
             )
         words, second = pair
         if words and second:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.read_options import Located, ReadOptions, unless
+from normlens.corpus.data.source import Source
 
 
-def read_text(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_text(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read a sequence per line, or per paragraph between blank lines."""
     paragraph: list[str] = []
     begin = 0
-    lines = Lines(path)
-    for number, line in enumerate(lines, 1):
+    lines = Lines(source)
+    for line in lines:
         text = line.strip()
         if text and not paragraph:
-            begin = number
+            begin = source.number
         if text:
             paragraph.append(text)
         if paragraph and not (text and options.paragraphs):
@@ -27,9 +27,9 @@ def read_text(path: Path, options: ReadOptions) -> Iterator[Located]:
         yield f"line {begin}", unless(lines.problem(), text=" ".join(paragraph))
 
 
-def read_wikitext(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_wikitext(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read pairs of consecutive paragraphs of an article."""
-    lines = Lines(path)
+    lines = Lines(source)
     problems: dict[str, str] = {}  # paragraph → what is wrong with it
 
     def watched() -> Iterator[str]:
@@ -38,8 +38,9 @@ def read_wikitext(path: Path, options: ReadOptions) -> Iterator[Located]:
                 problems[line.strip()] = problem
             yield line
 
-    for index, pair in enumerate(paragraph_pairs(watched()), 1):
+    for index, pair in enumerate(paragraph_pairs(watched()), source.start.record + 1):
         problem = next((problems[text] for text in pair if text in problems), None)
+        problems.clear()
         yield f"pair {index}", unless(problem, text=pair)
 
 

@@ -3,70 +3,13 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from normlens.corpus.data import formats, named, sample
+from normlens.corpus.data.files import DataFile, FileData, unreadable
 from normlens.corpus.data.read_options import ReadOptions
-from normlens.corpus.data.records import Data, Record, located
-from normlens.errors import InputError, system_reason
-
-#: Raised whenever the same file gives other records than before, so that no old result is reused.
-_VERSION = 1
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One file of a data set: where it lies, how records name it, how it is read."""
-
-    path: Path
-    name: str
-    format: str
-
-
-class FileData(Data):
-    """Sequences in files, read as they are asked for."""
-
-    def __init__(
-        self, name: str, files: list[DataFile], options: ReadOptions, limit: int | None = None
-    ):
-        super().__init__(name, limit)
-        self.files = tuple(files)
-        self.options = options
-
-    def _records(self) -> Iterator[Record]:
-        for file in self.files:
-            empty = True
-            for record in self._of(file):
-                empty = False
-                yield record
-            if empty:
-                raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")
-
-    def _of(self, file: DataFile) -> Iterator[Record]:
-        read = formats.READERS[file.format]
-        try:
-            for index, (where, fields) in enumerate(read(file.path, self.options)):
-                with located(f"{str(file.path)!r}, {where}"):
-                    record = Record(id=f"{file.name}:{index}", **fields)
-                yield record
-        except OSError as error:
-            raise _unreadable(file.path, error) from error
-
-    def _fingerprint(self) -> str:
-        options = asdict(self.options)
-        if not self.options.extra:
-            del options["extra"]  # a run of data without further columns stays the same run
-        described = {
-            "version": _VERSION,
-            "options": options,
-            "limit": self.limit,
-            "files": [[file.name, file.format, _digest(file.path)] for file in self.files],
-        }
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+from normlens.corpus.data.records import Data
+from normlens.errors import InputError
 
 
 def open_data(
@@ -129,7 +72,7 @@ def _open_files(
                 raise InputError(f"{str(path)!r} is empty; give a file with text")
             file = DataFile(path, shown, kind or formats.format_of(path))
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         formats.check_options(options, path, file.format)
         files.append(file)
     return FileData(name or prefix + Path(spec).name, files, options, limit)
@@ -142,7 +85,7 @@ def _files(spec: str | Path, any_suffix: bool) -> list[tuple[Path, str]]:
     except InputError:
         raise
     except PermissionError as error:
-        raise _unreadable(Path(spec), error) from error
+        raise unreadable(Path(spec), error) from error
     except (OSError, ValueError, RuntimeError):
         files = []  # a name that no file can have
     if files:
@@ -185,20 +128,3 @@ def _fixed_part(pattern: Path) -> Path:
             break
         parts.append(part)
     return Path(*parts)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as contents:
-            while block := contents.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return digest.hexdigest()
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(
-        f"cannot read {str(path)!r}: {system_reason(error)}; check the path and its permissions"
-    )

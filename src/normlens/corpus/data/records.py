@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
+from normlens.corpus.data.reading import START, Mark, Reading
 from normlens.errors import InputError
 
 
@@ -76,6 +78,12 @@ class Record:
         return self.text
 
 
+def written(record: Record) -> bytes:
+    """All of a record as bytes, to take a checksum of."""
+    fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
+    return json.dumps(fields, sort_keys=True, default=list).encode()
+
+
 def _check_words(words: tuple[str, ...], what: str) -> None:
     if not words:
         raise InputError(f"there is no {what}; give at least one")
@@ -104,6 +112,9 @@ def _check_entities(entities: tuple[Entity, ...], words: tuple[str, ...] | None)
 class Data(ABC):
     """A data set that can be read any number of times, always in the same order."""
 
+    #: whether `reading` goes to a mark at once; if not, it reads past what lies before
+    seeks = False
+
     def __init__(self, name: str, limit: int | None = None):
         if limit is not None and limit < 1:
             raise InputError(f"limit must be at least 1, not {limit}")
@@ -111,16 +122,28 @@ class Data(ABC):
         self.limit = limit
 
     def __iter__(self) -> Iterator[Record]:
-        return islice(self._records(), self.limit)
+        return islice(self.reading(), self.limit)
+
+    def reading(self, start: Mark = START, *, fingerprint: bool = False) -> Reading:
+        """Read every record from a mark on, whatever the limit.
+
+        With `fingerprint`, which is for reading from the start, the reading also finds out the
+        data's fingerprint where that depends on what is read.
+        """
+        return Reading(self._records(), start)
+
+    def quick_fingerprint(self) -> str | None:
+        """The fingerprint if it can be told without reading the data, else None."""
+        return None
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash that is equal for equal contents read in the same way, wherever the files lie."""
         return self._fingerprint()
 
-    @abstractmethod
     def _records(self) -> Iterator[Record]:
-        """Every record, read as it is asked for."""
+        """Every record, read as it is asked for; data with a `reading` of its own has none."""
+        raise NotImplementedError
 
     @abstractmethod
     def _fingerprint(self) -> str: ...

@@ -29,26 +29,28 @@ def check_extra(names: list[str], options: ReadOptions) -> None:
     """Refuse further columns that the table does not have."""
     for name in options.extra:
         if name not in names:
-            listed = ", ".join(map(repr, names)) or "none"
-            raise InputError(f"there is no column {name!r}; choose one of: {listed}")
+            raise InputError(f"there is no column {name!r}; choose one of: {_listed(names)}")
 
 
 def text_columns(names: list[str], options: ReadOptions) -> list[str]:
     """Choose the columns to read: the ones that the user names, or the usual one."""
-    listed = ", ".join(map(repr, names)) or "none"
     wanted = [name for name in (options.column, options.pair_column) if name is not None]
     for name in wanted:
         if _outer(name, names) not in names:
-            raise InputError(f"there is no column {name!r}; choose one of: {listed}")
+            raise InputError(f"there is no column {name!r}; choose one of: {_listed(names)}")
     if options.column is None:
         usual = next((name for name in TEXT_COLUMNS if name in names), None)
         if usual is None:
             raise InputError(
                 f"there is no column {' or '.join(map(repr, TEXT_COLUMNS))}; name one of these "
-                f"with column=… (--column): {listed}"
+                f"with column=… (--column): {_listed(names)}"
             )
         wanted.insert(0, usual)
     return wanted
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 def _outer(name: str, names: Container[str]) -> str:

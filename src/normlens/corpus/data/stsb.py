@@ -7,10 +7,10 @@ they come from. Nothing is quoted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from normlens.corpus.data.lines import Lines
 from normlens.corpus.data.read_options import Located, ReadOptions
+from normlens.corpus.data.source import Source
 from normlens.errors import InputError
 
 #: The columns that a record may keep beside its sentences, by their places.
@@ -23,26 +23,27 @@ def looks_like_stsb(lines: Iterable[str]) -> bool:
     return _score(next(iter(lines), "").rstrip("\r\n").split("\t")) is not None
 
 
-def read_stsb(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_stsb(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read pairs of sentences; `score` and the other columns are kept where they are asked for."""
     for name in options.extra:
         if name not in COLUMNS:
             raise InputError(
-                f"{str(path)!r}: there is no column {name!r}; choose one of: {', '.join(COLUMNS)}"
+                f"{str(source.path)!r}: there is no column {name!r}; choose one of: "
+                f"{', '.join(COLUMNS)}"
             )
-    lines = Lines(path)
-    for number, line in enumerate(lines, 1):
+    lines = Lines(source)
+    for line in lines:
         if not line.strip():
             continue
-        where = f"line {number}"
+        where = f"line {source.number}"
         if problem := lines.problem():
             yield where, {"unreadable": problem}
             continue
         row = line.rstrip("\r\n").split("\t")
         if _score(row) is None:
             raise InputError(
-                f"{str(path)!r}, {where}: not a line of STS-B, which has genre, file, year, id, a "
-                "score from 0 to 5 and two sentences, separated by tabs"
+                f"{str(source.path)!r}, {where}: not a line of STS-B, which has genre, file, year, "
+                "id, a score from 0 to 5 and two sentences, separated by tabs"
             )
         first, second = (row[place].strip() for place in _SENTENCES)
         if first and second:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from normlens.corpus.data.lines import Lines
@@ -17,17 +16,20 @@ from normlens.corpus.data.row_fields import (
     needed_columns,
     text_columns,
 )
+from normlens.corpus.data.source import Source
 from normlens.errors import InputError, reason_of
 from normlens.json_text import parse_json
 
+_BUFFER = 1 << 20
 
-def read_jsonl(path: Path, options: ReadOptions) -> Iterator[Located]:
+
+def read_jsonl(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read a JSON object per line: text, words with entities, or tokens."""
-    lines = Lines(path)
-    for number, line in enumerate(lines, 1):
+    path, lines = source.path, Lines(source)
+    for line in lines:
         if not line.strip():
             continue
-        where = f"line {number}"
+        where = f"line {source.number}"
         if problem := lines.problem():
             yield where, {"unreadable": problem}
             continue
@@ -44,22 +46,25 @@ def read_jsonl(path: Path, options: ReadOptions) -> Iterator[Located]:
         yield from located_fields(path, where, row, options)
 
 
-def read_csv(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_csv(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read comma-separated values with a header; fields may be quoted."""
-    return _read_table(path, options, ",")
+    return _read_table(source, options, ",")
 
 
-def read_tsv(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_tsv(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read tab-separated values with a header; fields may be quoted."""
-    return _read_table(path, options, "\t")
+    return _read_table(source, options, "\t")
 
 
-def _read_table(path: Path, options: ReadOptions, delimiter: str) -> Iterator[Located]:
-    lines = Lines(path)
+def _read_table(source: Source, options: ReadOptions, delimiter: str) -> Iterator[Located]:
+    path, lines = source.path, Lines(source)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        header = [name.strip() for name in next(rows, [])]
-        if problem := lines.problem():
+        # Whoever begins further down needs the names of the columns, too.
+        top = Lines(Source(path)) if source.start.offset else lines
+        first = csv.reader(top, delimiter=delimiter, strict=True) if top is not lines else rows
+        header = [name.strip() for name in next(first, [])]
+        if problem := top.problem():
             raise InputError(f"{str(path)!r}, {problem}")
         if header:
             with located(repr(str(path))):
@@ -70,10 +75,10 @@ def _read_table(path: Path, options: ReadOptions, delimiter: str) -> Iterator[Lo
                 continue
             if len(row) != len(header):
                 raise InputError(
-                    f"{str(path)!r}, line {rows.line_num}: {len(row)} fields where the header has "
+                    f"{str(path)!r}, line {source.number}: {len(row)} fields where the header has "
                     f"{len(header)}; put fields that hold the separator in double quotes"
                 )
-            where = f"line {rows.line_num}"
+            where = f"line {source.number}"
             if problem := lines.problem():
                 yield where, {"unreadable": problem}
                 continue
@@ -81,26 +86,30 @@ def _read_table(path: Path, options: ReadOptions, delimiter: str) -> Iterator[Lo
             yield from located_fields(path, where, named, options, structured=False)
     except csv.Error as error:
         raise InputError(
-            f"{str(path)!r}, line {rows.line_num}: {error}; check its double quotes, or save the "
+            f"{str(path)!r}, line {source.number}: {error}; check its double quotes, or save the "
             'data as JSONL lines {"text": "…"}'
         ) from error
 
 
-def read_parquet(path: Path, options: ReadOptions) -> Iterator[Located]:
+def read_parquet(source: Source, options: ReadOptions) -> Iterator[Located]:
     """Read rows of a Parquet file, a batch at a time and only the columns that are needed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
+    path = source.path
     try:
-        with pq.ParquetFile(path) as file:
+        # The buffer lets a large row group pass page by page.
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             names = list(file.schema_arrow.names)
             with located(repr(str(path))):
                 needed = needed_columns(names, options)
-            for batch in file.iter_batches(batch_size=512, columns=needed):
-                for row in _rows(batch):
-                    number += 1
-                    where = f"row {number}"
+            groups, skipped = _groups_from(file.metadata, source.start.number)
+            for batch in file.iter_batches(batch_size=512, columns=needed, row_groups=groups):
+                behind = batch.slice(skipped)
+                skipped -= batch.num_rows - behind.num_rows
+                for row in _rows(behind):
+                    source.number += 1
+                    where = f"row {source.number}"
                     if row is None:
                         problem = f"{where}: the text is not UTF-8; write the file anew"
                         yield where, {"unreadable": problem}
@@ -110,6 +119,15 @@ def read_parquet(path: Path, options: ReadOptions) -> Iterator[Located]:
         raise InputError(
             f"{str(path)!r} is not a Parquet file, or is damaged ({reason_of(error)})"
         ) from error
+
+
+def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
+    """List the row groups from the one that holds a row, and the rows before it in that one."""
+    first = 0
+    while first < metadata.num_row_groups and row >= metadata.row_group(first).num_rows:
+        row -= metadata.row_group(first).num_rows
+        first += 1
+    return list(range(first, metadata.num_row_groups)), row
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any] | None]:

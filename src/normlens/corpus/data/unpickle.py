@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -18,10 +19,10 @@ class Refused(pickle.UnpicklingError):
     """Something in the pickle is not plain data, so it might run code."""
 
 
-def load(path: Path) -> Any:
-    """Read a pickle, with `Array` in place of NumPy arrays."""
+def load(path: Path, opened: Callable[[], IO[bytes]] | None = None) -> Any:
+    """Read a pickle, with `Array` in place of NumPy arrays; `opened` opens the file."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if opened is None else opened() as file:
             # Strings of Python 2 are bytes; latin1 takes any, and gives an array's bytes back.
             return _Unpickler(file, encoding="latin1").load()
     except Refused as error:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.runs.shards import Finished, Shard
 
 
@@ -16,8 +17,17 @@ class Engine(ABC):
     by: dict[str, Any]  # where it runs
 
     @abstractmethod
-    def compute(self, shards: Iterable[Shard]) -> Iterator[Finished]:
-        """Compute shards, taking each only when there is room for it, and yield their results."""
+    def compute(
+        self, shards: Iterable[Shard], attempts: Attempts | None = None
+    ) -> Iterator[Finished]:
+        """Compute shards, taking each only when there is room for it, and yield their results.
+
+        `attempts` knows which shards were in the hands of workers that died, and is told.
+        """
+
+    def has_result(self) -> bool:
+        """Whether `compute` would yield the next result at once; such are committed together."""
+        return False
 
     @abstractmethod
     def close(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.shard_rows import ShardRows
+from normlens.corpus.runs.shards import Shard
 from normlens.pairs import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
@@ -61,7 +62,7 @@ class Clock:
 class Prepared:
     """A shard between its stages: tokenised, and with the rows that it has so far."""
 
-    number: int
+    shard: Shard  # without its records
     entries: list[Entry]
     rows: ShardRows
     clock: Clock
@@ -69,18 +70,21 @@ class Prepared:
 
 
 def batches(
-    entries: list[Entry], size: int, bytes_of: Callable[[int], int]
+    entries: list[Entry], size: int, bytes_of: Callable[[int], int], tokens: int = 0
 ) -> Iterator[list[Entry]]:
     """Cut sequences into batches of at most `size`: alike in length, their maps fit in memory.
 
-    `bytes_of` estimates the memory of the maps of a sequence of so many tokens.
+    A batch of short sequences may have more of them, as long as it has no more than so many
+    `tokens`, padding included. `bytes_of` estimates the memory of the maps of a sequence of so many
+    tokens.
     """
     ordered = sorted(entries, key=lambda entry: (len(entry), entry.index))
     batch: list[Entry] = []
     for entry in ordered:
         # The longest comes last, and decides.
         fits = (len(batch) + 1) * bytes_of(len(entry)) <= HELD
-        if batch and (len(batch) == size or not fits):
+        full = len(batch) >= size and (len(batch) + 1) * len(entry) > tokens
+        if batch and (full or not fits):
             yield batch
             batch = []
         batch.append(entry)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
-import io
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from normlens.analysing.batches import affordable
+from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
+from normlens.corpus.engines.model_checks import check_masking, check_tokenizer
 from normlens.corpus.engines.model_rows import ModelRows
 from normlens.corpus.engines.pair_records import check_stacks
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry, Prepared, batches
+from normlens.corpus.engines.shard_files import parquet, write_tables
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.measures import Measure, ModelMeasure, Needs
 from normlens.corpus.runs import identity
 from normlens.corpus.runs.choice import made
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.lock import check_same_folder
 from normlens.corpus.runs.options import RunOptions
-from normlens.corpus.runs.shards import Finished, Shard
+from normlens.corpus.runs.shards import Done, Shard
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
 from normlens.loading import load
@@ -33,9 +36,10 @@ from normlens.pairs import Item
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all
-from normlens.signal_inputs import takes_signals
 
 LARGEST_BATCH = 64  # of Lens, where it chooses
+#: Tokens that fill a GPU: those of a largest batch of sequences of 128 tokens.
+FILLED = LARGEST_BATCH * 128
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Task:
 
     options: RunOptions
     measures: tuple[str | Measure, ...]
+    folder: str  # of the run: a URL, or a path that every worker sees
+    lock: str | None = None  # the token by which a worker recognises a folder on a disk
     device: str = "auto"
     dtype: str = "auto"
     batch_size: int | str = "auto"
@@ -63,6 +69,8 @@ class Worker:
         if task.threads is not None:
             torch.set_num_threads(task.threads)
         self.task = task
+        self.folder = open_folder(task.folder)
+        check_same_folder(self.folder, task.lock)
         self.lens = _load(task) if lens is None else lens
         self.measures = made(task.measures, self.lens.two_stacks)
         check_stacks(self.lens, self.measures)
@@ -81,8 +89,8 @@ class Worker:
             "model": identity.digest(self.identity),
             "versions": identity.software(),
         }
-        _check_tokenizer(self.lens)
-        _check_masking(task.options, self.lens)
+        check_tokenizer(self.lens)
+        check_masking(task.options, self.lens)
         if self.needs.asked is not None:
             read_head(self.lens.adapter)  # a model without a head is refused before the run begins
         if self._reaches_feed_forward():
@@ -93,7 +101,7 @@ class Worker:
 
     # One shard ----------------------------------------------------------------------------------
 
-    def compute(self, shard: Shard) -> Finished:
+    def compute(self, shard: Shard) -> Done:
         """Compute every table of a shard."""
         prepared = self.prepare(shard)
         for _ in self.analyse(prepared):
@@ -106,8 +114,21 @@ class Worker:
         clock.seconds["reading"] = shard.seconds
         started = time.time() - shard.seconds
         with clock.on("tokenising"):
-            entries = self._encode(shard, rows)
-        return Prepared(shard.number, entries, rows, clock, started)
+            encoded = (
+                self.encode(index, record, rows)
+                for index, record in enumerate(shard.records, shard.first)
+            )
+            entries = [entry for entry in encoded if entry is not None]
+        return Prepared(replace(shard, records=()), entries, rows, clock, started)
+
+    def encode(self, index: int, record: Record, rows: ShardRows) -> Entry | None:
+        """Tokenise and mask one record; where that fails, the reason is among the rows."""
+        try:
+            encoded = encode_for(self.lens, record, self.task.options, self.needs)
+        except InputError as error:
+            rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
+            return None
+        return Entry(index, replace(encoded, id=record.id))
 
     def analyse(self, prepared: Prepared) -> Iterator[int]:
         """Compute maps and measures, a batch at each step; yield the batch's size."""
@@ -127,41 +148,46 @@ class Worker:
                         rows.add(entry.index, entry.encoded, maps, seed, explanations, ready)
             yield len(batch)
 
-    def finish(self, prepared: Prepared) -> Finished:
-        """Build the shard's tables as the bytes of their files."""
-        clock, rows = prepared.clock, prepared.rows
+    def finish(self, prepared: Prepared) -> Done:
+        """Build the shard's tables, write them to the run's folder, and give its record."""
+        clock, rows, shard = prepared.clock, prepared.rows, prepared.shard
         with clock.on("tables"):
-            tables = rows.tables()
-            files = {name: _parquet(table) for name, table in tables.items()}
-        return Finished(
-            number=prepared.number,
-            files=files,
-            rows={name: table.num_rows for name, table in tables.items()},
+            tables = {name: parquet(table) for name, table in rows.tables().items()}
+        with clock.on("writing"):
+            files = write_tables(self.folder, shard, tables)
+        return Done(
+            number=shard.number,
+            epoch=shard.epoch,
+            attempt=shard.attempt,
             sequences=rows.sequences,
             failures=rows.failures,
             tokens=rows.tokens,
             started=prepared.started,
+            finished=time.time(),
             seconds=clock.seconds,
+            tables=files,
             by=self.by | {"pid": os.getpid()},
         )
-
-    def _encode(self, shard: Shard, rows: ShardRows) -> list[Entry]:
-        entries = []
-        for index, record in enumerate(shard.records, shard.first):
-            try:
-                encoded = encode_for(self.lens, record, self.task.options, self.needs)
-            except InputError as error:
-                rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
-            else:
-                entries.append(Entry(index, replace(encoded, id=record.id)))
-        return entries
 
     def _batches(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """Cut a shard into batches for the lens."""
         size = self.task.batch_size
         if size == "auto":
             size = 1 if self.lens.device.type == "cpu" else LARGEST_BATCH
-        return batches(entries, int(size), self._bytes)
+        return batches(entries, int(size), self._bytes, self._filled())
+
+    def _filled(self) -> int:
+        """Tokens up to which a batch has more sequences than the lens would choose.
+
+        Memory grows faster than a sequence's length: where a largest batch of longer sequences fits
+        on the device, any batch of shorter ones with as many tokens does. What is free at the
+        moment does not count, so that batches, and last digits with them, are always the same.
+        """
+        chosen = self.task.batch_size != "auto"
+        if chosen or self.lens.two_stacks or self.lens.device.type == "cpu":
+            return 0
+        fits = affordable(self.lens, FILLED // LARGEST_BATCH) >= LARGEST_BATCH
+        return FILLED if fits else 0
 
     def _bytes(self, n: int) -> int:
         """Estimate the memory of one sequence's maps: its scopes, allowed pairs and statistics."""
@@ -192,6 +218,8 @@ class Worker:
 
     def _maps(self, items: Sequence[Item]) -> list[Maps]:
         size = self.task.batch_size
+        if size == "auto" and len(items) > LARGEST_BATCH:
+            size = len(items)  # of a batch of short sequences, which fits as it is
         options = AnalysisOptions(
             scopes=self.needs.scopes,
             statistics=self.needs.statistics,
@@ -216,39 +244,3 @@ def _load(task: Task) -> Lens:
         revision=task.options.revision,
         trust_remote_code=task.trust_remote_code,
     )
-
-
-def _check_tokenizer(lens: Lens) -> None:
-    if takes_signals(lens):
-        raise InputError(f"{lens.name} reads pictures or sound, and a run is over texts")
-    if lens.adapter.reads_padding:
-        raise InputError(
-            f"{lens.name} reads texts with their padding, which a run leaves out; lens.maps(text) "
-            "analyses them one by one"
-        )
-    if lens.tokenizer is None:
-        raise InputError(
-            f"{lens.name} has no tokenizer, which a run needs; save one beside the model with "
-            "tokenizer.save_pretrained(…), or pass normlens.load(model, tokenizer) as the model"
-        )
-
-
-def _check_masking(options: RunOptions, lens: Lens) -> None:
-    if options.mask and lens.two_stacks:
-        raise InputError(
-            f"{lens.name} is an encoder–decoder, whose texts are not masked; leave --mask out"
-        )
-    if options.mask and lens.causal:
-        raise InputError(f"{lens.name} is a causal model and knows no mask token; leave --mask out")
-
-
-def _parquet(table: pa.Table) -> bytes:
-    # Dictionaries suit text that repeats; numbers they make larger and slower to write.
-    labels = [
-        field.name
-        for field in table.schema
-        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)
-    ]
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=labels)
-    return buffer.getvalue()

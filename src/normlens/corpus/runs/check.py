@@ -6,10 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normlens.corpus.runs.folder import TEMPORARY, Folder
-from normlens.corpus.runs.lock import NAME as LOCK
+from normlens.corpus.runs.lock import holder
+from normlens.corpus.runs.log import read_state
+from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.shards import Survey, placed, recorded, survey, table_files
+from normlens.corpus.runs.old_records import recorded
+from normlens.corpus.runs.shards import placed
+from normlens.corpus.runs.side_files import SIDE_FILES
+from normlens.corpus.runs.state import State
 from normlens.corpus.runs.verified import Verified
 
 #: Folders of what is made of a run, which is no part of it: a report, alignments as text.
@@ -60,16 +65,18 @@ def check(folder: Folder, manifest: Manifest) -> Check:
     """Read every file of the shards that are done, and look for what belongs to none.
 
     A run may go on meanwhile: what it is writing has a shard that is not done yet, and counts
-    neither as sound nor as stray.
+    neither as sound nor as stray; neither do files that it has just compacted.
     """
-    state = survey(folder, manifest)
-    files = {n: told for done in state.done.values() for n, told in table_files(done).items()}
-    wrong = Verified(folder).wrong(files, again=True)
+    state, wrong = _compared(folder, manifest)
+    names = folder.names()
+    files = [file for table in manifest.tables for file in state.files(table)]
     problems = [Problem(name, what) for name, what in wrong.items()]
-    problems += [
-        Problem(name, "damaged: a record that does not match itself") for name in state.damaged
-    ]
-    problems += [Problem(name, "stray: no shard's file") for name in _stray(state, manifest)]
+    problems += [Problem(name, "damaged: it does not match itself") for name in state.damaged]
+    listed = {file.name for file in files}
+    # Whoever works here may be compacting what is complete.
+    unfinished = len(state.done) < manifest.shards or holder(folder) is not None
+    stray = _stray(names, state, manifest, listed, unfinished)
+    problems += [Problem(name, "stray: no shard's file") for name in stray]
     return Check(
         shards=manifest.shards,
         shards_done=len(state.done),
@@ -78,24 +85,47 @@ def check(folder: Folder, manifest: Manifest) -> Check:
     )
 
 
-def _stray(state: Survey, manifest: Manifest) -> list[str]:
-    unfinished = len(state.done) < manifest.shards
+def _compared(folder: Folder, manifest: Manifest) -> tuple[State, dict[str, str]]:
+    """Compare every file with its checksum; those that compaction replaced meanwhile do not count.
+
+    Returns the last state that was read, and what is wrong with its files.
+    """
+    verified = Verified(folder)
+    sound: set[str] = set()
+    state = read_state(folder, manifest, salvage=True)
+    while True:
+        files = [file for table in manifest.tables for file in state.files(table)]
+        unread = [file for file in files if file.name not in sound]
+        wrong = verified.wrong(unread, again=True)
+        sound |= {file.name for file in unread} - wrong.keys()
+        if not wrong:
+            return state, wrong
+        state = read_state(folder, manifest, salvage=True)
+        names = {file.name for table in manifest.tables for file in state.files(table)}
+        if wrong.keys() <= names:
+            return state, wrong
+
+
+def _stray(
+    names: list[str], state: State, manifest: Manifest, files: set[str], unfinished: bool
+) -> list[str]:
     return [
         name
-        for name in state.names
-        if name not in (MANIFEST, LOCK, *state.damaged)
+        for name in names
+        if name not in (MANIFEST, *SIDE_FILES, *state.damaged)
         and not name.startswith(MADE_OF_IT)
+        and name not in files
         and not (unfinished and name.endswith(TEMPORARY))
-        and not _belongs(name, state, manifest)
+        and not _belongs(name, manifest, unfinished)
     ]
 
 
-def _belongs(name: str, state: Survey, manifest: Manifest) -> bool:
+def _belongs(name: str, manifest: Manifest, unfinished: bool) -> bool:
+    """Whether a file is of the log, or of a shard that is being computed or compacted."""
+    if log_file(name) is not None:
+        return True
     place = placed(name)
     if place is None:
         record = recorded(name)
-        return record is not None and record < manifest.shards
-    table, number = place
-    # Of a shard that is not done, any of its tables may be there already.
-    tables = state.done[number].tables if number in state.done else manifest.tables
-    return table in tables and number < manifest.shards
+        return record is not None and not manifest.has_log and record < manifest.shards
+    return place.table in manifest.tables and place.number < manifest.shards and unfinished

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from normlens.corpus.runs.folder_base import TEMPORARY, Folder
 from normlens.corpus.runs.remote_folder import RemoteFolder
 from normlens.corpus.runs.stamps import Stamp, local_stamp
-from normlens.errors import InputError, OutputError, system_reason
+from normlens.errors import InputError, NormLensError, OutputError, system_reason
 
 __all__ = ["TEMPORARY", "Folder", "LocalFolder", "RemoteFolder", "open_folder"]
 
@@ -28,6 +28,8 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path).expanduser()
         self.url = str(self.path)
+        self._followed: set[str] = set()
+        self._checked: set[str] = set()  # folders in which sizes were asked for
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -40,18 +42,40 @@ class LocalFolder(Folder):
             ) from error
 
     def write(self, name: str, data: bytes) -> None:
+        with self.writing(name) as file:
+            file.write(data)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
         try:
             self._make(self._inside(name).parent)
             try:
-                _write_through(temporary, data)
+                with _flushed(temporary, _NEW_FILE) as file:
+                    yield file
                 os.replace(temporary, path)
                 _sync(path.parent)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
+        except NormLensError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add `data` to the end of a file, which need not be there, and flush it to the disk."""
+        path = self.path / name
+        try:
+            self._make(self._inside(name).parent)
+            is_new = not path.exists()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with _flushed(path, flags) as file:
+                file.write(data)
+            if is_new:
+                _sync(path.parent)
         except OSError as error:
             raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
 
@@ -65,22 +89,30 @@ class LocalFolder(Folder):
     def _inside(self, name: str) -> Path:
         """Give a file's path; a link that leads out of the folder is an error."""
         path = self.path / name
+        # A folder is followed to its end once, and its files only where they are links.
+        parent = name.rpartition("/")[0]
+        if parent in self._followed and not os.path.islink(path):
+            return path
         if not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{str(path)!r} leads out of the run's folder; remove the link")
+        if path.parent.is_dir():
+            self._followed.add(parent)
         return path
 
     def remove(self, name: str) -> None:
         try:
-            (self.path / name).unlink(missing_ok=True)
+            os.unlink(self.path / name)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise OutputError(
                 f"cannot remove {str(self.path / name)!r}: {system_reason(error)}"
             ) from error
 
-    def names(self) -> list[str]:
+    def names(self, under: str = "") -> list[str]:
         return sorted(
             (Path(folder) / file).relative_to(self.path).as_posix()
-            for folder, _, files in os.walk(self.path)
+            for folder, _, files in os.walk(self._inside(under))
             for file in files
         )
 
@@ -104,8 +136,24 @@ class LocalFolder(Folder):
                 stamps[name] = local_stamp(seen)
         return stamps
 
+    def size(self, name: str) -> int | None:
+        """Tell how many bytes a file has; None where there is none, or a link."""
+        parent = name.rpartition("/")[0]
+        if parent not in self._checked:
+            self._inside(parent)
+            self._checked.add(parent)
+        try:
+            seen = os.lstat(f"{self.url}/{name}")
+        except OSError:
+            return None
+        return seen.st_size if stat.S_ISREG(seen.st_mode) else None
+
     def _open(self, name: str) -> IO[bytes]:
         return self._inside(name).open("rb")
+
+    @property
+    def everywhere(self) -> str:
+        return str(self.path.absolute())
 
     def address(self, name: str) -> str:
         return str(self.path.absolute() / name)
@@ -122,15 +170,39 @@ def open_folder(place: str | os.PathLike[str]) -> Folder:
     return RemoteFolder(text)
 
 
-def _write_through(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+@contextmanager
+def _flushed(path: Path, flags: int) -> Iterator[IO[bytes]]:
+    """Open a file to write to; at the end it is on the disk."""
+    file = _Descriptor(os.open(path, flags, 0o666))
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        yield cast("IO[bytes]", file)
+        os.fsync(file.number)
     finally:
-        os.close(descriptor)
+        file.close()
+
+
+class _Descriptor:
+    """As much of a file as is needed to write to it, without a buffer."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(self.number, rest) :]
+        return memoryview(data).nbytes
+
+    def close(self) -> None:
+        # Whoever still writes must not reach the next file of this number.
+        number, self.number = self.number, -1
+        os.close(number)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is on its way."""
 
 
 def _sync(folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import IO
 
 from normlens.corpus.runs.stamps import Stamp
@@ -29,12 +30,26 @@ class Folder(ABC):
         """Make `data` the contents of a file."""
 
     @abstractmethod
+    def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open a new file to write it piece by piece; without an error it appears at the end."""
+
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read the contents of several files; those that are not there are left out."""
+        contents = ((name, self.read(name)) for name in names)
+        return {name: data for name, data in contents if data is not None}
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
 
+    def remove_all(self, names: Collection[str]) -> None:
+        """Remove several files, as far as they are there."""
+        for name in names:
+            self.remove(name)
+
     @abstractmethod
-    def names(self) -> list[str]:
-        """List every file by its name relative to the folder, in order."""
+    def names(self, under: str = "") -> list[str]:
+        """List every file, or those under one folder, by its name relative to this, in order."""
 
     @abstractmethod
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
@@ -56,6 +71,11 @@ class Folder(ABC):
         except OSError as error:
             raise InputError(f"cannot read {self.url}/{name}: {system_reason(error)}") from error
         return digest.hexdigest()
+
+    @property
+    def everywhere(self) -> str:
+        """The URL or absolute path by which any process opens the folder."""
+        return self.url
 
     @abstractmethod
     def address(self, name: str) -> str:

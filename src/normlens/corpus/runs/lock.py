@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -24,8 +25,10 @@ _ATTEMPTS = 4
 class Lock:
     """The lock of a folder while it is held; a store without locks has one that is always there."""
 
-    def __init__(self, path: Path | None = None, descriptor: int = -1):
+    def __init__(self, path: Path | None = None, descriptor: int = -1, token: str | None = None):
         self._path, self._descriptor = path, descriptor
+        #: by which workers recognise the folder, wherever they are; None where there is no lock
+        self.token = token
 
     def check(self) -> None:
         """Refuse to go on if the folder is no longer where it was: moved, removed or replaced."""
@@ -67,9 +70,9 @@ def locked(folder: Folder) -> Iterator[Lock]:
                 f"another process{_named(_read(descriptor))} is working in {str(folder)!r}; wait "
                 "until it has ended, or end it"
             )
-        lock = Lock(path, descriptor)
+        lock = Lock(path, descriptor, uuid.uuid4().hex)
         lock.check()  # who had it before may have removed the folder
-        _write(descriptor, _self())
+        _write(descriptor, _self(lock.token))
         try:
             yield lock
         except BaseException:
@@ -125,9 +128,29 @@ def holder(folder: Folder) -> str | None:
     return None
 
 
-def _self() -> bytes:
+def check_same_folder(folder: Folder, token: str | None) -> None:
+    """Refuse a folder that is not the one in which the driver holds the lock with this token.
+
+    A worker on another machine calls it: a path there may be another disk's.
+    """
+    if token is None:
+        return
+    for attempt in range(_ATTEMPTS):
+        if token.encode() in (folder.read(NAME) or b""):
+            return
+        if attempt + 1 < _ATTEMPTS:
+            time.sleep(1.0)  # a network's disk may show a new file a little later
+    raise RunError(
+        f"the worker on {socket.gethostname()} does not see the run's folder {str(folder)!r}, "
+        "where it writes its tables; give --out a folder on a disk that all machines share, or a "
+        "URL such as s3://bucket/run"
+    )
+
+
+def _self(token: str | None) -> bytes:
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+    told = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "token": token}
+    return json.dumps(told).encode()
 
 
 def _named(contents: bytes) -> str:
@@ -146,5 +169,6 @@ def _write(descriptor: int, contents: bytes) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, contents, 0)
+        os.fsync(descriptor)  # workers on other machines look for it
     except OSError:
         pass  # the name is a courtesy; a full disk must not hide what else went wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normlens.corpus.runs.errors import RunError
@@ -15,7 +15,9 @@ from normlens.json_text import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"
-VERSION = 2  # the first had no digest
+#: The first had no digest, the second no log: each shard had a file for its record.
+VERSION = 3
+READABLE = (2, 3)
 
 #: Fields that must be the same when a run is resumed, by the words that an error uses for them.
 FIXED = {
@@ -48,6 +50,13 @@ class Manifest:
     versions: dict[str, str]
     machine: dict[str, Any]
     created: str
+    #: of the folder's layout, which is no part of what the run was asked for
+    version: int = field(default=VERSION, compare=False)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether the run keeps a log; one of an older NormLens does once it is resumed."""
+        return self.version >= 3
 
     @property
     def sequences(self) -> int:
@@ -69,10 +78,17 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "options": self.options.as_json()}
+        fields = {**asdict(self), "options": self.options.as_json()}
+        del fields["version"]
+        return fields
 
     def save(self, folder: Folder) -> None:
-        contents = {"format": FORMAT, "version": VERSION, "digest": self.digest, **self._as_json()}
+        contents = {
+            "format": FORMAT,
+            "version": self.version,
+            "digest": self.digest,
+            **self._as_json(),
+        }
         folder.write(NAME, json.dumps(contents, indent=1, ensure_ascii=False).encode())
 
     @classmethod
@@ -88,7 +104,7 @@ class Manifest:
             if fields.pop("format") != FORMAT:
                 raise ValueError("it is of another kind")
             version = fields.pop("version")
-            if version != VERSION:
+            if version not in READABLE:
                 age = (
                     "a newer NormLens; upgrade it"
                     if version > VERSION
@@ -97,7 +113,8 @@ class Manifest:
                 raise RunError(f"{str(folder)!r} was written by {age}")
             digest = fields.pop("digest")
             _check_types(fields)
-            manifest = cls(**{**fields, "options": RunOptions.from_json(fields["options"])})
+            options = RunOptions.from_json(fields["options"])
+            manifest = cls(**{**fields, "options": options, "version": version})
             _check(manifest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(

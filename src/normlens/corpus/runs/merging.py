@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.errors import RunError
@@ -11,6 +12,8 @@ from normlens.corpus.runs.options import MEASURES
 from normlens.errors import InputError, NormLensError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from normlens.corpus.measures import Measure
 
 #: Options of measures that may name functions; SQL does not depend on them, so they are not
@@ -40,20 +43,39 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
         if table in measure.tables:
             return measure.sql.get(table)
     name = str(described["measure"])
-    if (manifest.measures.get(name) or {}).get("source") is None:
-        measure = _built_in(manifest, name)
-        return (_for_two_stacks(measure) if has_two_stacks(manifest.model) else measure).sql[table]
+    if _is_built_in(manifest, name):
+        return _built_in(manifest, name).sql[table]
     raise InputError(
         f"the table {table!r} is merged by a measure of your own, which is imported only if you "
         f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
     )
 
 
+def combining(manifest: Manifest, table: str) -> Callable[[pa.Table], pa.Table] | None:
+    """Find what combines a table's rows of several shards; None if they stay as they are.
+
+    Only measures of this package are known to sum exactly, so that the sums are the same bits
+    whichever shards come together first. One that names a user's functions needs them for that.
+    """
+    described = manifest.tables[table]
+    name = str(described["measure"])
+    if not described["merged"] or not _is_built_in(manifest, name):
+        return None
+    if code_named(manifest.measures[name]["options"]):
+        return None
+    return partial(_built_in(manifest, name).combine, table)
+
+
+def _is_built_in(manifest: Manifest, name: str) -> bool:
+    return (manifest.measures.get(name) or {}).get("source") is None
+
+
 def _built_in(manifest: Manifest, name: str) -> Measure:
     try:
         if name not in MEASURES:
             raise InputError(f"there is no measure {name!r}")
-        return _get(name, **_harmless(manifest.measures[name]["options"]))
+        measure = _get(name, **_harmless(manifest.measures[name]["options"]))
+        return _for_two_stacks(measure) if has_two_stacks(manifest.model) else measure
     except (NormLensError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from normlens.corpus.runs.resources import parse_resources
 from normlens.errors import InputError, OptionError, check_choice
 from normlens.json_text import parse_json
 from normlens.option_fields import Option, names_of
@@ -53,6 +54,16 @@ def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return settings
 
 
+def parse_workers(value: int | str) -> int | str:
+    """A number of workers, or "auto"."""
+    try:
+        return AUTO if value == AUTO else int(value)
+    except ValueError:
+        raise OptionError(
+            "workers", f"{{option}} is a number from 1 or 'auto', not {value!r}"
+        ) from None
+
+
 _SET = Option(
     "An option of a measure, e.g. amplification.axis=target; may be repeated.",
     metavar="MEASURE.OPTION=VALUE",
@@ -60,6 +71,16 @@ _SET = Option(
     typed=list[str],
     parse=parse_settings,
 )
+
+
+#: MB of a file that shards are compacted into; they come to half of it and to twice as much.
+FILE_SIZE = 256
+
+
+def check_file_size(megabytes: float) -> None:
+    """Raise an error unless files can be of about this size."""
+    if not (math.isfinite(megabytes) and megabytes >= 0):
+        raise OptionError("file_size", f"{{option}} is a number from 0, not {megabytes}")
 
 
 @dataclass(frozen=True)
@@ -147,30 +168,65 @@ class Execution:
     """How the work is done; no table depends on it, so a run may go on with another one.
 
     Device and dtype are what was asked for. What they came to is the manifest's, and is fixed.
-    `workers` are processes, each with a model. `address` and `gpus_per_worker` are Ray's; by
-    default a worker has one GPU where the cluster has some.
+    `workers` are processes, each with a model; "auto" takes as many as there is room for. A shard
+    whose worker has died `attempts` times is tried sequence by sequence.
+
+    `address`, `gpus_per_worker` and `resources` are Ray's. A worker takes one GPU where the cluster
+    has some, or what `resources` says: ``gpu=1,cpu=4,memory=16GB``, or resources that the cluster
+    names itself. `file_size` is that of the files that shards are compacted into.
     """
 
     device: str = DEVICE.field(AUTO)
     dtype: str = DTYPE.field(AUTO)
     engine: str = Option(f"{listed(ENGINES, 'or')}.", metavar="NAME").field("local")
-    workers: int = Option("Processes, each with a model.", metavar="N").field(1)
+    workers: int | str = Option(
+        "Processes, each with a model; auto: as many as there is room for.",
+        metavar="N",
+        typed=str,
+        parse=parse_workers,
+    ).field(1)
+    attempts: int = Option(
+        "Deaths of its worker after which a shard is tried sequence by sequence.", metavar="N"
+    ).field(3)
     batch_size: int | str = Option(
         "Sequences at a time.", metavar="N", typed=str, parse=parse_batch_size
     ).field(AUTO)
+    heartbeat: str | None = Option(
+        "Append a line of JSON to this file every minute: how far the run is; - is stdout.",
+        metavar="FILE",
+    ).field(None)
     address: str | None = Option(
         "Ray cluster: auto, ray://host:10001 or local.", metavar="ADDRESS"
     ).field(None)
     gpus_per_worker: float | None = Option(
         "GPUs of a Ray worker; may be a fraction.", metavar="N"
     ).field(None)
+    resources: str | None = Option(
+        "What a Ray worker takes: gpu=1,cpu=4,memory=16GB, or resources of the cluster's own.",
+        metavar="NAME=AMOUNT,…",
+    ).field(None)
     trust_remote_code: bool = TRUST.field(False)
+    verify: bool = Option(
+        "Before a run goes on, compare every finished file with its checksum."
+    ).field(False)
+    file_size: float = Option(
+        "Join the files of finished shards to some of about so many MB; 0: leave them.",
+        metavar="MB",
+    ).field(FILE_SIZE)
 
     def __post_init__(self) -> None:
+        check_file_size(self.file_size)
         check_choice(self.engine, ENGINES, "engine")
-        at_least_one(self.workers, "workers")
-        if self.engine != "ray" and (self.address or self.gpus_per_worker is not None):
-            raise InputError("--address and --gpus-per-worker are Ray's; add --engine ray")
+        if parse_workers(self.workers) != AUTO:
+            at_least_one(self.workers, "workers")  # type: ignore[arg-type]
+        at_least_one(self.attempts, "attempts")
+        of_ray = (self.address, self.gpus_per_worker, self.resources)
+        if self.engine != "ray" and any(value is not None for value in of_ray):
+            raise InputError(
+                "--address, --gpus-per-worker and --resources are Ray's; add --engine ray"
+            )
+        if "gpu" in parse_resources(self.resources) and self.gpus_per_worker is not None:
+            raise InputError("--gpus-per-worker and gpu= of --resources say the same; give one")
         if self.gpus_per_worker is not None and not (
             math.isfinite(self.gpus_per_worker) and self.gpus_per_worker >= 0
         ):
@@ -186,11 +242,16 @@ class ExecutionKeywords(TypedDict, total=False):
     device: str
     dtype: str
     engine: str
-    workers: int
+    workers: int | str
+    attempts: int
     batch_size: int | str
+    heartbeat: str | None
     address: str | None
     gpus_per_worker: float | None
+    resources: str | None
     trust_remote_code: bool
+    verify: bool
+    file_size: float
 
 
 class RunKeywords(ExecutionKeywords, total=False):

@@ -1,50 +1,58 @@
-"""Recovering a run: the shards that it can keep, and those to compute again."""
+"""Recovering a run: the shards that it can keep, those to compute again, and what to clear away."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import TEMPORARY, Folder
+from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder
+from normlens.corpus.runs.log import Log, State, empty_state, read_state
+from normlens.corpus.runs.log_files import ROOT as LOG
+from normlens.corpus.runs.log_files import log_file
 from normlens.corpus.runs.manifest import NAME as MANIFEST
-from normlens.corpus.runs.manifest import Manifest
-from normlens.corpus.runs.shards import (
-    Done,
-    placed,
-    record_name,
-    recorded,
-    survey,
-    table_files,
-)
+from normlens.corpus.runs.manifest import VERSION, Manifest
+from normlens.corpus.runs.old_records import recorded
+from normlens.corpus.runs.shards import PARTS, ROOT, placed
 from normlens.corpus.runs.verified import Verified
 
 
-def recover(folder: Folder, manifest: Manifest) -> dict[int, Done]:
-    """Find the shards that can be trusted, by number, and remove what was left half-written.
+def recover(folder: Folder, manifest: Manifest, *, verify: bool = False) -> State:
+    """Read which shards can be kept; nothing is written or removed.
 
-    That is files that were never completed, tables without a record (the run was stopped between
-    the two), and shards that do not match their checksums. A sound shard is never removed: one that
-    does not fit the run is refused, before anything is touched.
+    On a disk the size of every file is compared. Files that `check` or a query has seen damaged
+    are read again, wherever they lie; the others are compared with their checksums by whoever
+    reads them, or here if `verify`. A sound shard that does not fit the run is refused.
     """
-    state = survey(folder, manifest)
-    files = {n: told for done in state.done.values() for n, told in table_files(done).items()}
-    wrong = Verified(folder).wrong(files, again=True)
-    sound = {
-        number: done
-        for number, done in state.done.items()
-        if wrong.keys().isdisjoint(table_files(done))
-    }
-    for done in sound.values():
-        _check_fits(folder, manifest, done)
-    keep = {file for done in sound.values() for file in table_files(done)}
-    keep |= {record_name(number) for number in sound}
-    # Records go first: a record must never outlive the files that it vouches for.
-    for name in sorted(state.names, key=lambda name: recorded(name) is None):
-        if name not in keep and is_run_file(name):
-            folder.remove(name)
-    return sound
+    state = read_state(folder, manifest, salvage=True)
+    _check_fits(folder, manifest, state)
+    wrong = _wrong_files(folder, state, verify)
+    parts = [part for part in state.compacted if part.file.name in wrong]
+    numbers = {place.number for name in wrong if (place := placed(name)) and not place.compacted}
+    return state.without(numbers, parts)
 
 
-def check_complete(folder: Folder, manifest: Manifest) -> None:
-    """Refuse to end a run whose shards or manifest are no longer there."""
+def begin(folder: Folder, manifest: Manifest) -> Log:
+    """Begin the log of a new run.
+
+    What lies there without a manifest is of a run that was stopped before it began.
+    """
+    folder.remove_all([name for name in folder.names() if is_run_file(name)])
+    return Log.begin(folder, manifest, empty_state(manifest))
+
+
+def go_on(folder: Folder, manifest: Manifest, state: State) -> Log:
+    """Take over a run; one of an older NormLens gets a log instead of its records."""
+    log = Log.begin(folder, manifest, state)
+    if not manifest.has_log:
+        # Records go last: whatever stops this, the log or they tell what is done.
+        replace(manifest, version=VERSION).save(folder)
+        names = folder.names(ROOT)
+        folder.remove_all([name for name in names if recorded(name) is not None])
+    return log
+
+
+def check_complete(folder: Folder, manifest: Manifest, log: Log) -> State:
+    """Refuse to end a run whose log, files or manifest are no longer there."""
     try:
         same = Manifest.load(folder).digest == manifest.digest
     except RunError:
@@ -54,36 +62,76 @@ def check_complete(folder: Folder, manifest: Manifest) -> None:
             f"{MANIFEST} vanished from {str(folder)!r} or was changed while the run went on; the "
             "shards are done, put it back"
         )
-    done = survey(folder, manifest).done
-    files = {name: told for shard in done.values() for name, told in table_files(shard).items()}
-    stamps = folder.stamps(list(files))
-    lost = [
-        name
-        for name, told in files.items()
-        if name not in stamps or stamps[name].size != told["bytes"]
-    ]
-    lost += [record_name(number) for number in range(manifest.shards) if number not in done]
+    log.check()
+    state = read_state(folder, replace(manifest, version=VERSION), salvage=True)
+    lost = [*state.damaged, *_wrong_files(folder, state)]
+    if state.epoch != log.epoch or len(state.done) < manifest.shards:
+        lost.append("entries of its log")
     if lost:
         raise RunError(
             f"{len(lost)} files, such as {lost[0]}, vanished from {str(folder)!r} or were changed "
             f"while the run went on; compute them again with normlens run --resume {folder}"
         )
+    return state
+
+
+def sweep(folder: Folder, state: State) -> None:
+    """Remove the files of a complete run that no record vouches for.
+
+    They are of attempts that failed, of drivers that were stopped, and of shards that were
+    compacted since. Files of a later epoch, and those that no run writes, stay.
+    """
+    keep = {file.name for table in state.records.tables for file in state.files(table)}
+    halves = [name for name in folder.names(LOG) if name.endswith(TEMPORARY)]
+    names = [*folder.names(ROOT), *folder.names(PARTS), *halves]
+    folder.remove_all(
+        [
+            name
+            for name in names
+            if name not in keep
+            and is_run_file(name)
+            and ((place := placed(name)) is None or place.epoch <= state.epoch)
+        ]
+    )
 
 
 def is_run_file(name: str) -> bool:
-    """Whether a file has a name that only a run gives: a record, a shard's table, half a file."""
-    return recorded(name) is not None or placed(name) is not None or name.endswith(TEMPORARY)
+    """Whether a file has a name that only a run gives: a shard's or the log's, or half a file."""
+    named = (placed(name), recorded(name), log_file(name))
+    return any(part is not None for part in named) or name.endswith(TEMPORARY)
 
 
-def _check_fits(folder: Folder, manifest: Manifest, done: Done) -> None:
-    """Check that a shard fits the manifest, although the manifest's digest promises as much."""
-    fits = (
-        done.number < manifest.shards
-        and set(done.tables) == set(manifest.tables)
-        and done.sequences + done.failures == manifest.size(done.number)
-    )
-    if not fits:
-        raise RunError(
-            f"shard {done.number} in {str(folder)!r} is sound but not of this run, which has "
-            f"{manifest.shards} shards of {manifest.options.shard_size} sequences; move it away"
-        )
+def is_of_shards(name: str) -> bool:
+    """Whether a file is there only after the first shard of a run was computed."""
+    file = log_file(name)
+    committed = file is not None and file.kind != "base"
+    return committed or placed(name) is not None or recorded(name) is not None
+
+
+def _wrong_files(folder: Folder, state: State, verify: bool = False) -> set[str]:
+    """Find files that are missing or have another size, and those known to be damaged."""
+    verified = Verified(folder)
+    if verify:
+        files = [file for table in state.records.tables for file in state.files(table)]
+        return set(verified.wrong(files, again=True))
+    suspects = verified.suspects()
+    wrong: set[str] = set()
+    for table in state.records.tables:
+        if isinstance(folder, LocalFolder):
+            wrong |= {name for name, size in state.sizes(table) if folder.size(name) != size}
+        if any(f"/{table}/" in name for name in suspects):
+            doubtful = [file for file in state.files(table) if file.name in suspects]
+            wrong |= verified.wrong(doubtful, again=True).keys()
+    return wrong
+
+
+def _check_fits(folder: Folder, manifest: Manifest, state: State) -> None:
+    """Check that shards fit the manifest, although the manifest's digest promises as much."""
+    rows = state.records.rows
+    sizes = rows["sequences"] + rows["failures"]
+    for number, size in zip(rows["number"].tolist(), sizes.tolist(), strict=True):
+        if number >= manifest.shards or size != manifest.size(number):
+            raise RunError(
+                f"shard {number} in {str(folder)!r} is sound but not of this run, which has "
+                f"{manifest.shards} shards of {manifest.options.shard_size} sequences; move it away"
+            )

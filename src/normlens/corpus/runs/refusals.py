@@ -13,12 +13,11 @@ from normlens.corpus.data.records import Data
 from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.lock import NAME as LOCK
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.paths import OBJECT
-from normlens.corpus.runs.recovery import is_run_file
-from normlens.corpus.runs.shards import recorded
+from normlens.corpus.runs.recovery import is_of_shards, is_run_file
+from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.errors import InputError, OutputError
 
 
@@ -30,11 +29,12 @@ def check_free(folder: Folder) -> None:
             f"{str(folder)!r} holds a run already; finish it with normlens run --resume {folder}, "
             "or choose another --out"
         )
-    # The manifest is written before the first shard, so a record without one has lost it.
+    # The manifest is written before the first shard, so what shards leave has lost it: records
+    # and tables. Only the base of a log comes before the manifest.
     foreign = [
         name
         for name in names
-        if name != LOCK and (recorded(name) is not None or not is_run_file(name))
+        if name not in SIDE_FILES and (is_of_shards(name) or not is_run_file(name))
     ]
     if foreign:
         raise OutputError(

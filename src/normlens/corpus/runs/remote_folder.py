@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, cast
 
 from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.stamps import Stamp, store_stamp
@@ -15,6 +17,9 @@ from normlens.errors import (
     OutputError,
     system_reason,
 )
+
+#: Requests under way at once where several files are read.
+AT_ONCE = 16
 
 
 class RemoteFolder(Folder):
@@ -44,24 +49,64 @@ class RemoteFolder(Folder):
             except FileNotFoundError:
                 return None
 
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        wanted = list(names)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            contents = zip(wanted, pool.map(self.read, wanted), strict=True)
+            return {name: data for name, data in contents if data is not None}
+
     def write(self, name: str, data: bytes) -> None:
+        self._put(name, lambda path: self.system.pipe_file(path, data))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
+        # What is uploaded is whole: whatever stops the writer leaves nothing in the store.
+        try:
+            with tempfile.NamedTemporaryFile(prefix="normlens-") as file:
+                yield cast("IO[bytes]", file)
+                file.flush()
+                self._put(name, lambda path: self.system.put_file(file.name, path))
+        except NormLensError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a file for {self.url} to {tempfile.gettempdir()!r} first: "
+                f"{system_reason(error)}; set TMPDIR to a folder with room"
+            ) from error
+
+    def _put(self, name: str, put: Callable[[str], object]) -> None:
         path = self._path(name)
         with self._failing(f"write {name} in", OutputError):
-            self._check_bucket()
-            if not self._bucket:  # an object store has no folders, and might make a bucket instead
+            # One request, as a rule: what might be wrong with the place is asked afterwards.
+            try:
+                put(path)
+            except Exception:
+                self._check_bucket()
+                if self._bucket:  # an object store has no folders, and might make a bucket instead
+                    raise
                 self.system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.system.pipe_file(path, data)
+                put(path)
 
     def remove(self, name: str) -> None:
         with self._failing(f"remove {name} in", OutputError), suppress(FileNotFoundError):
             self.system.rm_file(self._path(name))
 
-    def names(self) -> list[str]:
+    def remove_all(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        with self._failing("remove files in", OutputError):
+            try:
+                # Object stores remove up to a thousand with one request.
+                self.system.rm([self._path(name) for name in names])
+            except FileNotFoundError:
+                super().remove_all(names)
+
+    def names(self, under: str = "") -> list[str]:
         with self._failing("list", InputError):
             # A listing that was kept from before would hide what another process has written.
             self.system.invalidate_cache()
             try:
-                paths = self.system.find(self.root)
+                paths = self.system.find(f"{self.root}/{under}" if under else self.root)
             except FileNotFoundError:
                 paths = []
             # A store that is down has said so by now.
@@ -70,16 +115,17 @@ class RemoteFolder(Folder):
         return sorted(path[len(self.root) :].lstrip("/") for path in paths)
 
     def stamps(self, names: Collection[str]) -> dict[str, Stamp]:
-        stamps: dict[str, Stamp] = {}
-        with self._failing("list", InputError), suppress(FileNotFoundError):
-            self.system.invalidate_cache()
-            listed = self.system.find(self.root, detail=True)
-            for name in names:
-                # A listing is not of one moment: what it lacks may have come since.
-                with suppress(FileNotFoundError):
-                    path = self._path(name)
-                    stamps[name] = store_stamp(listed.get(path) or self.system.info(path))
-        return stamps
+        self.system.invalidate_cache()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            stamps = zip(names, pool.map(self._stamp, names), strict=True)
+            return {name: stamp for name, stamp in stamps if stamp is not None}
+
+    def _stamp(self, name: str) -> Stamp | None:
+        with self._failing(f"read {name} in", InputError):
+            try:
+                return store_stamp(self.system.info(self._path(name)))
+            except FileNotFoundError:
+                return None
 
     def sha256(self, name: str) -> str | None:
         with self._failing(f"read {name} in", InputError):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -16,9 +16,12 @@ from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
+from normlens.corpus.runs.compaction_plan import Sizes
+from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
-from normlens.corpus.runs.lock import locked
+from normlens.corpus.runs.lock import Lock, locked
+from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -35,7 +38,7 @@ from normlens.corpus.runs.options import (
     split_keywords,
 )
 from normlens.corpus.runs.progress import Progress
-from normlens.corpus.runs.recovery import recover
+from normlens.corpus.runs.recovery import begin, go_on, recover
 from normlens.corpus.runs.refusals import (
     check_free,
     check_named,
@@ -43,6 +46,8 @@ from normlens.corpus.runs.refusals import (
     check_targets,
 )
 from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.side_files import clear_side_files
+from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
 from normlens.lens import Lens
@@ -87,19 +92,20 @@ def run(
     folder = open_folder(out)
     progress = progress or Progress()
     check_free(folder)
+    check_heartbeat(execution.heartbeat)
     source = opened_data(fixed, data)
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
-    described = _described(source)
+    indexed = index_data(source, fixed.shard_size)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens) as engine:
+        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
             check_targets(engine.identity, source)
             manifest = Manifest(
                 options=fixed,
                 model=engine.identity,
-                data=described,
+                data=indexed.described,
                 tables=chosen.for_model(engine.identity).tables(),
                 measures=chosen.described(),
                 execution=asdict(execution),
@@ -107,10 +113,17 @@ def run(
                 machine={k: v for k, v in engine.by.items() if k not in ("versions", "model")},
                 created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             )
-            # What lies there without a manifest is of a run that was stopped before it began.
-            recover(folder, manifest)
+            # The log comes first: a manifest without one has lost it.
+            log = begin(folder, manifest)
+            indexed.save(folder)
             manifest.save(folder)
-            compute_shards(folder, lock, manifest, source, engine, {}, progress)
+            state = empty_state(manifest)
+            sizes = Sizes.of(execution.file_size)
+            with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
+                watched = WatchedEngine(engine, watching)
+                compute_shards(
+                    folder, lock, manifest, indexed, watched, log, state, progress, sizes
+                )
     return _run(folder, manifest, chosen)
 
 
@@ -127,8 +140,8 @@ def resume(
 
     Everything that the tables depend on comes from the run itself. Such an option may be given
     again, but not another value. Code of your own (measures ``my_module:my_measure``, relations in
-    `settings`) has to be named again: nothing is imported because a run's files say so. Shards
-    whose files are damaged are computed again.
+    `settings`) has to be named again: nothing is imported because a run's files say so. Shards are
+    computed again if files of theirs are lost or were seen to be damaged; `verify` reads them all.
     """
     folder = open_folder(out)
     manifest = Manifest.load(folder)
@@ -139,6 +152,7 @@ def resume(
     # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
     before = {name: manifest.model[name] for name in ("device", "dtype")}
     execution = Execution(**{**before, **how})
+    check_heartbeat(execution.heartbeat)
     lens, name = given_model(model, Execution(**how))
     if model is not None:
         given["model"] = name
@@ -158,18 +172,30 @@ def resume(
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
+        clear_side_files(folder)
         source = opened_data(fixed, data)
-        now = {"data": _described(source), "measures": chosen.described()}
+        indexed = reopen(folder, manifest, source)
+        now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
-        with _engine(fixed, chosen, execution, lens) as engine:
+        with _engine(fixed, chosen, execution, lens, folder, lock) as engine:
             refuse(
                 folder,
                 changes(manifest, {"model": engine.identity, "versions": engine.by["versions"]}),
             )
             _warn(manifest, engine, progress)
-            done = recover(folder, manifest)
-            compute_shards(folder, lock, manifest, source, engine, done, progress)
+            state = recover(folder, manifest, verify=execution.verify)
+            if state.damaged or len(state.done) < manifest.shards:
+                log = go_on(folder, manifest, state)
+                indexed.save(folder)
+                sizes = Sizes.of(execution.file_size)
+                with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
+                    watched = WatchedEngine(engine, watching)
+                    compute_shards(
+                        folder, lock, manifest, indexed, watched, log, state, progress, sizes
+                    )
+            else:
+                progress.start(manifest.sequences, state.sequences + state.failures)
     return _run(folder, manifest, chosen)
 
 
@@ -182,23 +208,19 @@ def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
     return Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
 
 
-def _described(data: Data) -> dict[str, Any]:
-    return {
-        "name": data.name,
-        "fingerprint": data.fingerprint,
-        "sequences": sum(1 for _ in data),
-    }
-
-
 def _engine(
     options: RunOptions,
     chosen: Choice,
     execution: Execution,
     lens: Lens | None,
+    folder: Folder,
+    lock: Lock,
 ) -> Engine:
     task = Task(
         options=options,
         measures=chosen.portable,
+        folder=folder.everywhere,
+        lock=lock.token,
         device=execution.device,
         dtype=execution.dtype,
         batch_size=execution.batch_size,

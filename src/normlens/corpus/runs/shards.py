@@ -1,28 +1,39 @@
 """Shards: a run's unit of work, of writing and of trust.
 
-A shard is a range of consecutive sequences. Its tables are Parquet files; the last file written is
-its record, with their checksums, its own, and the digest of the manifest that it was computed
-under. A shard is done if its record is there and its files match it, so whatever stops a run leaves
-shards that are done and shards that are not, and nothing between.
+A shard is a range of consecutive sequences. Its tables are Parquet files, which the worker that
+computed it writes where they belong; then its record, with their sizes and checksums, goes to the
+run's log. A shard is done if the log has its record and the files match it, so whatever stops a run
+leaves shards that are done and shards that are not, and nothing between.
+
+The name of a file carries the epoch (the number of the driver that handed the shard out) and the
+attempt, so no two workers write to one name, and what a record vouches for is never written again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from normlens.corpus.data.records import Record
-from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.manifest import Manifest
-from normlens.json_text import parse_json
 
 ROOT = "shards"
+PARTS = "tables"
 SUFFIX = ".parquet"
-_FIELDS = {"rows", "bytes", "sha256"}
+#: The epoch of files that carry none in their names: those of runs without a log.
+BEFORE_LOG = 0
+
+_FILE = re.compile(r"shards/(\w+)/shard-(\d{6,})(?:\.(\d+)-(\d+))?\.parquet")
+_PART = re.compile(r"tables/(\w+)/part-(\d{6,})\.(\d+)\.parquet")
+
+
+class File(NamedTuple):
+    """A file that a record vouches for."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -33,157 +44,84 @@ class Shard:
     first: int
     records: tuple[Record, ...]
     seconds: float = 0.0  # reading them
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A shard's results, as the bytes that its files will hold."""
-
-    number: int
-    files: dict[str, bytes]  # table → Parquet
-    rows: dict[str, int]
-    sequences: int  # analysed
-    failures: int
-    tokens: int
-    started: float
-    seconds: dict[str, float]  # stage → time
-    by: dict[str, Any]  # host, device, versions, digest of the model
+    epoch: int = 1  # of the driver that hands it out
+    attempt: int = 1  # how often that driver has handed it out by now
 
 
 @dataclass(frozen=True)
 class Done:
-    """The record of a finished shard."""
+    """The record of a finished shard: its worker hands it back, and the log keeps it."""
 
     number: int
-    sequences: int
+    epoch: int
+    attempt: int
+    sequences: int  # analysed
     failures: int
     tokens: int
     started: float
     finished: float
-    seconds: dict[str, float]
-    tables: dict[str, dict[str, Any]]  # table → rows, bytes, sha256
-    manifest: str  # its digest
-    by: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float]  # stage → time
+    tables: dict[str, File]
+    by: dict[str, Any] = field(default_factory=dict)  # host, device, versions, digest of the model
+
+
+#: What a worker hands back.
+Finished = Done
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A shard that was handed out and did not come back."""
+
+    number: int
+    attempt: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """A file that holds one table of the shards from `first` to `last`, instead of theirs."""
+
+    table: str
+    first: int
+    last: int  # included
+    file: File
+
+
+#: What a log holds.
+Entry = Done | Attempt | Compacted
 
 
 def stem(number: int) -> str:
     return f"shard-{number:06d}"
 
 
-def record_name(number: int) -> str:
-    return f"{ROOT}/{stem(number)}.json"
+def table_name(table: str, number: int, epoch: int, attempt: int) -> str:
+    """Name the file of one table of a shard."""
+    mark = "" if epoch == BEFORE_LOG else f".{epoch}-{attempt}"
+    return f"{ROOT}/{table}/{stem(number)}{mark}{SUFFIX}"
 
 
-def table_name(table: str, number: int) -> str:
-    return f"{ROOT}/{table}/{stem(number)}{SUFFIX}"
+def part_name(table: str, number: int, epoch: int) -> str:
+    """Name a compacted file of a table."""
+    return f"{PARTS}/{table}/part-{number:06d}.{epoch}{SUFFIX}"
 
 
-def table_files(done: Done) -> dict[str, dict[str, Any]]:
-    """List the files that a record vouches for, by name, with their size and checksum."""
-    return {table_name(table, done.number): told for table, told in done.tables.items()}
+class Place(NamedTuple):
+    """What the name of a run's file says."""
+
+    table: str
+    number: int  # of the shard, or of the part
+    epoch: int
+    compacted: bool
 
 
-def commit(folder: Folder, manifest: Manifest, shard: Finished) -> Done:
-    """Write a shard's tables, and its record once they are on the disk."""
-    start = time.perf_counter()
-    for table, contents in shard.files.items():
-        folder.write(table_name(table, shard.number), contents)
-    writing = time.perf_counter() - start
-    done = Done(
-        number=shard.number,
-        sequences=shard.sequences,
-        failures=shard.failures,
-        tokens=shard.tokens,
-        started=shard.started,
-        finished=time.time(),
-        seconds={**shard.seconds, "writing": writing},
-        tables={
-            table: {
-                "rows": shard.rows[table],
-                "bytes": len(contents),
-                "sha256": hashlib.sha256(contents).hexdigest(),
-            }
-            for table, contents in shard.files.items()
-        },
-        manifest=manifest.digest,
-        by=shard.by,
-    )
-    record = {**vars(done), "sha256": _checksum(vars(done))}
-    folder.write(record_name(shard.number), json.dumps(record).encode())
-    return done
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The contents of a run's folder at one moment."""
-
-    names: list[str]
-    done: dict[int, Done]  # shards by number, in order, whether or not their files still match
-    damaged: list[str]  # records that cannot be trusted
-
-
-def survey(folder: Folder, manifest: Manifest) -> Survey:
-    """List every file, and read the records among them.
-
-    A record of another manifest is refused: the manifest was exchanged, or two runs are mixed.
-    """
-    state = Survey(folder.names(), {}, [])
-    for name in state.names:
-        number = recorded(name)
-        contents = None if number is None else folder.read(name)
-        if number is None or contents is None:  # another process may just have removed it
-            continue
-        done = _parsed(contents, number)
-        if done is None:
-            state.damaged.append(name)
-            continue
-        if done.manifest != manifest.digest:
-            raise RunError(
-                f"{name} in {str(folder)!r} belongs to another manifest.json than the one that "
-                "lies there; put the run's own back"
-            )
-        state.done[number] = done
-    return state
-
-
-def placed(name: str) -> tuple[str, int] | None:
-    """Find the table and the number of the shard whose file has this name."""
-    root, _, rest = name.partition("/")
-    table, _, file = rest.partition("/")
-    number = file.removeprefix("shard-").removesuffix(SUFFIX)
-    if root == ROOT and number.isdecimal() and name == table_name(table, int(number)):
-        return table, int(number)
+def placed(name: str) -> Place | None:
+    """Read the name of a shard's or a compacted file; None for any other."""
+    if (match := _FILE.fullmatch(name)) is not None:
+        table, number, epoch, _ = match.groups()
+        return Place(table, int(number), int(epoch or BEFORE_LOG), compacted=False)
+    if (match := _PART.fullmatch(name)) is not None:
+        table, number, epoch = match.groups()
+        return Place(table, int(number), int(epoch), compacted=True)
     return None
-
-
-def recorded(name: str) -> int | None:
-    """Find the number of the shard whose record has this name."""
-    folder, _, file = name.rpartition("/")
-    number = file.removeprefix("shard-").removesuffix(".json")
-    if folder == ROOT and number.isdecimal() and name == record_name(int(number)):
-        return int(number)
-    return None
-
-
-def _parsed(contents: bytes, number: int) -> Done | None:
-    """Read a shard's record; None if it is cut short, edited or another shard's."""
-    try:
-        record = parse_json(contents)
-        checksum = record.pop("sha256")
-        done = Done(**record)
-        counts = (done.number, done.sequences, done.failures, done.tokens)
-        times = (done.started, done.finished, *done.seconds.values())
-        whole = (
-            all(type(count) is int and count >= 0 for count in counts)
-            and all(type(time) in (int, float) for time in times)
-            and all(
-                table.isidentifier() and set(told) >= _FIELDS for table, told in done.tables.items()
-            )
-        )
-        return done if whole and done.number == number and checksum == _checksum(record) else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _checksum(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

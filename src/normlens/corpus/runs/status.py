@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.lock import holder
+from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import clock
-from normlens.corpus.runs.shards import survey
 
 #: The stages that a sequence goes through, in their order.
 STAGES = ("reading", "tokenising", "maps", "measures", "tables", "writing")
+#: Shards of which attempts are shown.
+SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Status:
     seconds: float  # during which at least one worker was busy
     stages: dict[str, float]  # seconds, summed over workers
     running: str | None  # who works on it now
+    attempts: dict[int, int] = field(default_factory=dict)  # shard → tries that failed
 
     @property
     def left(self) -> int:
@@ -63,6 +66,8 @@ class Status:
             f"rate       {self.rate:.2f} sequences/s, {self._tokens_rate():.0f} tokens/s",
             f"failures   {self.failures}",
         ]
+        if self.attempts:
+            lines.append(f"attempts   {self._tried()}")
         total = sum(self.stages.values())
         shares = [
             f"{stage} {seconds / total:.0%}" for stage, seconds in self.stages.items() if total
@@ -73,6 +78,13 @@ class Status:
         if self.running:
             return f"running ({self.running})"
         return "complete" if self.complete else "stopped; go on with normlens run --resume"
+
+    def _tried(self) -> str:
+        """The shards that were in flight in workers that died, most deaths first."""
+        most = sorted(self.attempts.items(), key=lambda each: (-each[1], each[0]))
+        named = [f"shard {number}: {count} failed" for number, count in most[:SHOWN]]
+        more = len(most) - len(named)
+        return ", ".join(named) + (f", and {more} more shards" if more else "")
 
     def _time_left(self) -> str:
         if not self.left or self.seconds_left is None:
@@ -85,27 +97,24 @@ class Status:
 
 def status_of(folder: Folder, manifest: Manifest) -> Status:
     """Read the status of the run in a folder; its tables are not read."""
-    done = list(survey(folder, manifest).done.values())
-    stages = dict.fromkeys(STAGES, 0.0)
-    for shard in done:
-        for stage, seconds in shard.seconds.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
+    state = read_state(folder, manifest, salvage=True)
     return Status(
         model=str(manifest.model["name"]),
         data=str(manifest.data["name"]),
         sequences=manifest.sequences,
-        done=sum(shard.sequences + shard.failures for shard in done),
-        failures=sum(shard.failures for shard in done),
-        tokens=sum(shard.tokens for shard in done),
+        done=state.sequences + state.failures,
+        failures=state.failures,
+        tokens=state.tokens,
         shards=manifest.shards,
-        shards_done=len(done),
-        seconds=_covered((shard.started, shard.finished) for shard in done),
-        stages=stages,
+        shards_done=len(state.done),
+        seconds=_covered(state.spans.tolist()),
+        stages=dict.fromkeys(STAGES, 0.0) | state.seconds,
         running=holder(folder),
+        attempts=dict(sorted(state.attempts.items())),
     )
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
+def _covered(spans: Iterable[list[float]]) -> float:
     """Add up the time that spans cover together, without overlaps and breaks."""
     total, until = 0.0, float("-inf")
     for start, stop in sorted(spans):

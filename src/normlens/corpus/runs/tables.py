@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +14,10 @@ from normlens.corpus.runs.closed_duckdb import (
     quoted_text,
     tables_of,
 )
-from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder, RemoteFolder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import merging_sql
-from normlens.corpus.runs.shards import survey, table_files, table_name
-from normlens.corpus.runs.verified import Verified
+from normlens.corpus.runs.snapshot import Snapshot, UnreadableFile
 from normlens.errors import InputError, NormLensError, OutputError, system_reason, valid_choice
 from normlens.exports.spreadsheet import harmless_sql
 from normlens.results.store import check_output
@@ -54,34 +52,39 @@ class Tables:
         manifest: Manifest,
         memory: str = MEMORY,
         named: Sequence[Measure] = (),
+        *,
+        moves_on: bool = False,
     ):
         self.folder, self.manifest, self.memory, self.named = folder, manifest, memory, named
-        state = survey(folder, manifest)
-        if state.damaged:
-            raise _refused(folder, {state.damaged[0]: "damaged: it does not match itself"})
-        if not state.done:
-            raise InputError(
-                f"no shard of {str(folder)!r} is done yet; see: normlens status {folder}"
-            )
-        # One list for all tables: shards that are done later are in none of them.
-        self._done = list(state.done.values())
+        # One state for all tables: shards that are done later are in none of them.
+        self._snapshot = Snapshot(folder, manifest, moves_on=moves_on)
 
     @property
     def complete(self) -> bool:
         """Whether every shard of the run is in them."""
-        return len(self._done) == self.manifest.shards
+        return self._snapshot.complete
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a whole table, in its measure's order."""
         valid_choice(name, tuple(self.manifest.tables), "table")
-        order = ", ".join(map(quoted_name, self.manifest.tables[name]["order"]))
+        return self._snapshot.asked(lambda: self._table(name))
+
+    def _table(self, name: str) -> pd.DataFrame:
+        keys = self.manifest.tables[name]["order"]
+        order = ", ".join(map(quoted_name, keys))
         with self._explained(), self._connected([name]) as connection:
             if self._merging(name) is not None:
                 return connection.sql(f"SELECT * FROM {quoted_name(name)} ORDER BY {order}").df()
-            # Rows of one sequence keep the order in which its measure gave them.
-            rows = self._rows(name, "file_row_number = true")
+            # Rows of one sequence keep the order in which its measure gave them. They lie in one
+            # file; without the sequence among the keys, the order of files counts, too.
+            if "index" in keys:
+                rows, place = self._rows(name, "file_row_number = true"), "file_row_number"
+            else:
+                place = "row_of_table"
+                numbered = f"row_number() OVER () AS {place}"
+                rows = f"(SELECT *, {numbered} FROM {self._rows(name)})"
             return connection.sql(
-                f"SELECT * EXCLUDE (file_row_number) FROM {rows} ORDER BY {order}, file_row_number"
+                f"SELECT * EXCLUDE ({place}) FROM {rows} ORDER BY {order}, {place}"
             ).df()
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -125,6 +128,9 @@ class Tables:
 
     def _asked(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         """Use a connection that knows the tables that a query names."""
+        return self._snapshot.asked(lambda: self._asked_now(query, use, *writable))
+
+    def _asked_now(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         import duckdb
 
         with self._explained():
@@ -142,9 +148,9 @@ class Tables:
     @contextmanager
     def _connected(self, tables: Sequence[str], *writable: str) -> Iterator[Any]:
         """Open DuckDB with these tables, once their files have proved sound."""
-        files = [name for table in tables for name in self._files(table)]
-        self._verify(files)
-        paths = [*map(self.folder.address, files), *writable]
+        files = [file for table in tables for file in self._snapshot.files(table)]
+        self._snapshot.verify(files)
+        paths = [*(self.folder.address(file.name) for file in files), *writable]
         system = self.folder.system if isinstance(self.folder, RemoteFolder) else None
         with closed_connection(self.memory, paths, system) as connection:
             for name in tables:
@@ -173,40 +179,26 @@ class Tables:
                 f"the query needs more than {self.memory} of memory, or than the disk has room "
                 "for; ask for fewer rows or columns, or aggregate them"
             ) from error
+        except (duckdb.IOException, duckdb.PermissionException) as error:
+            # Where a file is gone, DuckDB looks for a folder of its name, which it may not.
+            raise UnreadableFile(_first(error)) from error
         except duckdb.Error as error:
             raise InputError(_first(error)) from error
         except Exception as error:
             # DuckDB passes on what a store raises, and each store has exceptions of its own.
             if not isinstance(error, OSError) and not isinstance(self.folder, RemoteFolder):
                 raise
-            raise InputError(f"cannot read {self.folder}: {system_reason(error)}") from error
-
-    def _verify(self, files: Sequence[str]) -> None:
-        told = {name: what for done in self._done for name, what in table_files(done).items()}
-        wrong = Verified(self.folder).wrong({name: told[name] for name in files})
-        if wrong:
-            raise _refused(self.folder, wrong)
+            raise UnreadableFile(f"cannot read {self.folder}: {system_reason(error)}") from error
 
     def _merging(self, table: str) -> str | None:
         return merging_sql(self.manifest, table, self.named)
 
-    def _files(self, table: str) -> list[str]:
-        return [table_name(table, done.number) for done in self._done if table in done.tables]
-
     def _rows(self, table: str, *options: str) -> str:
-        files = ", ".join(quoted_text(self.folder.address(name)) for name in self._files(table))
+        names = (file.name for file in self._snapshot.files(table))
+        files = ", ".join(quoted_text(self.folder.address(name)) for name in names)
         # Folders called a=b would otherwise become columns.
         listed = [f"[{files}]", "hive_partitioning = false", *options]
         return f"read_parquet({', '.join(listed)})"
-
-
-def _refused(folder: Folder, wrong: Mapping[str, str]) -> RunError:
-    name, what = next(iter(wrong.items()))
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    return RunError(
-        f"{name} in {str(folder)!r} is {what}{more}; see all with normlens check {folder}, compute "
-        f"them again with normlens run --resume {folder}"
-    )
 
 
 def _first(error: BaseException) -> str:

@@ -6,17 +6,24 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.shards import File
+from normlens.corpus.runs.state import State
 
 #: Where another place than the user's cache folder is wanted for what is remembered.
 VARIABLE = "NORMLENS_CACHE"
 
-_remembered: dict[str, dict[str, list[str]]] = {}  # folder → file → [stamp, SHA-256]
+#: Files that may be remembered in vain.
+_SPARE = 1000
+
+#: What is remembered of a file that was wrong.
+_WRONG = "wrong"
+
+_remembered: dict[str, dict[str, str]] = {}  # folder → file → digest of its stamp and SHA-256
 
 
 class Verified:
@@ -34,41 +41,52 @@ class Verified:
             _remembered[place] = _read(self._path)
         self._verified = _remembered[place]
 
-    def wrong(
-        self, files: Mapping[str, Mapping[str, Any]], *, again: bool = False
-    ) -> dict[str, str]:
+    def wrong(self, files: Sequence[File], *, again: bool = False) -> dict[str, str]:
         """List the files that are missing or damaged, with what is wrong; `again` reads them all.
 
-        `files` are names with what their records say: `bytes` and `sha256`.
+        What is wrong is remembered, too, so that resuming computes it again.
         """
-        stamps = self.folder.stamps(list(files))
+        stamps = self.folder.stamps([file.name for file in files])
         problems: dict[str, str] = {}
         learnt = False
-        for name, told in files.items():
+        for name, _, size, sha256 in files:
             stamp = stamps.get(name)
             if stamp is None:
                 problems[name] = "missing"
                 continue
-            if stamp.size != told["bytes"]:
-                problems[name] = (
-                    f"damaged: {stamp.size} bytes where its record says {told['bytes']}"
-                )
+            if stamp.size != size:
+                problems[name] = f"damaged: {stamp.size} bytes where its record says {size}"
                 continue
-            seen = None if stamp.mark is None else [f"{stamp.size} {stamp.mark}", told["sha256"]]
+            seen = None if stamp.mark is None else _digest(f"{size} {stamp.mark} {sha256}")
             if seen is not None and self._verified.get(name) == seen and not again:
                 continue
             checksum = self.folder.sha256(name)
-            if checksum == told["sha256"]:
+            if checksum == sha256:
                 if seen is not None and self._verified.get(name) != seen:
                     self._verified[name], learnt = seen, True
                 continue
-            self._verified.pop(name, None)
             problems[name] = (
                 "missing" if checksum is None else "damaged: its SHA-256 is not the record's"
             )
+        for name in problems:
+            learnt |= self._verified.get(name) != _WRONG
+            self._verified[name] = _WRONG
         if learnt:
             _write(self._path, self._verified)
         return problems
+
+    def forget_others(self, state: State) -> None:
+        """Forget files that a run no longer has, once they are more than those that it has."""
+        if len(self._verified) <= 2 * state.file_count + _SPARE:
+            return
+        names = {file.name for table in state.records.tables for file in state.files(table)}
+        for name in self._verified.keys() - names:
+            del self._verified[name]
+        _write(self._path, self._verified)
+
+    def suspects(self) -> frozenset[str]:
+        """The files that were wrong when they were last compared."""
+        return frozenset(name for name, seen in self._verified.items() if seen == _WRONG)
 
 
 def _cache() -> Path:
@@ -79,15 +97,19 @@ def _cache() -> Path:
     return Path(base) / "normlens" / "verified"
 
 
-def _read(path: Path) -> dict[str, list[str]]:
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
         remembered = json.loads(path.read_bytes())
-        return {str(name): [str(part) for part in seen] for name, seen in remembered.items()}
+        return {str(name): str(seen) for name, seen in remembered.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}  # nothing is remembered; the files are read again
 
 
-def _write(path: Path, verified: dict[str, list[str]]) -> None:
+def _write(path: Path, verified: dict[str, str]) -> None:
     """Remember verified files on disk; if that fails, the next process reads them again."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     with suppress(OSError):

@@ -1,0 +1,196 @@
+"""Giving shards to workers that may join, leave and die.
+
+A shard that was in the hands of a worker that died is suspect: it is given out again, to a worker
+that holds nothing else, so that the next death has one suspect only. After so many deaths it is
+tried sequence by sequence. Nothing is repeated for ever: each death counts against a shard, against
+a sequence, or against the workers as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from normlens.corpus.engines.attempts import Attempts
+from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
+from normlens.corpus.engines.jobs import CERTAIN, Job, OneByOne, Whole, again
+from normlens.corpus.engines.station import EACH
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.shards import Finished, Shard
+
+#: Sequences of a shard that may be culprits, one after another, before the fault is the machine's.
+IN_A_ROW = 3
+
+
+@dataclass
+class _Post:
+    """A worker as the dispatcher sees it: the jobs that it holds, by the numbers of their calls."""
+
+    joined: bool = False
+    jobs: dict[int, Job] = field(default_factory=dict)
+
+    @property
+    def free(self) -> int:
+        """How many shards it can take beside those that it holds."""
+        return 0 if any(job.alone for job in self.jobs.values()) else EACH - len(self.jobs)
+
+
+class Dispatcher:
+    """Keeps a crew at work on shards, and finds those that kill workers."""
+
+    def __init__(self, crew: Crew, attempts: int):
+        self.crew = crew
+        self.attempts = attempts
+        self._posts: dict[int, _Post] = {}
+        self._waiting: deque[Job] = deque()  # each needs a worker of its own
+        self.results: deque[Finished] = deque()  # that are there and not yet given out
+        self._most = sys.maxsize  # workers, where more of them died while they started
+        self._failed_starts = 0  # in a row
+        self._fruitless = 0  # deaths since something was last finished
+
+    def start(self) -> Joined:
+        """Hire the crew; the first worker to join speaks for all."""
+        first: Joined | None = None
+        while first is None:
+            self._hire()
+            for event in self.crew.events():
+                self._handle(event, Attempts())
+                first = event if isinstance(event, Joined) else first
+        return first
+
+    def compute(self, shards: Iterable[Shard], attempts: Attempts) -> Iterator[Finished]:
+        """Yield results as they come; a shard is taken only when there is a worker for it."""
+        remaining = iter(shards)
+        more = True
+        while True:
+            self._hire()
+            more = more and self._hand_out(remaining, attempts)
+            self._hand_to_idle()
+            if self.results:
+                yield self.results.popleft()
+            elif more or self._waiting or any(post.jobs for post in self._posts.values()):
+                for event in self.crew.events():
+                    self._handle(event, attempts)
+            else:
+                return
+
+    def _handle(self, event: Event, attempts: Attempts) -> None:
+        match event:
+            case Joined():
+                self._posts[event.worker].joined = True
+                self._failed_starts = 0
+            case Answered():
+                self._answer(event)
+            case Died():
+                self._bury(event, attempts)
+
+    # Handing out ----------------------------------------------------------------------------------
+
+    def _hire(self) -> None:
+        while len(self._posts) < max(1, min(self.crew.wanted, self._most)):
+            self._posts[self.crew.hire()] = _Post()
+
+    def _hand_out(self, remaining: Iterator[Shard], attempts: Attempts) -> bool:
+        """Give new shards to workers that have room; False if there are no more."""
+        while (worker := self._roomiest()) is not None:
+            shard = next(remaining, None)
+            if shard is None:
+                return False
+            deaths = attempts[shard.number]
+            if deaths:
+                self._waiting.append(self._suspect(shard, deaths))
+            else:
+                self._give(worker, Whole(shard))
+        return True
+
+    def _roomiest(self) -> int | None:
+        """The worker with most room for a new shard.
+
+        As many workers as there are suspects get nothing new, until they are idle and take them.
+        """
+        joined = [worker for worker, post in self._posts.items() if post.joined]
+        joined.sort(key=lambda worker: len(self._posts[worker].jobs))
+        with_room = [worker for worker in joined if self._posts[worker].free]
+        left = with_room[len(self._waiting) :]
+        return left[0] if left else None
+
+    def _hand_to_idle(self) -> None:
+        for worker, post in self._posts.items():
+            if self._waiting and post.joined and not post.jobs:
+                self._give(worker, self._waiting.popleft())
+
+    def _give(self, worker: int, job: Job) -> None:
+        self._posts[worker].jobs[self.crew.ask(worker, job.call)] = job
+
+    def _suspect(self, shard: Shard, deaths: int) -> Job:
+        """A suspect: whole once more, or sequence by sequence."""
+        if deaths < self.attempts:
+            return Whole(shard, alone=True)
+        return OneByOne(shard, self.attempts)
+
+    # What comes back ------------------------------------------------------------------------------
+
+    def _answer(self, event: Answered) -> None:
+        job = self._posts[event.worker].jobs.pop(event.number)
+        if job.call.method in ("compute", "analyse"):
+            self._fruitless = 0
+        finished = job.answered(event.answer)
+        if finished is None:
+            self._give(event.worker, job)
+        else:
+            self.results.append(finished)
+
+    def _bury(self, event: Died, attempts: Attempts) -> None:
+        post = self._posts.pop(event.worker)
+        if not post.joined:
+            self._lost_at_start(event.reason)
+            return
+        self._fruitless += 1
+        # Each worker may be at a poisonous shard, whose first sequences may all be culprits.
+        if self._fruitless > (1 + len(self._posts)) * (self.attempts + CERTAIN * IN_A_ROW):
+            raise RunError(
+                f"{self._fruitless} workers died one after another and none finished a sequence "
+                f"(the last one: {event.reason}); what is done is kept: resume the run where that "
+                "is put right, with fewer --workers or a smaller --batch-size if memory is short"
+            )
+        # They come before other suspects, so that one shard is through with before the next.
+        for job in reversed(post.jobs.values()):
+            count = attempts.add(job.shard.number, event.reason)
+            if isinstance(job, OneByOne):
+                job.died(event.reason)
+                self._waiting.appendleft(job)
+            else:
+                self._waiting.appendleft(self._suspect(again(job.shard), count))
+
+    def _lost_at_start(self, reason: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts < self.attempts:
+            return
+        left = len(self._posts)  # at work, or still starting
+        if not left:
+            raise RunError(
+                f"workers die while they load the model ({reason}); if memory is short, take fewer "
+                "--workers; what is done is kept"
+            )
+        if left < self._most:
+            self._most = left
+            _say(f"no more workers can be started ({reason}); the run goes on with {left}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def opened(crew: Crew, attempts: int) -> tuple[Dispatcher, dict[str, Any], dict[str, Any]]:
+    """A dispatcher whose crew is at work, the identity of its model, and where it runs."""
+    dispatcher = Dispatcher(crew, attempts)
+    try:
+        first = dispatcher.start()
+    except BaseException:
+        crew.abandon()
+        crew.close()
+        raise
+    return dispatcher, first.identity, first.by

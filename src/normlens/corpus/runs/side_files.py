@@ -1,0 +1,44 @@
+"""Files in a run's folder that hold nothing of its results: the run can be read without them."""
+
+from __future__ import annotations
+
+import os
+
+from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder
+from normlens.errors import OutputError, system_reason
+
+#: Held by the process that works here.
+LOCK = "lock"
+#: Where each shard begins in the data.
+DATA_INDEX = "data-index.json"
+#: What the process that works here is doing now.
+ACTIVITY = "activity.json"
+
+SIDE_FILES = (LOCK, DATA_INDEX, ACTIVITY)
+
+
+def write_side_file(folder: Folder, name: str, contents: bytes) -> None:
+    """Replace a side file; whoever reads it sees the old or the new one.
+
+    Only the holder of the lock writes here, so the temporary name is always the same, and what a
+    killed process leaves is written over. Nothing is flushed: such a file may be lost.
+    """
+    if not isinstance(folder, LocalFolder):
+        folder.write(name, contents)
+        return
+    path = folder.path / name
+    temporary = path.with_name(name + TEMPORARY)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+            file.write(contents)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
+
+
+def clear_side_files(folder: Folder) -> None:
+    """Remove what a process that was killed has left: half-written files and its activity."""
+    if isinstance(folder, LocalFolder):
+        for name in (ACTIVITY, ACTIVITY + TEMPORARY, DATA_INDEX + TEMPORARY):
+            folder.remove(name)

@@ -1,0 +1,309 @@
+"""One reading of a data set: its fingerprint, its number of sequences, and where its shards lie."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from counted_reading import Counter
+
+from normlens.corpus import Record, open_data
+from normlens.corpus.data import index
+from normlens.corpus.data.in_memory import MemoryData
+from normlens.corpus.data.index import read_through
+from normlens.corpus.data.named import HubData
+from normlens.corpus.data.read_options import ReadOptions
+from normlens.corpus.data.records import Data
+
+COLUMNS = (
+    b"-DOCSTART- O\n\nEU B-ORG\nrejects O\n\n\nPeter B-PER\nBlackburn I-PER\n"
+    b"-DOCSTART- O\nBRUSSELS B-LOC"
+)
+WIKI = (
+    b"\n = A = \none\n\ntwo\n = = S = = \nthree\nfour\nfive\n = B = \nsix\ncaf\xe9\n"
+    b" = C = \nseven\neight\n"
+)
+JSONL = (
+    b'\xef\xbb\xbf{"text": "a"}\n\n{"text": ""}\n{"text": ["b", "c"]}\r\n{"text": "\xff"}\n'
+    b'{"words": ["New", "York"], "entities": [[0, 2, "LOC"]]}\n{"tokens": ["x"]}'
+)
+QUOTED = (
+    b'\xef\xbb\xbfid,"a\nname",text\r\n1,x,"a, ""b""\r\n\r\nc"\r\n\r\n2,x,d\r\n3,x," "\r\n'
+    b'4,"y\nz",e'
+)
+EXTRA = b'{"text": "a", "n": 1}\n{"text": "b", "n": 2}\n'
+GENRE = "g\tf\t2012\t1\t{}\t{}\t{}\n"
+
+#: Files by their names, how they are opened, and how many sequences they hold.
+FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any], int]] = {
+    "lines": ({"a.txt": b"one two\nthree\nfour\n"}, "a.txt", {}, 3),
+    "a byte order mark": ({"a.txt": b"\xef\xbb\xbfone\ntwo\n"}, "a.txt", {}, 2),
+    "CRLF": ({"a.txt": b"one\r\n\r\ntwo\r\n \r\nthree\r\n"}, "a.txt", {}, 3),
+    "no newline at the end": ({"a.txt": b"\n\none\n\n\ntwo"}, "a.txt", {}, 2),
+    "an empty last line": ({"a.txt": b"one\ntwo\n\n   \n"}, "a.txt", {}, 2),
+    "bytes that are not text": ({"a.txt": b"one\ncaf\xe9\ntwo\n\xff\nthree\n"}, "a.txt", {}, 5),
+    "paragraphs": (
+        {"a.txt": b"\na\nb\n\n\nc\r\n\r\ncaf\xe9\nd\n\ne\nf"}, "a.txt", {"paragraphs": True}, 4
+    ),
+    "jsonl": ({"a.jsonl": JSONL}, "a.jsonl", {}, 5),
+    "further columns": ({"a.jsonl": EXTRA}, "a.jsonl", {"extra": ("n",)}, 2),
+    "csv with quotes over lines": ({"a.csv": QUOTED}, "a.csv", {}, 3),
+    "csv with a spoilt row": (
+        {"a.csv": b'text,n\ngood,1\n"\xe9\nb\nc",2\nfine,3\n'}, "a.csv", {"column": "text"}, 3
+    ),
+    "tsv pairs": (
+        {"a.tsv": b"p\tn\th\na\t1\tb\nc\t2\td\n"}, "a.tsv", {"column": "p", "pair_column": "h"}, 2
+    ),
+    "conll": ({"a.conll": COLUMNS}, "a.conll", {}, 3),
+    "conll with a spoilt word": (
+        {"a.conll": b"a O\n\nb O\ncaf\xe9 O\n\n-DOCSTART- \xff\nc O\n\nd O\n"}, "a.conll", {}, 4
+    ),
+    "wikitext": ({"wiki.raw": WIKI}, "wikitext:wiki.raw", {}, 4),
+    "parallel": (
+        {"a.txt": b"a b ||| c\n\n ||| x\nd ||| e f\n\xff ||| g\n"}, "parallel:a.txt", {}, 3
+    ),
+    "stsb": (
+        {"dev.csv": "".join(GENRE.format(s, f"one {s}", f"two {s}") for s in (1, 2.5, 5)).encode()},
+        "dev.csv", {"extra": ("score",)}, 3,
+    ),
+    "pickle": (
+        {"a.pkl": pickle.dumps([{"tokens": ["a", "b"]}, {"tokens": ("c",)}, {"tokens": ["d"]}])},
+        "a.pkl", {}, 3,
+    ),
+    "a pattern over several files": (
+        {"d/a.txt": b"1\n2\n\n", "d/e/b.jsonl": b'{"text": "3"}\n', "d/e/c.txt": b"4"},
+        "d/**/*.*", {}, 4,
+    ),
+    "a folder with a limit": (
+        {"d/a.txt": b"1\n2\n", "d/b.txt": b"3\n4\n", "d/c.jsonl": b"{broken"}, "d", {"limit": 3}, 3
+    ),
+    "a limit at the end of a file": (
+        {"d/a.txt": b"1\n2\n", "d/b.txt": b"3\n4\n"}, "d", {"limit": 2}, 2
+    ),
+}  # fmt: skip
+
+
+def opened(case: str, folder: Path) -> Data:
+    files, spec, options, _ = FILES[case]
+    for name, contents in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents)
+    kind, colon, rest = spec.rpartition(":")
+    return open_data(f"{kind}{colon}{folder / rest}", **options)
+
+
+def parquet(folder: Path) -> Data:
+    texts = [f"text {n}" if n % 7 else "" for n in range(2000)]
+    pq.write_table(
+        pa.table({"n": range(2000), "text": texts}), folder / "a.parquet", row_group_size=700
+    )
+    return open_data(folder / "a.parquet", extra=("n",))
+
+
+class Table(list[Any]):
+    """A table as `datasets` has it, whose rows can be selected."""
+
+    features: Any = None
+    _fingerprint = "0123456789abcdef"
+    column_names = ("sentence", "label")
+
+    def select(self, places: range) -> Table:
+        selected = Table(self[place] for place in places)
+        selected.features = self.features
+        return selected
+
+    def select_columns(self, names: list[str]) -> Table:
+        return Table({name: row[name] for name in names} for row in self)
+
+
+class Stream:
+    """A table of `datasets` that is streamed: no length, no selection."""
+
+    column_names = ("sentence",)
+
+    def select_columns(self, names: list[str]) -> Iterator[dict[str, str]]:
+        return ({"sentence": text} for text in ("a", "b", " ", "c"))
+
+
+ROWS = Table({"sentence": text, "label": n} for n, text in enumerate(["a ", "", "b", "c"]))
+LINES = ["", " = T = ", "one", "two", " = = S = = ", "three", "four", " = U = ", "five", "six"]
+
+
+def tagged() -> Table:
+    rows = Table(
+        {"tokens": words, "ner_tags": [1] * len(words)} for words in (["a"], [], ["b", "c"])
+    )
+    rows.features = {"ner_tags": SimpleNamespace(feature=SimpleNamespace(names=["O", "B-PER"]))}
+    return rows
+
+
+TABLES: dict[str, Callable[[], Data]] = {
+    "sst2 of the hub": lambda: HubData("sst2", ROWS, extra=("label",)),
+    "wikitext of the hub": lambda: HubData("wikitext", Table({"text": line} for line in LINES)),
+    "conll2003 of the hub": lambda: HubData("conll2003", tagged()),
+    "a list": lambda: MemoryData(["a", " ", "b", ("c", "d")]),
+    "pandas": lambda: MemoryData(pd.DataFrame({"text": ["a", None, "b"] * 180})),
+    "pyarrow": lambda: MemoryData(pa.table({"n": range(540), "text": ["a", None, "b"] * 180})),
+    "datasets": lambda: MemoryData(ROWS, ReadOptions(extra=("label",))),
+    "datasets, streamed": lambda: MemoryData(Stream()),
+    "with a limit": lambda: MemoryData(["a", "b", "c"], limit=2),
+}
+
+
+def check(data: Data, size: int) -> None:
+    """From each mark on, the rest of what reading from the start gives; and what else is told."""
+    whole = list(data)
+    made, first = read_through(data, size)
+    assert made.sequences == len(whole)
+    assert made.fingerprint == data.fingerprint
+    assert first == whole  # this little fits
+    shards = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
+    assert len(made.marks) == len(shards)
+    for number in range(0, len(shards), 1 + len(shards) // 12):
+        records = shards[number]
+        reading = data.reading(made.mark(number))
+        rest = [record for record, _ in zip(reading, whole[number * size :], strict=False)]
+        assert rest == whole[number * size :]
+        assert made.matches(number, records)
+        assert not made.matches(number, [replace(records[0], id="another"), *records[1:]])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("case", FILES)
+def test_every_mark_leads_to_its_record(case: str, size: int, tmp_path: Path) -> None:
+    data = opened(case, tmp_path)
+    assert len(list(data)) == FILES[case][-1]
+    check(data, size)
+
+
+@pytest.mark.parametrize("size", [64, 301])
+def test_rows_of_parquet_are_sought_by_row_group(size: int, tmp_path: Path) -> None:
+    data = parquet(tmp_path)
+    check(data, size)
+    numbers = [record.extra["n"] for record in data]
+    assert numbers == [str(n) for n in range(2000) if n % 7]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_of_tables_are_sought(name: str, size: int) -> None:
+    data = TABLES[name]()
+    assert data.seeks == (name != "datasets, streamed")
+    check(data, size)
+
+
+def test_fingerprints_are_those_of_runs_that_exist(tmp_path: Path) -> None:
+    """Computed by the version that read the data three times."""
+    (tmp_path / "a.txt").write_bytes(b"one\r\n\ntwo\nthree")
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\n{"text": "b", "n": 1}\n')
+    frame = pd.DataFrame({"text": ["a b", "", "c"]})
+    expected = {
+        "858023d748ec862f": open_data(tmp_path / "a.txt"),
+        "4abe406d9c898134": open_data(tmp_path),
+        "353225cc6c767236": open_data(str(tmp_path / "*.txt"), limit=2, paragraphs=True),
+        "82fdb33d2c91f2f6": open_data(tmp_path / "b.jsonl", extra=("text",)),
+        "8872f623b8144fb2": MemoryData(["a b", "c"]),
+        "baa6aaf311dbeee9": MemoryData(frame, limit=1),
+    }
+    for beginning, data in expected.items():
+        made, _ = read_through(data, 2)
+        assert made.fingerprint == data.fingerprint
+        assert made.fingerprint.startswith(beginning)
+
+
+# How much is read ---------------------------------------------------------------------------------
+
+
+LARGE = {
+    "a.txt": b"".join(b"line %06d of the file\n" % n for n in range(100_000)),
+    "a.jsonl": b"".join(b'{"text": "line %06d of the file"}\n' % n for n in range(60_000)),
+    "a.csv": b"n,text\n" + b"".join(b'%d,"line %06d\nof it"\n' % (n, n) for n in range(60_000)),
+    "a.conll": b"".join(b"Line O\n%06d O\nEU B-ORG\n\n" % n for n in range(60_000)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_one_reading_tells_everything(
+    name: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(LARGE[name])
+    data = open_data(tmp_path / name, limit=limit)
+    counter = Counter(monkeypatch)
+    made, _ = read_through(data, 64)
+    assert made.sequences == (limit or made.sequences) > 999
+    assert counter.bytes == len(LARGE[name])
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_shard_is_read_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).write_bytes(LARGE[name])
+    data = open_data(tmp_path / name)
+    made, _ = read_through(data, 64)
+    last = len(made.marks) - 1
+    counter = Counter(monkeypatch)
+    records = list(data.reading(made.mark(last)))
+    assert made.matches(last, records)
+    # A buffer of the file, and of a table with a header one at its top.
+    assert counter.bytes < 2 * (1 << 18) + 64 * 100 < len(LARGE[name]) / 2
+
+
+def test_memory_does_not_grow_with_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "KEPT", 1 << 16)
+    line = json.dumps({"text": "word " * 200}) + "\n"
+    path = tmp_path / "big.jsonl"
+    path.write_text(line * 16_000)  # 16 MB
+    data = open_data(path)
+    tracemalloc.start()
+    try:
+        made, first = read_through(data, 64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert made.sequences == 16_000
+    assert 0 < len(first) < 100
+    assert peak < 2_000_000
+
+
+def test_a_large_row_group_passes_page_by_page(tmp_path: Path) -> None:
+    texts = [f"{n:06d} " * 60 for n in range(60_000)]
+    path = tmp_path / "big.parquet"
+    pq.write_table(
+        pa.table({"text": texts}), path, compression="none", use_dictionary=False,
+        row_group_size=len(texts),
+    )  # fmt: skip
+    assert pq.ParquetFile(path).metadata.num_row_groups == 1
+    del texts
+    pool = pa.default_memory_pool()
+    before, peak = pool.bytes_allocated(), 0
+    for place, _ in enumerate(open_data(path)):
+        if place % 500 == 0:
+            peak = max(peak, pool.bytes_allocated() - before)
+    assert path.stat().st_size > 25_000_000
+    assert peak < 8_000_000
+
+
+def test_what_a_user_reads_in_order_is_read_past(tmp_path: Path) -> None:
+    class Texts(Data):
+        def _records(self) -> Iterator[Record]:
+            return (Record(f"mine:{n}", text=str(n)) for n in range(5))
+
+        def _fingerprint(self) -> str:
+            return "mine"
+
+    data = Texts("mine")
+    assert not data.seeks
+    check(data, 2)

@@ -1,0 +1,68 @@
+"""Which engine a run gets, and with how many workers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from normlens.corpus.engines import choice
+from normlens.corpus.engines.choice import open_engine
+from normlens.corpus.engines.worker import Task
+from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.errors import InputError
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What was opened: the name of an engine and its arguments beside the task."""
+    calls: list[tuple[Any, ...]] = []
+    for name in ("ThreadEngine", "ProcessEngine", "RayEngine"):
+
+        def engine(task: Task, *given: Any, name: str = name) -> None:
+            calls.append((name, *given))
+
+        monkeypatch.setattr(choice, name, engine)
+    return calls
+
+
+def task(device: str = "auto") -> Task:
+    return Task(RunOptions("model", "data"), ("mixing",), "folder", device=device)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int) -> None:
+    cuda = SimpleNamespace(is_available=lambda: gpus > 0, device_count=lambda: gpus)
+    monkeypatch.setattr(choice, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(choice, "os", SimpleNamespace(cpu_count=lambda: cpus))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "device", "workers"),
+    [(16, 0, "auto", 4), (2, 0, "auto", 1), (16, 8, "auto", 8), (16, 8, "cpu", 4)],
+)
+def test_auto_takes_what_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+    opened: list[tuple[Any, ...]],
+    cpus: int,
+    gpus: int,
+    device: str,
+    workers: int,
+) -> None:
+    machine(monkeypatch, cpus, gpus)
+    open_engine(task(device), Execution(workers="auto", attempts=5))
+    expected = ("ThreadEngine", None, 5) if workers == 1 else ("ProcessEngine", workers, 5)
+    assert opened == [expected]
+
+
+def test_a_loaded_lens_stays_in_its_process(
+    monkeypatch: pytest.MonkeyPatch, opened: list[tuple[Any, ...]]
+) -> None:
+    machine(monkeypatch, 16, 8)
+    lens: Any = object()
+    open_engine(task(), Execution(workers="auto"), lens)
+    open_engine(task(), Execution(workers=1), lens)
+    assert opened == [("ThreadEngine", lens, 3)] * 2
+    for execution in (Execution(workers=2), Execution(engine="ray")):
+        with pytest.raises(InputError, match="loaded lens cannot be sent"):
+            open_engine(task(), execution, lens)

@@ -1,0 +1,250 @@
+"""Who gets which shard, and what happens when workers die: on a crew that only plays its part."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from normlens.corpus.data.records import Record
+from normlens.corpus.engines.attempts import Attempts
+from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
+from normlens.corpus.engines.dispatch import IN_A_ROW, Dispatcher
+from normlens.corpus.engines.jobs import CERTAIN, Call
+from normlens.corpus.engines.station import EACH
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.shards import Shard
+
+SIZE = 3
+
+
+class Played(Crew):
+    """A crew without processes; sequences in `poison` kill, and a shard's result is its culprits.
+
+    Workers answer in a random order. `dies` says of a call to a worker whether that kills it.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        poison: set[int],
+        seed: int = 0,
+        dies: Callable[[int, Call], bool] = lambda worker, call: False,
+        starts: Callable[[int], bool] = lambda worker: True,
+    ):
+        self.workers, self.poison, self.chance = workers, poison, random.Random(seed)
+        self.dies, self.starts = dies, starts
+        self.hired = self.calls = 0
+        self.asked: dict[int, list[tuple[int, Call]]] = {}
+        self.joining: list[int] = []
+        self.begun: dict[int, tuple[Shard, dict[int, str]]] = {}
+        self.deaths = 0
+        self.most = 0  # shards that one worker held at a time
+        self.files: Counter[tuple[int, int]] = Counter()  # shard and attempt of those handed out
+
+    @property
+    def wanted(self) -> int:
+        return self.workers
+
+    def hire(self) -> int:
+        self.hired += 1
+        self.asked[self.hired] = []
+        self.joining.append(self.hired)
+        return self.hired
+
+    def ask(self, worker: int, call: Call) -> int:
+        self.calls += 1
+        self.asked[worker].append((self.calls, call))
+        self.most = max(self.most, len(self.asked[worker]))
+        if call.method in ("compute", "begin"):
+            shard = call.arguments[0]
+            self.files[shard.number, shard.attempt] += 1
+        return self.calls
+
+    def events(self) -> list[Event]:
+        waiting = [*self.joining, *(worker for worker, asked in self.asked.items() if asked)]
+        worker = self.chance.choice(waiting)
+        if worker in self.joining:
+            self.joining.remove(worker)
+            if self.starts(worker):
+                return [Joined(worker, {}, {})]
+            del self.asked[worker]
+            return [Died(worker, "it fell")]
+        number, call = self.asked[worker].pop(self.chance.randrange(len(self.asked[worker])))
+        if self.dies(worker, call) or self._kills(worker, call):
+            self.deaths += 1
+            del self.asked[worker]
+            return [Died(worker, "it fell")]
+        return [Answered(worker, number, self._answer(worker, call))]
+
+    def _kills(self, worker: int, call: Call) -> bool:
+        if call.method == "compute":
+            shard = call.arguments[0]
+            return any(index in self.poison for index in _indices(shard))
+        return call.method == "analyse" and call.arguments[0] in self.poison
+
+    def _answer(self, worker: int, call: Call) -> Any:
+        match call.method:
+            case "compute":
+                return call.arguments[0].number, set()
+            case "begin":
+                self.begun[worker] = call.arguments
+            case "encode":
+                return 10 - call.arguments[0] % 2
+            case "finish":
+                shard, culprits = self.begun[worker]
+                return shard.number, set(culprits)
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def _indices(shard: Shard) -> range:
+    return range(shard.first, shard.first + len(shard.records))
+
+
+def shards(count: int) -> list[Shard]:
+    records = tuple(Record(f"r{i}", text="a") for i in range(SIZE))
+    return [Shard(number, number * SIZE, records) for number in range(count)]
+
+
+def computed(crew: Crew, count: int, attempts: int = 3, known: Attempts | None = None) -> list[Any]:
+    dispatcher = Dispatcher(crew, attempts)
+    dispatcher.start()
+    return list(dispatcher.compute(shards(count), known or Attempts()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    workers=st.integers(1, 4),
+    count=st.integers(0, 8),
+    poison=st.sets(st.integers(0, 23).filter(lambda i: i % SIZE), max_size=5),
+    attempts=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_every_shard_comes_once_without_its_culprits_alone(
+    workers: int, count: int, poison: set[int], attempts: int, seed: int
+) -> None:
+    """At least one sequence of each shard is harmless, so that the crew is never given up."""
+    crew = Played(workers, poison, seed)
+    known = Attempts()
+    results = computed(crew, count, attempts, known)
+    assert sorted(number for number, _ in results) == list(range(count))
+    poison = {index for index in poison if index < count * SIZE}
+    assert set().union(*(culprits for _, culprits in results)) == poison
+    poisonous = {index // SIZE for index in poison}
+    # Each poisonous shard may take others along once; alone it dies until it is gone through, and
+    # each culprit until it is certain.
+    assert crew.deaths <= len(poisonous) * attempts + CERTAIN * len(poison)
+    assert all(known[number] >= attempts for number in poisonous)
+    # An innocent shard is suspect once for each time that it shared a worker with a culprit.
+    assert all(known[number] <= len(poisonous) for number in set(range(count)) - poisonous)
+    assert crew.most <= EACH
+    assert set(crew.files.values()) <= {1}, "no two workers write the same files"
+
+
+def test_workers_hold_shards_ahead_of_the_one_at_work() -> None:
+    crew = Played(2, set())
+    computed(crew, 50)
+    assert crew.most == EACH
+
+
+def test_a_suspect_has_a_worker_for_itself() -> None:
+    alone: list[bool] = []
+
+    class Watched(Played):
+        def ask(self, worker: int, call: Call) -> int:
+            number = super().ask(worker, call)
+            held = [call for _, call in self.asked[worker]]
+            again = [call for call in held if call.method == "compute"]
+            if any(call.arguments[0].attempt > 1 for call in again):
+                alone.append(len(held) == 1)
+            return number
+
+    for seed in range(20):
+        computed(Watched(2, {4}, seed), 12)
+    assert len(alone) > 2 * 20  # those of the culprit, and some that shared its worker
+    assert all(alone)
+
+
+def test_shards_that_were_suspect_before_are_tried_alone_or_one_by_one_at_once() -> None:
+    crew = Played(1, {4})
+    results = computed(crew, 3, attempts=3, known=Attempts({1: 3}))
+    assert crew.deaths == CERTAIN
+    assert dict(results)[1] == {4}
+
+
+def test_each_death_is_told_with_its_reason() -> None:
+    told: list[tuple[int, int, str]] = []
+    computed(Played(1, {4}), 2, 2, Attempts(keep=lambda *entry: told.append(entry)))
+    assert [entry for entry in told if entry[0] == 1] == [
+        (1, count, "it fell") for count in range(1, 2 + CERTAIN + 1)
+    ]
+
+
+def test_one_death_at_a_sequence_alone_is_no_proof() -> None:
+    happened: set[int] = set()
+
+    def by_accident(worker: int, call: Call) -> bool:
+        """Shard 1 dies twice, and the first of its sequences once, all from outside."""
+        if call.method == "compute" and call.arguments[0].number == 1:
+            return True
+        first = call.method == "analyse" and not happened
+        happened.update({1} if first else ())
+        return first
+
+    results = computed(Played(1, set(), dies=by_accident), 3, attempts=2)
+    assert happened
+    assert sorted(results) == [(0, set()), (1, set()), (2, set())]
+
+
+def test_a_shard_that_dies_at_no_sequence_ends_in_one_line() -> None:
+    def at_the_end(worker: int, call: Call) -> bool:
+        whole = call.method == "compute" and call.arguments[0].number == 1
+        return whole or call.method == "finish"
+
+    with pytest.raises(RunError, match=r"shard 1 \(it fell\), which is no single sequence's doing"):
+        computed(Played(2, set(), dies=at_the_end), 3)
+
+
+def test_nothing_is_repeated_for_ever() -> None:
+    crew = Played(3, set(), dies=lambda worker, call: call.method in ("compute", "analyse"))
+    with pytest.raises(RunError, match="died one after another and none finished"):
+        computed(crew, 1000)
+    assert crew.deaths <= 1 + 3 * (3 + CERTAIN * IN_A_ROW)
+
+
+def test_workers_that_cannot_start_end_in_one_line() -> None:
+    crew = Played(4, set(), starts=lambda worker: False)
+    with pytest.raises(RunError, match=r"die while they load the model \(it fell\)"):
+        computed(crew, 3)
+    assert crew.hired <= 4 + 3
+
+
+def test_the_run_goes_on_with_the_workers_that_could_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    crew = Played(4, set(), starts=lambda worker: worker <= 2)
+    results = computed(crew, 200)
+    assert len(results) == 200
+    assert crew.hired < 20
+    assert "the run goes on with 2" in capsys.readouterr().err
+
+
+def test_workers_join_while_the_run_goes_on() -> None:
+    served: Counter[int] = Counter()
+
+    class Growing(Played):
+        def ask(self, worker: int, call: Call) -> int:
+            served[worker] += 1
+            self.workers = 1 if sum(served.values()) < 10 else 3
+            return super().ask(worker, call)
+
+    assert len(computed(Growing(1, set()), 100)) == 100
+    assert set(served) == {1, 2, 3}

@@ -1,0 +1,153 @@
+"""Stages of shards beside each other: tokenising, the model, measures and tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import run_examples as examples
+import torch
+
+import normlens
+from normlens.corpus import Run, run
+from normlens.corpus.engines import local, station, worker
+from normlens.corpus.engines.station import Station
+from normlens.corpus.engines.worker import LARGEST_BATCH, Task, Worker
+from normlens.corpus.measures import measure
+from normlens.corpus.runs.options import RunOptions
+from normlens.corpus.runs.shards import Shard
+
+N, SHARD = 18, 3
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("overlap")
+    examples.tiny_checkpoint(folder / "model")
+    examples.corpus_file(folder / "corpus.txt", N)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lens(place: Path) -> Any:
+    return normlens.load(place / "model", device="cpu")
+
+
+class Staged:
+    """A worker whose every stage waits until another shard is at the stage that it names."""
+
+    lens = SimpleNamespace(device=torch.device("cpu"))
+
+    def __init__(self) -> None:
+        self.reached = {
+            (stage, number): threading.Event()
+            for stage in ("prepare", "analyse", "finish")
+            for number in range(3)
+        }
+
+    def prepare(self, shard: Shard) -> int:
+        self.reached["prepare", shard.number].set()
+        return shard.number
+
+    def analyse(self, number: int) -> Iterator[int]:
+        self.reached["analyse", number].set()
+        if number == 0:
+            assert self.reached["prepare", 1].wait(PATIENCE)
+        yield 1
+
+    def finish(self, number: int) -> int:
+        self.reached["finish", number].set()
+        if number == 0:
+            assert self.reached["analyse", 1].wait(PATIENCE)
+        return number
+
+
+def test_a_worker_tokenises_and_makes_tables_beside_its_model() -> None:
+    at_work: Any = Station(Staged())  # type: ignore[arg-type]
+    with ThreadPoolExecutor(station.EACH) as threads:
+        shards = [Shard(number, 0, ()) for number in range(3)]
+        assert list(threads.map(at_work.compute, shards)) == [0, 1, 2]
+    at_work.close()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads call the model, as they do on a GPU."""
+    for module in (station, local):
+        monkeypatch.setattr(module, "model_threads", lambda lens: station.ON_GPU)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_one_shard_is_measured_while_the_model_works_on_another(
+    place: Path, lens: Any, tmp_path: Path
+) -> None:
+    together = threading.Barrier(2, timeout=PATIENCE)
+
+    @measure(schema={"length": int})
+    def meeting(item: Any) -> dict[str, list[int]]:
+        if item.index in (0, SHARD):  # of the first shard and of the second
+            together.wait()
+        return {"length": [len(item)]}
+
+    options: dict[str, Any] = {"measures": [meeting], "shard_size": SHARD}
+    done = run(lens, place / "corpus.txt", tmp_path / "run", **options)
+    assert done.status().failures == 0
+    examples.assert_each_once(done)
+
+
+@pytest.fixture(scope="module")
+def in_turn(place: Path, lens: Any) -> Run:
+    return run(lens, place / "corpus.txt", place / "in-turn", shard_size=SHARD)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_threads_beside_each_other_change_no_bit(
+    place: Path, lens: Any, in_turn: Run, tmp_path: Path
+) -> None:
+    done = run(lens, place / "corpus.txt", tmp_path / "run", shard_size=SHARD)
+    examples.assert_same_tables(done, in_turn, tolerance=0)
+
+
+# Batches of a GPU ---------------------------------------------------------------------------------
+
+
+def test_batches_of_short_sequences_are_full_on_a_gpu(
+    place: Path, lens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 3 * LARGEST_BATCH
+    corpus = examples.corpus_file(tmp_path / "corpus.txt", count)
+    whole = run(lens, corpus, tmp_path / "one-by-one", measures="mixing", shard_size=count)
+    sizes: list[tuple[int, Any]] = []
+    analyse = type(lens).analyse
+
+    def noted(self: Any, items: Any, options: Any, **more: Any) -> Any:
+        sizes.append((len(items), options.batch_size))
+        return analyse(self, items, options, **more)
+
+    monkeypatch.setattr(type(lens), "analyse", noted)
+    # A GPU on which a largest batch of sequences of 128 tokens fits.
+    monkeypatch.setattr(Worker, "_filled", lambda self: worker.FILLED)
+    filled = run(lens, corpus, tmp_path / "filled", measures="mixing", shard_size=count)
+    assert sizes == [(count, count)]
+    examples.assert_same_tables(filled, whole)
+
+
+@pytest.mark.parametrize(("fits", "filled"), [(64, worker.FILLED), (63, 0)])
+def test_a_gpu_is_filled_where_a_largest_batch_fits(
+    lens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int, filled: int
+) -> None:
+    options = RunOptions("model", "data", measures=("mixing",))
+    made = Worker(Task(options, ("mixing",), str(tmp_path)), lens)
+    assert made._filled() == 0  # on a CPU
+    monkeypatch.setattr(worker, "affordable", lambda lens, n: fits if n == 128 else 0)
+    monkeypatch.setattr(type(lens), "device", torch.device("meta"))
+    assert made._filled() == filled
+    made.task = Task(options, ("mixing",), str(tmp_path), batch_size=8)
+    assert made._filled() == 0  # as many as were asked for
