@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import tracemalloc
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,34 @@ def test_a_damaged_fold_is_an_error_and_costs_its_shards(folder: Folder, small_f
     assert [*read(folder).done] == [*range(7)]
 
 
+def test_a_base_that_was_not_written_to_its_end_does_not_count(folder: Folder) -> None:
+    begun(folder).append([made_up_record(0)])
+    before = {name: folder.read(name) or b"" for name in folder.names("log")}
+    log = Log.begin(folder, MANIFEST, read(folder))
+    [base] = folder.names("log")
+    whole = folder.read(base) or b""
+    # As some file servers may leave it, when the driver is stopped in the middle.
+    folder.write(base, whole[: len(whole) // 2])
+    with pytest.raises(RunError, match="put it back from a copy"):
+        read(folder)
+    for name, contents in before.items():
+        folder.write(name, contents)
+    assert [*read(folder).done] == [0]
+    assert read(folder).epoch == 1
+    # The next one does not take its epoch for a free one.
+    assert Log.begin(folder, MANIFEST, read(folder)).epoch == 3
+    assert [*read(folder).done] == [0]
+    # A base that others have built on is needed.
+    for name in folder.names("log"):
+        folder.remove(name)
+    for name, contents in before.items():
+        folder.write(name, contents)
+    folder.write(base, whole[:-1])
+    log.append([made_up_record(1, epoch=2)])
+    with pytest.raises(RunError, match="put it back from a copy"):
+        read(folder)
+
+
 def test_a_log_of_another_manifest_is_refused(folder: Folder) -> None:
     begun(folder).append([made_up_record(0)])
     with pytest.raises(RunError, match=r"belongs to another manifest\.json"):
@@ -298,3 +327,32 @@ def test_columns_keep_what_records_say() -> None:
     ]
     with pytest.raises(ValueError, match="hold no records"):
         RecordColumns.parsed(columns.described() | {"rows": 4}, columns.as_buffer())
+
+
+class Nowhere(LocalFolder):
+    """Takes everything and keeps nothing."""
+
+    def write(self, name: str, data: bytes) -> None:
+        pass
+
+    def append(self, name: str, data: bytes) -> None:
+        pass
+
+    def remove_all(self, names: Collection[str]) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("small_folds")
+def test_the_memory_of_a_driver_does_not_grow(tmp_path: Path) -> None:
+    log = Log.begin(Nowhere(tmp_path), MANIFEST, empty_state(MANIFEST))
+    held = []
+    tracemalloc.start()
+    try:
+        for start, stop in ((0, 100), (100, 1000)):
+            for number in range(start, stop):
+                log.append([made_up_record(number)])
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    # The files of one record take 144 bytes in columns, and many more as objects.
+    assert held[1] - held[0] < 900 * 48

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from normlens.corpus.runs.entries import parse_entry
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.errors import RunError, another_manifest
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.log_files import ROOT, Folded, LogFile, log_file, parse_folded
 from normlens.corpus.runs.manifest import Manifest
@@ -25,17 +25,31 @@ def read_state(folder: Folder, manifest: Manifest, *, salvage: bool = False) -> 
     A damaged log is an error. With `salvage` what is sound in it counts, and the state names the
     files that are damaged.
     """
+    before: int | None = None
     for _ in range(_LISTINGS):
-        chain = listed_log(folder)
+        chain = listed_log(folder, before)
         if chain is None:
             return _state_without_log(folder, manifest, salvage)
         contents = folder.read_all(file.name for file in chain.files)
         lacking = [file for file in chain.files if file.name not in contents]
-        if not lacking:
-            return _Reading(folder, manifest, salvage).state(chain, contents)
-        if listed_log(folder) == chain:
+        if lacking and listed_log(folder, before) == chain:
             raise RunError(f"cannot read {lacking[0].name} in {str(folder)!r}")
+        if lacking:
+            continue
+        try:
+            return _Reading(folder, manifest, salvage).state(chain, contents)
+        except _LostBaseError:
+            # Not every place writes a file whole or not at all. A driver that was stopped while it
+            # wrote its base has committed nothing and removed nothing: the one before it counts.
+            older = listed_log(folder, chain.epoch) if len(chain.files) == 1 else None
+            if older is None or older.base is None:
+                raise
+            before = chain.epoch
     raise RunError(f"the log of {str(folder)!r} changes faster than it can be read; try again")
+
+
+class _LostBaseError(RunError):
+    """The base of an epoch is missing or damaged."""
 
 
 class Chain(NamedTuple):
@@ -46,9 +60,13 @@ class Chain(NamedTuple):
     files: list[LogFile]
 
 
-def listed_log(folder: Folder) -> Chain | None:
-    """List a log, and choose the files that hold its newest epoch; None if there is no log."""
-    listed = [file for name in folder.names(ROOT) if (file := log_file(name)) is not None]
+def listed_log(folder: Folder, before: int | None = None) -> Chain | None:
+    """List a log, and choose the files of its newest epoch, or of the newest one before another.
+
+    None if there is no log.
+    """
+    named = [file for name in folder.names(ROOT) if (file := log_file(name)) is not None]
+    listed = [file for file in named if before is None or file.epoch < before]
     epochs = [file.epoch for file in listed if file.kind == "base"]
     if not listed:
         return None
@@ -79,7 +97,7 @@ def _state_without_log(folder: Folder, manifest: Manifest, salvage: bool) -> Sta
         )
     records, damaged = read_old_records(folder, manifest)
     if damaged and not salvage:
-        raise refused_log(folder, damaged[0], "it does not match itself")
+        raise _refused(folder, damaged[0], "it does not match itself")
     _check_tables(folder, manifest, records)
     return built_state(0, tuple(manifest.tables), [], records, {}, [], damaged)
 
@@ -126,7 +144,7 @@ class _Reading:
                 chain.epoch, tables, columns, entries, attempts, compacted, self.damaged
             )
         except ValueError as error:
-            raise refused_log(self.folder, ROOT, str(error)) from error
+            raise _refused(self.folder, ROOT, str(error)) from error
 
     def _folded(self, file: LogFile, data: bytes) -> list[Folded]:
         try:
@@ -161,12 +179,12 @@ class _Reading:
 
     def _damage(self, name: str, what: str) -> None:
         if not self.salvage:
-            raise refused_log(self.folder, name, what)
+            raise _refused(self.folder, name, what)
         if name not in self.damaged:
             self.damaged.append(name)
 
-    def _lost_base(self, what: str) -> RunError:
-        return RunError(
+    def _lost_base(self, what: str) -> _LostBaseError:
+        return _LostBaseError(
             f"{what} in {str(self.folder)!r}, which says which shards are done; put it back from a "
             "copy, or start the run again in another folder"
         )
@@ -177,27 +195,20 @@ class _Reading:
 
     def _check_columns(self, columns: Iterable[RecordColumns]) -> None:
         if any(set(part.tables) - set(self.manifest.tables) for part in columns):
-            raise another_run(self.folder, ROOT)
+            raise _another_run(self.folder, ROOT)
 
 
 def _check_tables(folder: Folder, manifest: Manifest, records: Iterable[Done]) -> None:
     for done in records:
         if set(done.tables) != set(manifest.tables):
-            raise another_run(folder, f"shard {done.number}")
+            raise _another_run(folder, f"shard {done.number}")
 
 
-def another_manifest(folder: Folder, name: str) -> RunError:
-    return RunError(
-        f"{name} in {str(folder)!r} belongs to another manifest.json than the one that lies there; "
-        "put the run's own back"
-    )
-
-
-def another_run(folder: Folder, what: str) -> RunError:
+def _another_run(folder: Folder, what: str) -> RunError:
     return RunError(f"{what} in {str(folder)!r} is sound but not of this run; move it away")
 
 
-def refused_log(folder: Folder, name: str, what: str) -> RunError:
+def _refused(folder: Folder, name: str, what: str) -> RunError:
     return RunError(
         f"{name} in {str(folder)!r} is damaged: {what}; see all with normlens check {folder}, "
         f"compute again what it held with normlens run --resume {folder}"

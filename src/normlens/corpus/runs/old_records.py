@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from normlens.corpus.runs.entries import checksum, parse_done
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.errors import another_manifest
 from normlens.corpus.runs.folder import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import BEFORE_LOG, ROOT, Done
@@ -35,10 +35,7 @@ def read_old_records(folder: Folder, manifest: Manifest) -> tuple[list[Done], li
             continue
         done, digest = parsed
         if digest != manifest.digest:
-            raise RunError(
-                f"{name} in {str(folder)!r} belongs to another manifest.json than the one that "
-                "lies there; put the run's own back"
-            )
+            raise another_manifest(folder, name)
         records.append(done)
     return records, damaged
 

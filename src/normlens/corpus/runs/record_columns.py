@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from normlens.corpus.runs.entries import check_done
 from normlens.corpus.runs.shards import Done, File, table_name
 from normlens.json_text import parse_json
 
@@ -80,6 +79,9 @@ class RecordColumns:
 
     def taken(self, chosen: np.ndarray[Any, np.dtype[Any]]) -> RecordColumns:
         """Keep some rows: a mask, or their places."""
+        everything = chosen.all() if chosen.dtype == bool else _is_range(chosen, len(self))
+        if everything:
+            return self  # columns may be large: they are not copied in vain
         return RecordColumns(self.tables, self.stages, self.workers, self.rows[chosen])
 
     def without_files(self) -> RecordColumns:
@@ -99,11 +101,11 @@ class RecordColumns:
 
     def files(self, table: str, places: np.ndarray[Any, np.dtype[Any]]) -> list[File]:
         """Describe the files of one table, of the records in these rows."""
-        column, rows = self.tables.index(table), self.rows[places]
-        digests = np.ascontiguousarray(rows["file_sha256"][:, column]).tobytes().hex()
+        column = self.tables.index(table)
+        digests = self.rows["file_sha256"][:, column][places].tobytes().hex()
         width = 2 * _SHA256
         sizes = self.sizes(table, places)
-        counts = rows["file_rows"][:, column].tolist()
+        counts = self.rows["file_rows"][:, column][places].tolist()
         return [
             File(name, count, size, digests[width * i : width * (i + 1)])
             for i, ((name, size), count) in enumerate(zip(sizes, counts, strict=True))
@@ -113,10 +115,9 @@ class RecordColumns:
         self, table: str, places: np.ndarray[Any, np.dtype[Any]]
     ) -> Iterator[tuple[str, int]]:
         """Give the names of the same files with their sizes in bytes."""
-        rows = self.rows[["number", "epoch", "attempt", "file_bytes"]][places]
-        marks = (rows[name].tolist() for name in ("number", "epoch", "attempt"))
+        marks = (self.rows[name][places].tolist() for name in ("number", "epoch", "attempt"))
         names = (table_name(table, *mark) for mark in zip(*marks, strict=True))
-        sizes = rows["file_bytes"][:, self.tables.index(table)].tolist()
+        sizes = self.rows["file_bytes"][:, self.tables.index(table)][places].tolist()
         return zip(names, sizes, strict=True)
 
     def record(self, place: int, tables: Iterable[str]) -> Done:
@@ -166,9 +167,8 @@ class RecordColumns:
         return cls(tables, stages, workers, rows)
 
 
-def checked(records: Iterable[Done]) -> list[Done]:
-    """Give back the records if all have the types that columns rely on."""
-    return [check_done(done) for done in records]
+def _is_range(places: np.ndarray[Any, np.dtype[Any]], stop: int) -> bool:
+    return len(places) == stop and bool((places == np.arange(stop)).all())
 
 
 def _no_tables(columns: RecordColumns) -> RecordColumns:
