@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Wait longer for a new node than Ray does, which gives up after 30 s on a busy machine."""
+    """Wait longer for a new node than Ray does, which gives up after 30 s."""
 
     def wait_for_node(*given: Any) -> Any:
         last = time.monotonic() + PATIENCE
@@ -101,6 +101,8 @@ def cluster(folder: Path) -> Iterator[Any]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(source)]))
     patch.syspath_prepend(folder)
+    # On a busy machine a node needs longer to start than Ray allows.
+    patch.setenv("RAY_agent_register_timeout_ms", str(int(1000 * PATIENCE)))
     patch.setattr(services, "get_node", patient(services.get_node))
     cluster = Cluster(
         initialize_head=True,
