@@ -64,8 +64,10 @@ class RayCrew(Crew):
             for node in nodes
         ]
         for node, reference in zip(nodes, asked, strict=True):
-            with unwrapped(self.ray):
+            try:
                 there = self.ray.get(reference, timeout=PATIENCE)
+            except self.ray.exceptions.RayError:
+                continue  # it has left; a worker is compared again when it joins
             check_versions(node["NodeManagerHostname"], self._here, there)
 
     def hire(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from normlens.corpus.runs.resources import parse_resources
+from normlens.corpus.runs.resources import parse_resources, parse_workers
 from normlens.errors import InputError, OptionError, check_choice
 from normlens.json_text import parse_json
 from normlens.option_fields import Option, names_of
@@ -52,16 +52,6 @@ def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
         except ValueError:
             settings.setdefault(measure, {})[name] = value
     return settings
-
-
-def parse_workers(value: int | str) -> int | str:
-    """A number of workers, or "auto"."""
-    try:
-        return AUTO if value == AUTO else int(value)
-    except ValueError:
-        raise OptionError(
-            "workers", f"{{option}} is a number from 1 or 'auto', not {value!r}"
-        ) from None
 
 
 _SET = Option(

@@ -1,4 +1,4 @@
-"""What a worker takes of a cluster's node, as ``--resources gpu=1,cpu=4,memory=16GB`` says it."""
+"""How many workers there are, and what each takes of a node: ``gpu=1,cpu=4,memory=16GB``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ import re
 
 from normlens.errors import InputError, OptionError
 from normlens.parsing import parse_bytes
+from normlens.precisions import AUTO
 
 #: Resources that every cluster has, by the names that are typed for them.
 CPU, GPU, MEMORY = "cpu", "gpu", "memory"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]*")
+
+
+def parse_workers(value: int | str) -> int | str:
+    """A number of workers, or "auto"."""
+    try:
+        return AUTO if value == AUTO else int(value)
+    except ValueError:
+        raise OptionError(
+            "workers", f"{{option}} is a number from 1 or 'auto', not {value!r}"
+        ) from None
 
 
 def parse_resources(text: str | None) -> dict[str, float]:
