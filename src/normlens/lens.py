@@ -72,6 +72,7 @@ class Lens(Encodes, Explains):
         tokenizer: Tokenizer | Literal[False] | None = None,
         *,
         name: str | None = None,
+        source: str | None = None,
         revision: str | None = None,
         pooling: Callable[[], Pooling] = Pooling,
         max_tokens: int | None = None,
@@ -82,7 +83,9 @@ class Lens(Encodes, Explains):
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
         self.processor: Tokenizer | None = given if takes_signals(self) else None
         self.tokenizer = None if takes_signals(self) else given
-        self.name = name or name_of_model(self.adapter.whole)
+        self.name = name or name_of_model(self.adapter.whole)  # shown in every result
+        #: Where the model is from, which may be a path: for runs, which load it again.
+        self.source = source or name_of_model(self.adapter.whole, path=True)
         self.revision = revision or getattr(self.adapter.whole.config, "_commit_hash", None)
         self._read_pooling = pooling
         self._max_tokens = max_tokens

@@ -15,13 +15,14 @@ from normlens.checkpoints.adapters import saved_adapter
 from normlens.checkpoints.devices import pick_device, pick_dtype
 from normlens.checkpoints.embedded import DEFAULT, EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader, file_beside, is_embedded
-from normlens.checkpoints.hub import Origin, file_of, is_local
+from normlens.checkpoints.hub import Origin, file_of
 from normlens.checkpoints.objects import Held, held_by
 from normlens.checkpoints.processor_loading import processor_of
 from normlens.checkpoints.sentences import Finder, read_pooling
 from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
 from normlens.errors import InputError, NormLensError, reason_of
 from normlens.lens import Lens
+from normlens.model_names import is_local, shown_name
 from normlens.models import adapter_class
 from normlens.models.signals import SignalEncoder
 from normlens.precisions import AUTO, CHECKPOINT
@@ -45,6 +46,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     part: str | None = None,
+    name: str | None = None,
 ) -> Lens:
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
@@ -66,12 +68,16 @@ def load(
     ``weights_only=True``.
 
     `part` is the path of a model inside one that is made of several: "vision_model" of CLIP.
+    `name` is what results call the model in titles and files; by default its name on the hub, or
+    the last part of its folder's path.
     """
+    if name is not None and not name.strip():
+        raise InputError("the name that results shall call the model by is empty")
     named = _given_tokenizer(tokenizer, trust_remote_code)
     if (held := held_by(source)) is not None:
         held = held if part is None else replace(held, model=inner_model(held.model, part))
-        return _from_object(held, named, device, dtype, revision)
-    name = _name(source)
+        return _from_object(held, named, device, dtype, revision, name)
+    called, name = name, _name(source)
     _check_revision(name, revision)
     place = pick_device(device)
     precision = pick_dtype(dtype)
@@ -93,10 +99,12 @@ def load(
         else:
             model, with_model = adapted_model(adapter, precision, place, wanted=named is None)
         find = partial(file_of, origin)
+    inside = "" if part is None else f" ({part})"
     return Lens(
         model,
         with_model if named is None else named,
-        name=name if part is None else f"{name} ({part})",
+        name=called or f"{shown_name(name)}{inside}",
+        source=f"{name}{inside}",
         revision=revision,
         pooling=partial(read_pooling, find),
     )
@@ -167,6 +175,7 @@ def _from_object(
     device: str | torch.device,
     dtype: str | torch.dtype,
     revision: str | None,
+    name: str | None,
 ) -> Lens:
     model = held.model
     try:
@@ -185,6 +194,7 @@ def _from_object(
     return Lens(
         model,
         held.tokenizer if tokenizer is None else tokenizer,
+        name=name,
         revision=revision,
         pooling=held.pooling,
         max_tokens=held.max_tokens,

@@ -101,7 +101,7 @@ def reproduce(
     progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    named = model if isinstance(model, (str, os.PathLike)) else model.name
+    named = model if isinstance(model, (str, os.PathLike)) else model.source
     unknown = [name for name in options if name not in Settings.__dataclass_fields__]
     if unknown:
         raise InputError(f"reproduce takes no option {unknown[0]!r}")
