@@ -12,6 +12,7 @@ from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.arguments import read_text
 from normlens.cli.explained import completeness_words, token_strip
 from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.needs import check_result_needs
 from normlens.cli.options import (
     ForceOption,
     ModelOption,
@@ -53,6 +54,7 @@ def cosine_command(
     """Which tokens made the cosine of two texts' vectors. Without --out it prints what each token
     has of it, the strongest pairs, and what no pair of tokens owns.
     """
+    check_result_needs(model, out)
     for text in (a, b):
         read_text([text], None, None)
     if out is not None:

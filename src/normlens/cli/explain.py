@@ -11,6 +11,7 @@ import typer
 from normlens.cli.arguments import read_input
 from normlens.cli.explained import show_explanation, show_explanations
 from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.needs import check_result_needs
 from normlens.cli.options import (
     FileOption,
     ForceOption,
@@ -114,6 +115,7 @@ def explain_command(
     --out it prints the tokens with what each contributes, what no token owns, and the strongest
     components. A model that sees takes an --image; its tokens are patches.
     """
+    check_result_needs(model, out, image)
     given = read_input([sentence, text], pair, file, image)
     where, named = _place(position, "--position"), _token(token)
     if out is not None:

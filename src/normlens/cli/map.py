@@ -12,6 +12,7 @@ import typer
 from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.arguments import check_text, read_input
 from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.needs import check_result_needs
 from normlens.cli.options import (
     FileOption,
     ForceOption,
@@ -111,6 +112,7 @@ def map_command(
     most; with one --scope, the map itself. An encoder–decoder takes a source and --target-text, a
     model that sees an --image.
     """
+    check_result_needs(model, out, image)
     given = read_input([sentence, text], pair, file, image)
     if target_text is not None:
         check_text(target_text, "target")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.cli.fields import TypedFields, with_field_options
+from normlens.cli.needs import check_run_needs
 from normlens.cli.options import NoProgressOption, RunDataOption, RunModelOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
@@ -46,6 +47,8 @@ def run_command(
 
     A sequence that cannot be analysed is a row of the table `failures`; the exit status is 3 then.
     """
+    check_run_needs(model, options)
+
     from normlens.corpus.runs import runs
 
     asked = Asked("run", "run", model, data, out, resume, quiet)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from normlens.cli.options import ForceOption, JsonOption
 from normlens.exports.spreadsheet import write_csv
+from normlens.extras import TABLES, check_installed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +75,8 @@ def query_command(
     """Ask a run's tables in SQL (DuckDB)."""
     from normlens.corpus.runs.results import Run
 
+    if sql is not None:
+        check_installed(TABLES)
     opened = Run.open(run, measures=measures)
     if sql is None:
         for table, described in opened.manifest.tables.items():

@@ -13,6 +13,7 @@ import typer
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import QuietOption
 from normlens.cli.printing import status
+from normlens.extras import PAGE_SERVER, check_installed
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.serve.limits import Limits
 from normlens.serve.security import is_loopback
@@ -52,6 +53,7 @@ def serve_command(
 ) -> None:
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it."""
     at_least_one(tokens, "tokens")
+    check_installed(PAGE_SERVER)
 
     from normlens.serve.models import ServedModels, installed_models
     from normlens.serve.server import PageServer

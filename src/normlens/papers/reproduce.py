@@ -29,6 +29,7 @@ from normlens.papers.results_folder import (
     save_settings,
 )
 from normlens.papers.settings import (
+    EVALUATE,
     KINDS,
     LISTS_OF_PARTS,
     Settings,
@@ -97,7 +98,8 @@ def reproduce(
     folder may be used again for other experiments, for more data, or with other options of the
     report. What the model or the data does not allow is refused before the first run begins.
     """
-    check_packages()
+    parsed = parse_kinds(kinds)
+    check_packages(extra="evaluate" if EVALUATE in parsed else "reproduce")
     progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
@@ -107,7 +109,7 @@ def reproduce(
         raise InputError(f"reproduce takes no option {unknown[0]!r}")
     data_names = tuple(fixed_path(spec) for spec in listed)
     settings = Settings(
-        kinds=parse_kinds(kinds),
+        kinds=parsed,
         model=model_name(os.fspath(named)),
         data=data_names,
         limits={} if limit is None else dict.fromkeys(data_names, limit),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from normlens.errors import InputError, MissingDependencyError, system_reason
+from normlens.errors import InputError, system_reason
+from normlens.extras import PAGE_SERVER, check_installed
 from normlens.serve.analysis_thread import AnalysisThread
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
@@ -43,13 +44,7 @@ class PageServer:
         port: int = 0,
         allow_hosts: Sequence[str] = (),
     ):
-        try:
-            import fastapi  # noqa: F401
-            import uvicorn  # noqa: F401
-        except ImportError as error:
-            raise MissingDependencyError(
-                "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
-            ) from error
+        check_installed(PAGE_SERVER)
         self.models, self.jobs, self._limits = models, Jobs(limits), limits
         self._host, self._allow_hosts = host, allow_hosts
         self._thread = AnalysisThread(self.jobs, models)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from normlens.corpus.runs.closed_duckdb import (
     closed_connection,
+    duckdb_module,
     quoted_name,
     quoted_text,
     tables_of,
@@ -125,8 +126,7 @@ class Tables:
 
     def _asked(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
         """Use a connection that knows the tables that a query names."""
-        import duckdb
-
+        duckdb = duckdb_module()
         with self._explained():
             wanted = tables_of(query, self.manifest.tables)
             with self._connected(wanted, *writable) as connection:
