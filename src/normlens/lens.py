@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import nn
 
-from normlens.advancing import Progress
+from normlens.advancing import Progress, layers_shown
 from normlens.analysing.analyser import Analyser
 from normlens.analysing.limits import check_memory_limit
 from normlens.analysing.outbox import Outbox
@@ -49,7 +49,7 @@ class TextKeywords(AnalysisKeywords, total=False):
 
     truncate: bool
     sampling_rate: int | None
-    progress: Progress | None
+    progress: Progress | bool | None
 
 
 class IdKeywords(AnalysisKeywords, total=False):
@@ -60,7 +60,7 @@ class IdKeywords(AnalysisKeywords, total=False):
     target: Side | None
     decoder_input_ids: Ids | None
     decoder_attention_mask: Ids | None
-    progress: Progress | None
+    progress: Progress | bool | None
 
 
 class Lens(Encodes, Explains):
@@ -193,7 +193,7 @@ class Lens(Encodes, Explains):
         input_features: Features | None = None,
         sampling_rate: int | None = None,
         truncate: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
@@ -209,8 +209,10 @@ class Lens(Encodes, Explains):
 
         `truncate` accepts the beginning of a text that is too long. `progress` is called with the
         layers done and the layers asked for, after each layer of each batch; what it raises ends
-        the analysis. The other options are those of `normlens.options.AnalysisOptions`, which
-        explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
+        the analysis. True shows a bar, False none; by default there is one in terminals and
+        notebooks for work on a CPU that takes longer than a moment. The other options are those of
+        `normlens.options.AnalysisOptions`, which explains them: scopes, layers, heads, the rule for
+        the nonlinearity, precision, memory.
         """
         chosen = AnalysisOptions(**options)
         given = GivenPairs(
@@ -224,7 +226,8 @@ class Lens(Encodes, Explains):
             sampling_rate,
         )
         items, many = encode_any(self, given, token_type_ids, truncate=truncate)
-        results = self.analyse(items, chosen, progress=progress)
+        with layers_shown(progress, self.device.type) as advance:
+            results = self.analyse(items, chosen, progress=advance)
         return results if many else results[0]
 
     def analyse(
