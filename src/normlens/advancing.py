@@ -65,7 +65,11 @@ class LayerBar:
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
             self._bar = self._tqdm(
-                total=total, unit="layer", desc="layers", delay=self._delay, leave=False
+                total=total,
+                unit="layer",
+                desc="layers",
+                delay=self._delay,
+                leave=not self._delay,  # a bar that nobody asked for goes when it is done
             )
         if done <= self._bar.n and done < total:
             self._batch += 1
