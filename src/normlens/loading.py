@@ -141,6 +141,29 @@ def load_config(
     return embedded_reader(name)(AutoConfig)
 
 
+def load_tokenizer(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The tokenizer of a model alone, the one that `load` would take; None if there is none."""
+    from transformers import AutoTokenizer
+
+    name = _name(source)
+    _check_revision(name, revision)
+    if is_embedded(name):
+        return embedded_reader(name)(AutoTokenizer)
+    if is_local(name):
+        check_folder(name, weights=False)
+    origin = Origin.find(name, revision, trust_remote_code)
+    adapter = saved_adapter(origin)
+    if adapter is None:
+        return tokenizer_of(origin)
+    base = Origin.find(adapter.base, adapter.base_revision, trust_remote_code)
+    return tokenizer_of(adapter.origin) or tokenizer_of(base)
+
+
 def _given_tokenizer(
     tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None, trust_remote_code: bool
 ) -> Tokenizer | Literal[False] | None:

@@ -175,17 +175,22 @@ def _do(
     of_the_lens = ("device", "dtype", "trust_remote_code")
     how = {k: v for k, v in execution.items() if not (here and k in of_the_lens)}
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
-    relations = {"relations": list(settings.relations)}
-    amplified = settings.relations and "amplification" in planned.measures
+    amplified = "amplification" in planned.measures
+    relations = {"relations": list(settings.relations)} if settings.relations else {}
     if (folder / NAME).is_file():
-        named = {"settings": {"amplification": relations}} if amplified else {}
+        named = {}
+        if amplified and relations:
+            recorded = Run.open(folder).manifest.options.settings.get("amplification", {})
+            named = {"settings": {"amplification": {**recorded, **relations}}}
         return resume(folder, model=lens if here else None, progress=progress, **named, **how)
+    # Tables 2 and 3 choose among all pairs that occur often enough.
+    pairs = {"keep_pairs": None, **({"min_count": 1} if settings.min_count == 1 else {})}
     return run(
         lens if here else model,
         planned.data,
         folder,
         measures=planned.measures,
-        settings={"amplification": relations} if amplified else None,
+        settings={"amplification": {**pairs, **relations}} if amplified else None,
         mask=settings.mask if planned.masked else None,
         limit=settings.limits.get(planned.data),
         max_length=settings.max_length,

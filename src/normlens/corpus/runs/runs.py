@@ -16,6 +16,7 @@ from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.choice import open_engine
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
+from normlens.corpus.runs.first_pass import with_kept_pairs
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
 from normlens.corpus.runs.lock import locked
@@ -91,6 +92,8 @@ def run(
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
     described = _described(source)
+    trust = execution.trust_remote_code
+    chosen = with_kept_pairs(chosen, fixed, source, lens, progress, trust_remote_code=trust)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
@@ -159,6 +162,15 @@ def resume(
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
         source = opened_data(fixed, data)
+        chosen = with_kept_pairs(
+            chosen,
+            fixed,
+            source,
+            lens,
+            progress,
+            trust_remote_code=execution.trust_remote_code,
+            before=manifest.measures,
+        )
         now = {"data": _described(source), "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")
