@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from normlens import scopes
 from normlens.analysis.amplification import AXES, normalise
-from normlens.corpus.measures import reservoir
-from normlens.corpus.measures.amplification_sample import combined_sample
+from normlens.corpus.measures.amplification_sample import candidates, combined_sample
 from normlens.corpus.measures.amplification_tables import (
     DISTANCE,
     ORDER,
@@ -174,7 +173,9 @@ class Amplification:
             at = np.flatnonzero(counted & maps.allowed[group[0]][:, columns].ravel())
             often = self._often(item, pairs, at)
             # The same pairs under all scopes, so that their scores can be compared.
-            chosen, priority = self._candidates(item, pairs, layers, at)
+            chosen, priority = candidates(
+                item, pairs, layers, at, self._relations, (self.keep, self.keep_other)
+            )
             place, pair = np.divmod(chosen, max(len(at), 1))
             drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
@@ -247,16 +248,3 @@ class Amplification:
             if not of_other_stack((before, after), maps)
         ]
         return list(dict.fromkeys(named))
-
-    def _candidates(
-        self, item: Item, pairs: TokenPairs, layers: NDArray[np.int64], at: NDArray[np.intp]
-    ) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
-        """Choose pairs that a sample may hold, as places in (layers, at), with their priorities."""
-        priority = reservoir.priorities(
-            item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
-        )
-        stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], self._relations)
-        limit = reservoir.limits(self.keep, self.keep_other, self._relations)
-        kept = [reservoir.lowest(row, stratum, limit) for row in priority]
-        chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
-        return chosen, priority.ravel()[chosen]

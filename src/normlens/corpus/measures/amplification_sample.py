@@ -1,4 +1,4 @@
-"""The sample of FF-amp: of rows of several sequences, those that all of them together keep."""
+"""The sample of FF-amp: the pairs of a sequence that may be in it, and those that stay."""
 
 from __future__ import annotations
 
@@ -6,9 +6,34 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from normlens.corpus.measures import reservoir
+from normlens.corpus.measures.base import Item
 from normlens.corpus.measures.columns import codes
+from normlens.corpus.measures.token_pairs import TokenPairs
+
+
+def candidates(
+    item: Item,
+    pairs: TokenPairs,
+    layers: NDArray[np.int64],
+    at: NDArray[np.intp],
+    relations: Sequence[str],
+    keep: tuple[int, int],
+) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
+    """Choose pairs that a sample may hold, as places in (layers, at), with their priorities.
+
+    `keep` are the sizes of a stratum of related and of other pairs.
+    """
+    priority = reservoir.priorities(
+        item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
+    )
+    stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], relations)
+    limit = reservoir.limits(*keep, relations)
+    kept = [reservoir.lowest(row, stratum, limit) for row in priority]
+    chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
+    return chosen, priority.ravel()[chosen]
 
 
 def combined_sample(
