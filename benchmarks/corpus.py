@@ -12,6 +12,9 @@ too, so with more it does).
 
 Memory: a tiny random model on few and on many short sequences, each in a process of its own.
 
+Pairs: the size of the table amplification_pairs by the pairs of subwords that a run keeps.
+
+    python benchmarks/corpus.py --pairs 300               # these sizes, of so many sequences
     python benchmarks/corpus.py                           # prints the tables
     python benchmarks/corpus.py --out docs/performance    # and writes corpus.md and corpus.json
 """
@@ -29,6 +32,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -149,6 +153,89 @@ def print_peak(corpus: str, scratch: Path) -> None:
             print(int(line.split()[1]) / 1024)
 
 
+# Pairs of subwords --------------------------------------------------------------------------------
+
+#: What a run may be asked to keep.
+KEPT = {
+    "all pairs": {"min_count": 1, "keep_pairs": None},
+    "those that occur twice": {"min_count": 2, "keep_pairs": None},
+    "and at most 100,000 (default)": {"min_count": 2, "keep_pairs": 100_000},
+}
+
+
+def pair_sizes(source: str, sequences: int, shard_size: int = 64) -> list[dict]:
+    """The size of amplification_pairs under every choice, of maps that are computed once."""
+    from dataclasses import replace
+
+    import pyarrow as pa
+
+    import normlens
+    from normlens.corpus import encode_record, open_data
+    from normlens.corpus.measures import Item, get
+    from normlens.corpus.measures.pair_counts import PairCounter
+
+    lens = normlens.load("minilm", device="cpu").prepare()
+    encoded = [
+        encode_record(record, lens.tokenizer, max_length=128)
+        for record in open_data(source, limit=sequences)
+    ]
+    counter = PairCounter(lens.causal)
+    for one in encoded:
+        counter.add(one.ids)
+    table, plain = "amplification_pairs", get("amplification")
+    ways = {}
+    for name, settings in KEPT.items():
+        kept = counter.kept(**settings)
+        ways[name] = replace(plain, **settings, least=kept.least, kept=kept)
+    results = {
+        name: {"kept": name, "least": way.least, "bytes": 0, "rows": 0}
+        for name, way in ways.items()
+    }
+    for first in range(0, len(encoded), shard_size):
+        parts: dict[str, list] = {name: [] for name in ways}
+        for index, one in enumerate(encoded[first : first + shard_size], first):
+            (maps,) = lens.analyse([one])
+            for name, way in ways.items():
+                parts[name].append(way.rows(Item(str(index), index, maps, one))[table])
+        for name, way in ways.items():
+            merged = way.combine(table, pa.concat_tables(parts[name]))
+            results[name]["bytes"] += file_size(merged)
+            results[name]["rows"] += merged.num_rows
+        print(f"{first + shard_size} sequences", file=sys.stderr, flush=True)
+    return list(results.values())
+
+
+def file_size(table: Any) -> int:
+    """Bytes of a table as a shard's file."""
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    labels = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
+    buffer = io.BytesIO()
+    pq.write_table(table.unify_dictionaries(), buffer, compression="zstd", use_dictionary=labels)
+    return buffer.tell()
+
+
+def pair_report(sequences: int) -> str:
+    """The sizes as Markdown."""
+    folder = Path(os.environ.get("NORMLENS_TEST_DATA", SHARED))
+    sources = {
+        "WikiText-2": f"wikitext:{folder / 'wikitext2' / 'wiki.valid.raw'}",
+        "SST-2": f"sst2:{folder / 'sst2' / 'dev.tsv'}",
+    }
+    lines = ["| data | pairs of subwords that are kept | occurrences, at least | rows | MB |"]
+    lines += ["|---|---|---|---|---|"]
+    for data, source in sources.items():
+        lines += [
+            f"| {data}, {sequences} sequences | {row['kept']} | {row['least']} | {row['rows']:,} "
+            f"| {row['bytes'] / 1e6:.1f} |"
+            for row in pair_sizes(source, sequences)
+        ]
+    return "\n".join(lines)
+
+
 # Report -------------------------------------------------------------------------------------------
 
 
@@ -190,11 +277,15 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10, help="and how many times more")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path, help="folder for corpus.md and corpus.json")
+    parser.add_argument("--pairs", type=int, metavar="N", help="sizes of pairs of N sequences")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak_of:
         print_peak(options.peak_of, options.scratch)
+        return
+    if options.pairs:
+        print(pair_report(options.pairs))
         return
     import torch
 

@@ -229,7 +229,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 def test_local_folder_loads_offline(good: Path) -> None:
     lens = normlens.load(good, device="cpu")
-    assert lens.name == str(good)
+    assert (lens.name, lens.source) == (good.name, str(good))
     assert lens.dtype == torch.float32
     maps = lens.maps(SENTENCE)
     assert maps.tokens == ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from normlens.advancing import Progress
+from normlens.advancing import Progress, layers_shown
 from normlens.checkpoints.sentences import Pooling
 from normlens.cosine_options import CosineKeywords, CosineOptions
 from normlens.encoding import Features, encode_any
@@ -44,7 +44,7 @@ class QuestionKeywords(ExplainKeywords, total=False):
     layer: int | None
     truncate: bool
     sampling_rate: int | None
-    progress: Progress | None
+    progress: Progress | bool | None
 
 
 #: Any linear reading of a vector.
@@ -102,7 +102,7 @@ class Explains:
         input_features: Features | None = ...,
         sampling_rate: int | None = ...,
         truncate: bool = ...,
-        progress: Progress | None = ...,
+        progress: Progress | bool | None = ...,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
@@ -125,7 +125,7 @@ class Explains:
         input_features: Features | None = None,
         sampling_rate: int | None = None,
         truncate: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         **options: Unpack[ExplainKeywords],
     ) -> Explanation | Explanations | list[Explanation | Explanations]:
         """Trace a score back to every input token, exactly, at the price of one backward pass.
@@ -136,7 +136,8 @@ class Explains:
         read, "all" explains each next token of a text in turn. `direction` is a vector that is read
         at `position` behind layer `layer`, or behind the model's last step. A list of texts,
         targets, contrasts or positions gives a list. `progress` is called with the layers done and
-        the layers on the way, after each layer of each batch; what it raises ends the work.
+        the layers on the way, after each layer of each batch; what it raises ends the work. True
+        shows a bar, False none, and the default is as in `maps`.
 
         Of an encoder–decoder, `text` is the source and `target` the decoder's text (a text or its
         words; None: the one that the model generates), and `token` says which of the target's
@@ -173,11 +174,13 @@ class Explains:
         items, many = encode_any(lens, given, token_type_ids, truncate=truncate)
         if lens.two_stacks:
             pairs = [item for item in items if isinstance(item, Pair)]
-            return ask_pairs(lens, pairs, many, token, contrast, chosen, progress)
+            with layers_shown(progress, lens.device.type) as advance:
+                return ask_pairs(lens, pairs, many, token, contrast, chosen, advance)
         encoded = [item for item in items if isinstance(item, Encoded)]
-        return ask(
-            lens, encoded, many, target, contrast, position, direction, layer, chosen, progress
-        )
+        with layers_shown(progress, lens.device.type) as advance:
+            return ask(
+                lens, encoded, many, target, contrast, position, direction, layer, chosen, advance
+            )
 
     @cached_property
     def pooling(self) -> Pooling:
@@ -191,7 +194,7 @@ class Explains:
         b: str,
         *,
         truncate: bool = ...,
-        progress: Progress | None = ...,
+        progress: Progress | bool | None = ...,
         **options: Unpack[CosineKeywords],
     ) -> Cosine: ...
 
@@ -201,7 +204,7 @@ class Explains:
         a: list[tuple[str, str]],
         *,
         truncate: bool = ...,
-        progress: Progress | None = ...,
+        progress: Progress | bool | None = ...,
         **options: Unpack[CosineKeywords],
     ) -> list[Cosine]: ...
 
@@ -212,15 +215,16 @@ class Explains:
         b: str | None = None,
         *,
         truncate: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         **options: Unpack[CosineKeywords],
     ) -> Cosine | list[Cosine]:
         """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
 
         The model's vectors of a text become one as its sentence-transformers files say (mean, cls
         or last token, Dense maps), or by their mean where there are none. `progress` is called with
-        the layers done and all layers as the tokens pass them; what it raises ends the work. The
-        other options are those of `normlens.cosine_options.CosineOptions`.
+        the layers done and all layers as the tokens pass them; what it raises ends the work. True
+        shows a bar, False none, and the default is as in `maps`. The other options are those of
+        `normlens.cosine_options.CosineOptions`.
         """
         chosen = CosineOptions(**options)
         pairs, many = text_pairs(a, b)
@@ -230,7 +234,8 @@ class Explains:
             raise InputError(f"{lens.name} reads pictures or sound; cosines are of two texts")
         encoded = lens.encode([text for pair in pairs for text in pair], truncate=truncate)
         together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        results = cosines(lens, self.pooling, together, chosen, progress)
+        with layers_shown(progress, lens.device.type) as advance:
+            results = cosines(lens, self.pooling, together, chosen, advance)
         return results if many else results[0]
 
 

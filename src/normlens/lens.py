@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import nn
 
-from normlens.advancing import Progress
+from normlens.advancing import Progress, layers_shown
 from normlens.analysing.analyser import Analyser
 from normlens.analysing.limits import check_memory_limit
 from normlens.analysing.outbox import Outbox
@@ -55,7 +55,7 @@ class TextKeywords(AnalysisKeywords, total=False):
     sampling_rate: int | None
     out: str | PathLike[str] | None
     overwrite: bool
-    progress: Progress | None
+    progress: Progress | bool | None
 
 
 class IdKeywords(AnalysisKeywords, total=False):
@@ -68,7 +68,7 @@ class IdKeywords(AnalysisKeywords, total=False):
     decoder_attention_mask: Ids | None
     out: str | PathLike[str] | None
     overwrite: bool
-    progress: Progress | None
+    progress: Progress | bool | None
 
 
 class Lens(Encodes, Explains):
@@ -80,6 +80,7 @@ class Lens(Encodes, Explains):
         tokenizer: Tokenizer | Literal[False] | None = None,
         *,
         name: str | None = None,
+        source: str | None = None,
         revision: str | None = None,
         pooling: Callable[[], Pooling] = Pooling,
         max_tokens: int | None = None,
@@ -90,7 +91,9 @@ class Lens(Encodes, Explains):
         #: What makes a model's input of pictures or sound; models that read text have a tokenizer.
         self.processor: Tokenizer | None = given if takes_signals(self) else None
         self.tokenizer = None if takes_signals(self) else given
-        self.name = name or name_of_model(self.adapter.whole)
+        self.name = name or name_of_model(self.adapter.whole)  # shown in every result
+        #: Where the model is from, which may be a path: for runs, which load it again.
+        self.source = source or name_of_model(self.adapter.whole, path=True)
         self.revision = revision or getattr(self.adapter.whole.config, "_commit_hash", None)
         self._read_pooling = pooling
         self._max_tokens = max_tokens
@@ -200,7 +203,7 @@ class Lens(Encodes, Explains):
         truncate: bool = False,
         out: str | PathLike[str] | None = None,
         overwrite: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         **options: Unpack[AnalysisKeywords],
     ) -> Maps | list[Maps]:
         """Attribution maps (`Maps`) of a text or a pair (a tuple); any other iterable gives a list.
@@ -219,8 +222,10 @@ class Lens(Encodes, Explains):
         returned maps stay in the file until they are used. A file that is there already needs
         `overwrite`. `progress` is called with the
         layers done and the layers asked for, after each layer of each batch; what it raises ends
-        the analysis. The other options are those of `normlens.options.AnalysisOptions`, which
-        explains them: scopes, layers, heads, the rule for the nonlinearity, precision, memory.
+        the analysis. True shows a bar, False none; by default there is one in terminals and
+        notebooks for work on a CPU that takes longer than a moment. The other options are those of
+        `normlens.options.AnalysisOptions`, which explains them: scopes, layers, heads, the rule for
+        the nonlinearity, precision, memory.
         """
         chosen = AnalysisOptions(**options)
         given = GivenPairs(
@@ -236,7 +241,8 @@ class Lens(Encodes, Explains):
         items, many = encode_any(self, given, token_type_ids, truncate=truncate)
         if out is not None and many:
             raise InputError("`out` takes the maps of one text; call it for each of several")
-        results = self.analyse(items, chosen, out=out, overwrite=overwrite, progress=progress)
+        with layers_shown(progress, self.device.type) as advance:
+            results = self.analyse(items, chosen, out=out, overwrite=overwrite, progress=advance)
         return results if many else results[0]
 
     def analyse(

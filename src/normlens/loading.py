@@ -16,13 +16,14 @@ from normlens.checkpoints.device_maps import DeviceMap, check_device_map
 from normlens.checkpoints.devices import pick_device, pick_dtype
 from normlens.checkpoints.embedded import DEFAULT, EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader, file_beside, is_embedded
-from normlens.checkpoints.hub import Origin, file_of, is_local
+from normlens.checkpoints.hub import Origin, file_of
 from normlens.checkpoints.objects import Held, held_by
 from normlens.checkpoints.processor_loading import processor_of
 from normlens.checkpoints.sentences import Finder, read_pooling
 from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
 from normlens.errors import InputError, NormLensError, reason_of
 from normlens.lens import Lens
+from normlens.model_names import is_local, shown_name
 from normlens.models import adapter_class
 from normlens.models.signals import SignalEncoder
 from normlens.precisions import AUTO, CHECKPOINT
@@ -47,6 +48,7 @@ def load(
     trust_remote_code: bool = False,
     part: str | None = None,
     device_map: DeviceMap | None = None,
+    name: str | None = None,
 ) -> Lens:
     """A lens on a model: a hub name, a local folder, an embedded model's name, or a model object.
 
@@ -72,14 +74,19 @@ def load(
     `device_map` ("auto", or what transformers takes as such) has accelerate spread a model that is
     too large for one device over GPUs, memory and disk. Maps of single layers are computed where
     each layer's weights are; other analyses need all of it to run on one device.
+
+    `name` is what results call the model in titles and files; by default its name on the hub, or
+    the last part of its folder's path.
     """
+    if name is not None and not name.strip():
+        raise InputError("the name that results shall call the model by is empty")
     named = _given_tokenizer(tokenizer, trust_remote_code)
     if device_map is not None:
         check_device_map(source, device, part)
     if (held := held_by(source)) is not None:
         held = held if part is None else replace(held, model=inner_model(held.model, part))
-        return _from_object(held, named, device, dtype, revision)
-    name = _name(source)
+        return _from_object(held, named, device, dtype, revision, name)
+    called, name = name, _name(source)
     _check_revision(name, revision)
     place = pick_device(device)
     precision = pick_dtype(dtype)
@@ -104,10 +111,12 @@ def load(
         else:
             model, with_model = adapted_model(adapter, precision, place, wanted=named is None)
         find = partial(file_of, origin)
+    inside = "" if part is None else f" ({part})"
     return Lens(
         model,
         with_model if named is None else named,
-        name=name if part is None else f"{name} ({part})",
+        name=called or f"{shown_name(name)}{inside}",
+        source=f"{name}{inside}",
         revision=revision,
         pooling=partial(read_pooling, find),
     )
@@ -144,6 +153,29 @@ def load_config(
     return embedded_reader(name)(AutoConfig)
 
 
+def load_tokenizer(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The tokenizer of a model alone, the one that `load` would take; None if there is none."""
+    from transformers import AutoTokenizer
+
+    name = _name(source)
+    _check_revision(name, revision)
+    if is_embedded(name):
+        return embedded_reader(name)(AutoTokenizer)
+    if is_local(name):
+        check_folder(name, weights=False)
+    origin = Origin.find(name, revision, trust_remote_code)
+    adapter = saved_adapter(origin)
+    if adapter is None:
+        return tokenizer_of(origin)
+    base = Origin.find(adapter.base, adapter.base_revision, trust_remote_code)
+    return tokenizer_of(adapter.origin) or tokenizer_of(base)
+
+
 def _given_tokenizer(
     tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None, trust_remote_code: bool
 ) -> Tokenizer | Literal[False] | None:
@@ -178,6 +210,7 @@ def _from_object(
     device: str | torch.device,
     dtype: str | torch.dtype,
     revision: str | None,
+    name: str | None,
 ) -> Lens:
     model = held.model
     try:
@@ -196,6 +229,7 @@ def _from_object(
     return Lens(
         model,
         held.tokenizer if tokenizer is None else tokenizer,
+        name=name,
         revision=revision,
         pooling=held.pooling,
         max_tokens=held.max_tokens,

@@ -12,10 +12,11 @@ from normlens.checkpoints.device_maps import DeviceMap, free_everywhere, loading
 from normlens.checkpoints.embedded import EMBEDDED
 from normlens.checkpoints.embedded_files import embedded_reader
 from normlens.checkpoints.headed import complete_part, headed_class
-from normlens.checkpoints.hub import Origin, explained, is_local, quiet_transformers
+from normlens.checkpoints.hub import Origin, explained, quiet_transformers
 from normlens.checkpoints.tokenizer_loading import tokenizer_of
 from normlens.errors import InputError, ModelLoadError
 from normlens.fitting import dtype_to_load
+from normlens.model_names import is_local
 from normlens.models import adapter_class
 from normlens.models.base import bring_installed_families
 from normlens.models.composites import inner_models

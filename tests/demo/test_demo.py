@@ -84,7 +84,7 @@ def test_demo_without_matplotlib_says_how_to_get_pictures(
     lines: list[str] = []
     folder = run_demo(tmp_path / "new" / "demo", echo=lines.append)
     assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".html"}
-    assert "pip install 'normlens[viz]'" in "\n".join(lines)
+    assert "pip install 'normlens[reproduce]'" in lines[0]
 
 
 def test_demo_keeps_a_folder_that_is_not_empty(tmp_path: Path) -> None:

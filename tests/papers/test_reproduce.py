@@ -35,6 +35,8 @@ from normlens.reports.formatting import short_names
 from normlens.reports.layout import arrange
 
 FEW = {"resamples": 200}
+#: What a report is written as, apart from pictures of pixels.
+REPORTED = (".html", ".json", ".csv", ".tex", ".md", ".svg")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,18 @@ def test_the_runs_are_the_papers(results: Path) -> None:
     assert runs["letters-masked"].manifest.options.mask == 0.12
     assert runs["letters-plain"].manifest.options.mask is None
     assert runs["letters-masked"].sql("SELECT min(masked) AS m FROM sequences")["m"][0] >= 1
+
+
+def test_the_report_names_no_folder(results: Path, tiny_bert: Path, letters: Path) -> None:
+    """What is passed on says what the model and the data are called, not where they lie."""
+    written = [path for path in results.rglob("*") if path.suffix in REPORTED]
+    assert len(written) > 10
+    for path in written:
+        if "runs" not in path.relative_to(results).parts and path.name != "settings.json":
+            text = path.read_text("utf-8")
+            assert str(tiny_bert.parent) not in text, path
+            assert str(letters.parent) not in text, path
+    assert f"{letters.stem} ({letters.name})" in (results / "report.html").read_text("utf-8")
 
 
 def test_tables_of_runs_count_layers_from_0(masked: Evidence, plain: Evidence) -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import normlens
-from normlens.errors import MapsFileError, OutputError
+from normlens.errors import InputError, MapsFileError, OutputError
 from normlens.results import store
 
 IDS = [3, 9, 27, 14, 5]
@@ -112,6 +112,32 @@ def test_an_existing_file_stays(maps, path):
     assert path.read_text() == "precious"
     maps.save(path, overwrite=True)
     assert_identical(normlens.open(path), maps)
+
+
+def test_a_file_of_normlens_is_replaced(maps, path):
+    maps.save(path)
+    fewer = maps.choose(layers=[0])
+    fewer.save(path)
+    assert_identical(normlens.open(path), fewer)
+    with pytest.raises(OutputError, match="exists already"):
+        maps.save(path, overwrite=False)
+    assert_identical(normlens.open(path), fewer)
+
+
+def test_another_safetensors_file_stays(maps, path):
+    save_file({"weight": np.zeros(3, np.float32)}, path, metadata={"format": "pt"})
+    with pytest.raises(OutputError, match=r"exists already.*overwrite=True"):
+        maps.save(path)
+    with safe_open(path, framework="numpy") as file:
+        assert list(file.keys()) == ["weight"]
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.pt", "x.json", "x.safetensors.gz", "x"])
+def test_an_ending_that_says_another_format_is_refused(name, maps, tmp_path):
+    with pytest.raises(InputError, match=r"end it in \.safetensors"):
+        maps.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    assert maps.save(tmp_path / "X.SAFETENSORS").is_file()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -80,7 +80,7 @@ def test_ctrl_c_with_an_analysis_in_work_and_others_waiting(code: str, folder: s
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http,
     ):
         ids = [
-            http.post("api/analyses", json={"model": folder, "text": text}).json()["id"]
+            http.post("api/analyses", json={"model": Path(folder).name, "text": text}).json()["id"]
             for text in ("the cat", "a mat")
         ]
         while http.get(f"api/analyses/{ids[0]}").json()["layers_done"] < 1:
@@ -96,7 +96,7 @@ def test_port_0_prints_the_port_that_was_chosen(folder: str) -> None:
     with started(code, "--port", "0", "-m", folder, "--quiet") as (process, url):
         assert re.fullmatch(r"http://127\.0\.0\.1:[1-9]\d*/", url)
         answer = httpx.get(f"{url}api/models", trust_env=False, timeout=PATIENCE)
-        assert answer.json()["models"][0]["name"] == folder
+        assert answer.json()["models"][0]["name"] == Path(folder).name
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE) == ("", "")
     assert process.returncode == 0

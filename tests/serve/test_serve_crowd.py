@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import product
+from pathlib import Path
 
 import httpx
 import pytest
@@ -54,7 +55,7 @@ def test_a_hundred_at_once_each_get_their_own_answer(places: int, folder: str) -
         async with httpx.AsyncClient(
             base_url=url, timeout=PATIENCE, limits=connections, trust_env=False
         ) as http:
-            visits = (visit(http, folder, text) for text in TEXTS)
+            visits = (visit(http, Path(folder).name, text) for text in TEXTS)
             return await asyncio.wait_for(asyncio.gather(*visits), 4 * PATIENCE)
 
     with Site(ServedModels([folder], limits, loading=ON_CPU), limits) as site:

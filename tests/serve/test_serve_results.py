@@ -59,7 +59,7 @@ def test_a_number_names_a_target(number: float, talking: Site) -> None:
 
 
 def test_a_cosine_is_that_of_the_library(talking: Site, folder: str) -> None:
-    status = ended(talking, "cosines", model=folder)
+    status = ended(talking, "cosines", model=Path(folder).name)
     assert status["state"] == "done"
     pair = normlens.load(folder, device="cpu").cosine("the cat sat", "a mat")
     assert result(talking, status["id"]).content == encode_cosines(pair)
@@ -71,7 +71,7 @@ def test_the_list_of_models_says_which_have_a_head(talking: Site) -> None:
 
 
 def test_a_model_without_a_head_says_what_it_can_do(talking: Site, folder: str) -> None:
-    status = ended(talking, "explanations", model=folder)
+    status = ended(talking, "explanations", model=Path(folder).name)
     assert status["state"] == "failed"
     assert "has no head" in status["error"]
     assert "choose Cosine to compare two texts" in status["error"]
@@ -93,7 +93,7 @@ def test_an_explanation_has_no_maps_and_maps_are_a_result(talking: Site) -> None
 def test_questions_of_another_kind_are_other_questions(talking: Site, folder: str) -> None:
     """The same words ask for maps, an explanation and a cosine."""
     formats = set()
-    request = {"model": folder, "text": "the mat", "pair": "a cat"}
+    request = {"model": Path(folder).name, "text": "the mat", "pair": "a cat"}
     for address in ("analyses", "cosines"):
         id = talking.http.post(f"api/{address}", json=request).json()["id"]
         talking.wait(id)
@@ -162,7 +162,7 @@ def test_wrong_words(kind: str, change: dict[str, Any], words: str, talking: Sit
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_many_tokens(kind: str, talking: Site, folder: str) -> None:
-    status = ended(talking, kind, model=folder, text="the cat " * 30)
+    status = ended(talking, kind, model=Path(folder).name, text="the cat " * 30)
     assert status["state"] == "failed"
     assert "at most 48 here; shorten it" in status["error"]
 

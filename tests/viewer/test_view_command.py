@@ -88,7 +88,15 @@ def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
     path = maps.to_html(tmp_path / "a.html")
     assert path.read_text().startswith("<!doctype html>")
     with pytest.raises(OutputError, match="exists already"):
-        maps.to_html(path)
+        maps.to_html(path, overwrite=False)
+    maps.to_html(path)  # it is a page of NormLens
+    (tmp_path / "mine.html").write_text("<!doctype html><p>normlens")
+    with pytest.raises(OutputError, match="exists already"):
+        maps.to_html(tmp_path / "mine.html")
+    for name in ("a.png", "a"):
+        with pytest.raises(InputError, match=r"end it in \.html"):
+            maps.to_html(tmp_path / name)
+        assert not (tmp_path / name).exists()
     export.write(maps, tmp_path / "b.html", layers=[1])
     with pytest.raises(InputError, match="for pictures"):
         export.check_format("c.html", {"colour": "sqrt"})

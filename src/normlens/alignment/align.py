@@ -25,6 +25,7 @@ from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError
+from normlens.extras import TABLES, check_installed
 from normlens.lens import Lens
 from normlens.option_fields import names_of, shows_fields_of
 
@@ -53,6 +54,7 @@ def align(
     gives the error rates. Without a target the model generates one. The options are those of
     `AlignOptions`, of `normlens.run` and of `Execution`.
     """
+    check_installed(TABLES)  # the links are read from them
     own, of_run = _options(dict(options))
     folder = open_folder(out)
     if MANIFEST in folder.names():
@@ -86,6 +88,7 @@ def resume_alignment(
     **options: Unpack[AlignKeywords],
 ) -> Run:
     """Finish an alignment that was stopped; its options may be given again, but no others."""
+    check_installed(TABLES)
     own, of_run = _options(dict(options))
     return _finish(open_folder(out), model, data, own, of_run, progress)
 

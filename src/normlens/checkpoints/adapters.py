@@ -10,8 +10,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from normlens.checkpoints.hub import Origin, file_of, is_local, quiet_transformers
+from normlens.checkpoints.hub import Origin, file_of, quiet_transformers
 from normlens.errors import MissingDependencyError, ModelLoadError, reason_of
+from normlens.model_names import is_local
 
 CONFIG = "adapter_config.json"
 #: The classes of transformers for the tasks that peft names.

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from normlens.checkpoints.embedded import DEFAULT
 from normlens.errors import ModelLoadError, NormLensError, reason_of
+from normlens.model_names import is_local
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _YES = ("1", "TRUE", "YES", "ON")
@@ -56,16 +57,6 @@ def file_of(origin: Origin, name: str) -> Path | None:
     options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
     path = cached_file(origin.name, name, **options, **quietly)
     return None if path is None else Path(path)
-
-
-def is_local(name: str) -> bool:
-    """Whether a name means a local folder rather than a model on the hub."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return True
-    try:
-        return Path(name).exists()
-    except OSError:  # longer than a file's name can be
-        return False
 
 
 # Whether it answers ------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from normlens.checkpoints.embedded_files import embedded_reader, is_embedded
-from normlens.checkpoints.hub import Origin, file_of, is_local, known_cause, quiet_transformers
+from normlens.checkpoints.hub import Origin, file_of, known_cause, quiet_transformers
 from normlens.errors import MissingDependencyError, ModelLoadError, reason_of
+from normlens.model_names import is_local
 
 #: Files of which every tokenizer has at least one.
 _TOKENIZER_FILES = (

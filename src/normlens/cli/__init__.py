@@ -23,6 +23,7 @@ from normlens.cli.estimate import estimate_command
 from normlens.cli.evaluate import evaluate_command
 from normlens.cli.explain import explain_command
 from normlens.cli.help import help_command
+from normlens.cli.helping import Command, Group
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
 from normlens.cli.papers import compare_command, report_command, reproduce_command
@@ -44,7 +45,7 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="normlens",
     help="How every component of a Transformer layer mixes its tokens.",
-    add_completion=False,
+    cls=Group,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -122,6 +123,9 @@ app.command("report", epilog="Example: normlens report my-results")(report_comma
 app.command("compare", epilog="Example: normlens compare bert/ gpt2/ --out comparison")(
     compare_command
 )
+
+for _command in app.registered_commands:
+    _command.cls = Command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,9 +9,12 @@ import typer
 
 from normlens.ablation.options import AblateKeywords, AblateOptions
 from normlens.cli.fields import TypedFields, with_field_options
+from normlens.cli.needs import check_run_needs
 from normlens.cli.options import NoProgressOption, PageOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
+from normlens.extras import REPORT
+from normlens.reports.needs import NO_PAGE
 
 _DATA = "Data, and how it is read"
 _RUNS = "How the runs are done"
@@ -44,6 +47,9 @@ def ablate_command(
     page sets the change of the loss beside the change of the maps. The same command again goes on
     with what was stopped.
     """
+    results = [REPORT] if page else []
+    check_run_needs(model, execution, *results, extra="reproduce", instead=NO_PAGE)
+
     from normlens.ablation.ablate import ablate
 
     shown = progress.for_stream(quiet)

@@ -8,9 +8,11 @@ import typer
 
 from normlens.alignment.options import RUN_FIELDS, AlignOptions
 from normlens.cli.fields import TypedFields, with_field_options
+from normlens.cli.needs import check_run_needs
 from normlens.cli.options import NoProgressOption, RunModelOption
 from normlens.cli.run import Asked, report_run
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
+from normlens.extras import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +61,8 @@ def align_command(
     With gold links, a table of error rates for every layer, scope and way. A pair that cannot be
     aligned is a row of the table `failures`; the exit status is 3 then.
     """
+    check_run_needs(model, execution, TABLES)
+
     from normlens.alignment.align import align, resume_alignment
 
     given: dict[str, Any] = {**options, **reading, **execution}

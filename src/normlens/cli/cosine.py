@@ -9,20 +9,31 @@ import typer
 from rich.text import Text
 
 from normlens.checkpoints.embedded import DEFAULT
-from normlens.cli.arguments import read_text
+from normlens.cli.arguments import check_text, read_inputs
 from normlens.cli.explained import completeness_words, token_strip
 from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.needs import check_result_needs
 from normlens.cli.options import (
+    FileOption,
     ForceOption,
+    LinesOption,
     ModelOption,
     OutOption,
     QuietOption,
+    ResultJsonOption,
     TokenizerOption,
     TruncateOption,
     WordsOption,
 )
-from normlens.cli.outputs import check_out, file_errors
-from normlens.cli.printing import add_row, console_for, new_table, print_table, status
+from normlens.cli.outputs import check_out, file_errors, numbered, print_json, prints_json
+from normlens.cli.printing import (
+    add_row,
+    console_for,
+    layers_status,
+    new_table,
+    print_table,
+    status,
+)
 from normlens.cosine_options import CosineOptions
 from normlens.options import LoadOptions
 from normlens.results.contribution_rows import rows_of
@@ -39,7 +50,11 @@ _PAIRS = 10  # in the list of the strongest
 def cosine_command(
     *,
     a: Annotated[str, typer.Argument(metavar="A", help="The first text.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The second text.")],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="The second text; - reads standard input.")
+    ] = None,
+    file: FileOption = None,
+    lines: LinesOption = False,
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
     options: Annotated[CosineOptions, Fields(without=("batch_size",))],
@@ -47,32 +62,46 @@ def cosine_command(
     loading: LoadOptions,
     truncate: TruncateOption = False,
     out: OutOption = None,
+    as_json: ResultJsonOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Which tokens made the cosine of two texts' vectors. Without --out it prints what each token
-    has of it, the strongest pairs, and what no pair of tokens owns.
+    has of it, the strongest pairs, and what no pair of tokens owns. With --lines the first text is
+    compared with each line of the file, or of standard input.
     """
-    for text in (a, b):
-        read_text([text], None, None)
-    if out is not None:
-        check_out(out, force)
+    check_result_needs(model, out)
+    printed = prints_json(out, as_json)
+    check_text(a)
+    inputs = read_inputs([b], None, file, lines=lines)
+    if out is not None and not printed:
+        check_out(out, force, lines=lines)
 
-    from normlens.exports.cosine_export import write_cosine
+    from normlens.exports.cosine_export import to_document, write_cosine
     from normlens.loading import load
 
     with status(f"loading {model or DEFAULT}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
-    with status("comparing", quiet):
-        pair = lens.cosine(a, b, truncate=truncate, **asdict(options))
-    pair = pair.words() if words else pair
-    if out is None:
-        _show(pair)
-        return
-    with file_errors(out):
-        write_cosine(pair, out, overwrite=force)
-    if not quiet:
-        print(f"wrote {out}: {pair!r}")
+    for given in inputs:
+        with given.named(), layers_status("comparing", quiet) as advance:
+            pair = lens.cosine(
+                a,
+                str(given.value),
+                truncate=truncate,
+                progress=advance or False,
+                **asdict(options),
+            )
+        pair = pair.words() if words else pair
+        if printed:
+            print_json(to_document(pair))
+        elif out is None:
+            _show(pair)
+        else:
+            path = numbered(out, given.line)
+            with file_errors(path):
+                write_cosine(pair, path, overwrite=force)
+            if not quiet:
+                print(f"wrote {path}: {pair!r}")
 
 
 def _show(pair: Cosine) -> None:

@@ -11,6 +11,7 @@ from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import JsonOption, ModelOption
 from normlens.cli.printing import add_row, console_for, new_table
+from normlens.model_names import shown_name
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def estimate_command(
         model, revision=loading.revision, trust_remote_code=loading.trust_remote_code
     )
     stored = dtype_to_load(asked_dtype, config, place, model or DEFAULT)
-    lens = cost.skeleton(config, name=model or DEFAULT)
+    lens = cost.skeleton(config, name=shown_name(model or DEFAULT))
     cost.check_lengths(lens, tokens, target_tokens)
     limit = asked.settings.memory_limit
     assert limit is not None

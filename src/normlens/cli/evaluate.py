@@ -7,10 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from normlens.cli.fields import TypedFields, with_field_options
+from normlens.cli.needs import check_run_needs
 from normlens.cli.options import NoProgressOption, PageOption, RunDataOption, RunModelOption
 from normlens.cli.run import Asked, report_run
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
+from normlens.extras import GRADIENTS, REPORT
 from normlens.faithfulness.options import RUN_FIELDS, EvaluateOptions
+from normlens.reports.needs import NO_PAGE
 
 
 @with_field_options
@@ -46,6 +49,17 @@ def evaluate_command(
 
     A sequence that cannot be evaluated is a row of the table `failures`; the exit status is 3 then.
     """
+    results = [REPORT] if page else []
+    wanted = "integrated-gradients" in (options.get("methods") or ())
+    check_run_needs(
+        model,
+        execution,
+        *results,
+        *([GRADIENTS] if wanted else []),
+        extra="evaluate",
+        instead="" if wanted else NO_PAGE,
+    )
+
     from normlens.faithfulness.evaluate import evaluate, page_of, resume_evaluation
 
     given: dict[str, Any] = {**options, **reading, **execution, "page": page}

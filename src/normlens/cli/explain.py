@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.arguments import read_input
+from normlens.cli.arguments import read_inputs
 from normlens.cli.explained import show_explanation, show_explanations
 from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.needs import check_result_needs
 from normlens.cli.options import (
     FileOption,
     ForceOption,
     ImageOption,
+    LinesOption,
     OutOption,
     PairOption,
     QuietOption,
+    ResultJsonOption,
     TargetTextOption,
     TextOption,
     TokenizerOption,
     TruncateOption,
     WordsOption,
 )
-from normlens.cli.outputs import check_out, file_errors
-from normlens.cli.printing import status
+from normlens.cli.outputs import check_out, file_errors, numbered, print_json, prints_json
+from normlens.cli.printing import layers_status, status
 from normlens.errors import InputError
 from normlens.explain_options import ExplainOptions
 from normlens.options import LoadOptions
@@ -42,11 +45,13 @@ _ALL = "all"
 def explain_command(
     *,
     sentence: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text that the model reads.")
+        str | None,
+        typer.Argument(metavar="TEXT", help="The text that the model reads; - is standard input."),
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     file: FileOption = None,
+    lines: LinesOption = False,
     image: ImageOption = None,
     model: Annotated[
         str,
@@ -100,6 +105,7 @@ def explain_command(
     loading: LoadOptions,
     truncate: TruncateOption = False,
     out: OutOption = None,
+    as_json: ResultJsonOption = False,
     picture: Annotated[
         str | None,
         typer.Option(
@@ -114,10 +120,12 @@ def explain_command(
     --out it prints the tokens with what each contributes, what no token owns, and the strongest
     components. A model that sees takes an --image; its tokens are patches.
     """
-    given = read_input([sentence, text], pair, file, image)
+    check_result_needs(model, out, image)
+    printed = prints_json(out, as_json)
+    inputs = read_inputs([sentence, text], pair, file, image, lines=lines)
     where, named = _place(position, "--position"), _token(token)
-    if out is not None:
-        _check_out(out, picture, _ALL in (where, named), force)
+    if out is not None and not printed:
+        _check_out(out, picture, _ALL in (where, named), force, lines)
     elif picture is not None:
         raise InputError("only pictures follow --picture; add --out why.png")
     vector = None
@@ -126,7 +134,7 @@ def explain_command(
 
         vector = read_direction(direction)
 
-    from normlens.exports.explanation_export import write_explanation
+    from normlens.exports.explanation_export import to_document, write_explanation
     from normlens.loading import load
     from normlens.results.explanation import Explanation
     from normlens.results.explanations import Explanations
@@ -134,29 +142,34 @@ def explain_command(
     with status(f"loading {model}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
     _check_stacks(lens, target, target_text)
-    with status("explaining", quiet):
-        result = lens.explain(
-            given,
-            target=target_text if lens.two_stacks else target,
-            contrast=contrast,
-            token=named,
-            position=where,
-            direction=vector,
-            layer=layer,
-            truncate=truncate,
-            **asdict(options),
-        )
-    assert isinstance(result, Explanation | Explanations)
-    result = result.words() if words else result
-    if out is not None:
-        with file_errors(out):
-            write_explanation(result, out, overwrite=force, picture=picture)
-        if not quiet:
-            print(f"wrote {out}: {result!r}")
-    elif isinstance(result, Explanations):
-        show_explanations(result)
-    else:
-        show_explanation(result)
+    for given in inputs:
+        with given.named(), layers_status("explaining", quiet) as advance:
+            result = lens.explain(
+                given.value,
+                target=target_text if lens.two_stacks else target,
+                contrast=contrast,
+                token=named,
+                position=where,
+                direction=vector,
+                layer=layer,
+                truncate=truncate,
+                progress=advance or False,
+                **asdict(options),
+            )
+        assert isinstance(result, Explanation | Explanations)
+        result = result.words() if words else result
+        if printed:
+            print_json(to_document(result))
+        elif out is not None:
+            path = numbered(out, given.line)
+            with file_errors(path):
+                write_explanation(result, path, overwrite=force, picture=picture)
+            if not quiet:
+                print(f"wrote {path}: {result!r}")
+        elif isinstance(result, Explanations):
+            show_explanations(result)
+        else:
+            show_explanation(result)
 
 
 def _place(typed: str | None, option: str) -> int | str | None:
@@ -191,10 +204,10 @@ def _check_stacks(lens: Lens, target: str | None, target_text: str | None) -> No
         )
 
 
-def _check_out(out: Path, picture: str | None, several: bool, force: bool) -> None:
+def _check_out(out: Path, picture: str | None, several: bool, force: bool, lines: bool) -> None:
     from normlens.exports.explanation_export import PICTURE_KINDS, SEVERAL_KINDS, check_picture
 
-    check_out(out, force, () if picture is None else ("picture",))
+    check_out(out, force, () if picture is None else ("picture",), lines=lines)
     check_picture(picture)
     if several and picture in PICTURE_KINDS:
         raise InputError(

@@ -10,24 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.checkpoints.embedded import DEFAULT
-from normlens.cli.arguments import check_text, read_input
+from normlens.cli.arguments import Given, check_text, read_inputs
 from normlens.cli.fields import Fields, with_field_options
+from normlens.cli.needs import check_result_needs
 from normlens.cli.options import (
     FileOption,
     ForceOption,
     ImageOption,
+    LinesOption,
     ModelOption,
     OutOption,
     PairOption,
     QuietOption,
+    ResultJsonOption,
     TargetTextOption,
     TextOption,
     TokenizerOption,
     TruncateOption,
     WordsOption,
 )
-from normlens.cli.outputs import check_out, file_errors
-from normlens.cli.printing import status
+from normlens.cli.outputs import check_out, file_errors, numbered, print_json, prints_json
+from normlens.cli.printing import layers_status, status
 from normlens.cli.summary import completeness, show_maps, sizes_in_words
 from normlens.errors import InputError, valid_choice
 from normlens.options import AnalysisOptions, LoadOptions
@@ -47,12 +50,14 @@ _FLAGS = {"diagonal": "--no-diagonal", "heads_of": "--heads-of"}
 def map_command(
     *,
     sentence: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text to analyse.")
+        str | None,
+        typer.Argument(metavar="TEXT", help="The text to analyse; - reads standard input."),
     ] = None,
     text: TextOption = None,
     pair: PairOption = None,
     target_text: TargetTextOption = None,
     file: FileOption = None,
+    lines: LinesOption = False,
     image: ImageOption = None,
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
@@ -65,6 +70,7 @@ def map_command(
     loading: LoadOptions,
     truncate: TruncateOption = False,
     out: OutOption = None,
+    as_json: ResultJsonOption = False,
     normalise: Annotated[
         str | None,
         typer.Option(metavar="AXIS", help="In pictures, sums to 1: source, target or none."),
@@ -130,18 +136,22 @@ def map_command(
     most; with one --scope, the map itself. An encoder–decoder takes a source and --target-text, a
     model that sees an --image.
     """
-    given = read_input([sentence, text], pair, file, image)
+    check_result_needs(model, out, image)
+    printed = prints_json(out, as_json)
+    inputs = read_inputs([sentence, text], pair, file, image, lines=lines)
     if target_text is not None:
         check_text(target_text, "target")
     if stack is not None:
         valid_choice(stack, STACKS, "--stack")
+    if lines and (target_text is not None or routing is not None):
+        raise InputError("--lines is for texts alone; leave --target-text and --routing out")
     drawing = _drawing(normalise, colour, sources)
     named = {"row": row, "column": column, "heads_of": heads_of}
     drawing |= {name: value for name, value in named.items() if value is not None}
     if no_diagonal:
         drawing["diagonal"] = False
-    if out is not None:
-        check_out(out, force, drawing)
+    if out is not None and not printed:
+        check_out(out, force, drawing, lines=lines)
     elif drawing:
         flags = [_FLAGS.get(name, f"--{name}") for name in drawing]
         raise InputError(f"only pictures follow {' and '.join(flags)}; add --out maps.png")
@@ -151,33 +161,35 @@ def map_command(
     if routing is not None:
         _check_routing(routing, force)
 
+    from normlens.exports.map_export import to_document
     from normlens.loading import load
 
     with status(f"loading {model or DEFAULT}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
     _check_stacks(lens, pair, {"target-text": target_text, "stack": stack, "sources": sources})
-    with status("computing maps", quiet):
-        encoded: Sequence[Item]
-        if lens.two_stacks:
-            if not isinstance(given, str):
-                raise InputError(f"{lens.name} reads texts; --image is for models that see")
-            encoded = lens.encode_pairs(given, target_text, truncate=truncate)
+    streams = not printed and _is_streamed(out, analysis, words, no_special_tokens, stack)
+    for given in inputs:
+        with given.named(), layers_status("computing maps", quiet) as advance:
+            encoded = _encoded(lens, given, target_text, truncate)
+            streamed = numbered(out, given.line) if out is not None and streams else None
+            (maps,) = lens.analyse(
+                encoded, analysis, out=streamed, overwrite=force, progress=advance
+            )
+        maps = maps if stack is None else by_stack(maps, stack)[0]
+        if routing is not None:
+            _write_routing(maps, routing, force, quiet or printed)
+        maps = maps.words() if words else maps
+        maps = maps.without_special_tokens() if no_special_tokens else maps
+        if printed:
+            print_json(to_document(maps))
+        elif out is None:
+            show_maps(maps)
         else:
-            encoded = lens.encode(given, truncate=truncate)
-        streamed = out if _is_streamed(out, analysis, words, no_special_tokens, stack) else None
-        (maps,) = lens.analyse(encoded, analysis, out=streamed, overwrite=force)
-    maps = maps if stack is None else by_stack(maps, stack)[0]
-    if routing is not None:
-        _write_routing(maps, routing, force, quiet)
-    maps = maps.words() if words else maps
-    maps = maps.without_special_tokens() if no_special_tokens else maps
-    if out is None:
-        show_maps(maps)
-        return
-    if streamed is None:
-        _write_maps(maps, out, force, drawing)
-    if not quiet:
-        print(f"wrote {out}: {sizes_in_words(maps)}; {completeness(maps)}")
+            place = numbered(out, given.line)
+            if streamed is None:
+                _write_maps(maps, place, force, drawing)
+            if not quiet:
+                print(f"wrote {place}: {sizes_in_words(maps)}; {completeness(maps)}")
 
 
 def _is_streamed(
@@ -191,6 +203,15 @@ def _is_streamed(
     changed = words or no_special_tokens or stack is not None
     is_maps_file = out is not None and out.suffix.lower() == ".safetensors"
     return is_maps_file and not changed and analysis.origin == LAYER
+
+
+def _encoded(lens: Lens, given: Given, target: str | None, truncate: bool) -> Sequence[Item]:
+    """The input as the lens reads it."""
+    if not lens.two_stacks:
+        return lens.encode(given.value, truncate=truncate)
+    if not isinstance(given.value, str):
+        raise InputError(f"{lens.name} reads texts; --image is for models that see")
+    return lens.encode_pairs(given.value, target, truncate=truncate)
 
 
 def _check_stacks(lens: Lens, pair: str | None, of_two: dict[str, str | None]) -> None:

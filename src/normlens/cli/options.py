@@ -46,6 +46,15 @@ TargetTextOption = Annotated[
 FileOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
 ]
+LinesOption = Annotated[
+    bool,
+    typer.Option(
+        "--lines", help="Each line of the file, or of stdin, is a text; the model is loaded once."
+    ),
+]
+ResultJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON; with --lines, a line for each.")
+]
 WordsOption = Annotated[bool, typer.Option("--words", help="Merge subwords into words.")]
 TruncateOption = Annotated[
     bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
@@ -56,7 +65,8 @@ OutOption = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        help=".safetensors, .html, .csv, .json, .png, .svg or .pdf.",
+        help=".safetensors, .html, .csv, .json, .png, .svg or .pdf; - is JSON on stdout. With "
+        "--lines a file for each line: maps-1.png, …",
     ),
 ]
 PageOption = Annotated[

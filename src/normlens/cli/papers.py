@@ -8,10 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from normlens.cli.fields import TypedFields, with_field_options
+from normlens.cli.needs import check_run_needs
 from normlens.cli.options import NoProgressOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
-from normlens.papers.settings import OF_PARTS, Settings, SettingsKeywords
+from normlens.extras import REPORT, check_installed
+from normlens.papers.settings import (
+    EVALUATE,
+    OF_PARTS,
+    Settings,
+    SettingsKeywords,
+    parse_kinds,
+)
 
 _DATA = "Data, and how it is read"
 _PARTS = "Of the parts evaluate and ablate"
@@ -58,6 +66,9 @@ def reproduce_command(
     Optional parts ask what no paper has published: see normlens evaluate and normlens ablate. Runs
     that are there already are resumed; a folder may be used again for the other experiments.
     """
+    extra = EVALUATE if EVALUATE in parse_kinds(experiments) else "reproduce"
+    check_run_needs(model, execution, REPORT, extra=extra)
+
     from normlens.papers.reproduce import reproduce
 
     shown = progress.for_stream(quiet)
@@ -87,6 +98,8 @@ def report_command(
     ],
 ) -> None:
     """Build the report again from what is on disk; needs neither model nor data."""
+    check_installed(REPORT, extra="reproduce")
+
     from normlens.reports.registry import builder
 
     print(builder(out)(out))
@@ -101,6 +114,8 @@ def compare_command(
     ] = Path("comparison"),
 ) -> None:
     """Several models side by side: their numbers, and their layers over each other."""
+    check_installed(REPORT, extra="reproduce")
+
     from normlens.reports.compare import write_comparison
 
     write_comparison(folders, out)

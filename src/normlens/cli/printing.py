@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from normlens.advancing import Progress
+
+#: Seconds between two lines about progress, where there is no terminal.
+LINE_EVERY = 10.0
 
 
 def console_for(*, stderr: bool = False) -> Console:
@@ -29,6 +35,34 @@ def status(message: str, quiet: bool) -> Iterator[None]:
         return
     with console.status(f"{message} …"):
         yield
+
+
+@contextmanager
+def layers_status(message: str, quiet: bool) -> Iterator[Progress | None]:
+    """What to tell of each layer: a terminal shows it, elsewhere stderr gets a line now and then.
+
+    Nothing is printed to stdout, and nothing at all about work that is done at once.
+    """
+    console = console_for(stderr=True)
+    if quiet:
+        yield None
+    elif console.is_terminal:
+        with console.status(f"{message} …") as shown:
+            yield lambda done, total: shown.update(f"{message}: layer {done} of {total} …")
+    else:
+        yield _now_and_then(message, console)
+
+
+def _now_and_then(message: str, console: Console) -> Progress:
+    said = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_EVERY:
+            said = time.monotonic()
+            console.print(f"{message}: layer {done} of {total}")
+
+    return say
 
 
 def new_table(*columns: str, left: int = 1) -> Table:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.checkpoints.embedded import DEFAULT
 from normlens.cli.fields import TypedFields, with_field_options
-from normlens.cli.options import NoProgressOption, RunDataOption, RunModelOption
+from normlens.cli.needs import check_run_needs
+from normlens.cli.options import ModelOption, NoProgressOption, RunDataOption
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.options import Execution, RunKeywords, RunOptions
@@ -29,7 +31,7 @@ INTERRUPTED = 130
 @with_field_options
 def run_command(
     *,
-    model: RunModelOption = None,
+    model: ModelOption = None,
     data: RunDataOption = None,
     out: Annotated[
         str | None,
@@ -46,9 +48,11 @@ def run_command(
 
     A sequence that cannot be analysed is a row of the table `failures`; the exit status is 3 then.
     """
+    check_run_needs(model or (DEFAULT if resume is None else None), options)
+
     from normlens.corpus.runs import runs
 
-    asked = Asked("run", "run", model, data, out, resume, quiet)
+    asked = Asked("run", "run", model, data, out, resume, quiet, default=DEFAULT)
     report_run(asked.carry_out(runs.run, runs.resume, **options), quiet)
 
 
@@ -63,6 +67,7 @@ class Asked:
     out: str | None
     resume: str | None
     quiet: bool
+    default: str | None = None  # the model of a new run that names none
 
     def carry_out(
         self, begin: Callable[..., Run], go_on: Callable[..., Run], **options: Any
@@ -73,12 +78,15 @@ class Asked:
                 f"give --out for a new {self.noun} or --resume for one that was stopped"
             )
         model, data = self.model, self.data
+        if self.resume is None:
+            model = model or self.default
         shown = progress.for_stream(self.quiet)
         try:
             if self.resume is not None:
                 return go_on(self.resume, model=model, data=data, progress=shown, **options)
             if model is None or data is None:
-                raise InputError(f"a new {self.noun} needs --model, --data and --out")
+                needed = "--data" if self.default else "--model, --data"
+                raise InputError(f"a new {self.noun} needs {needed} and --out")
             return begin(model, data, self.out, progress=shown, **options)
         except KeyboardInterrupt:
             shown.stop()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -14,9 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlens.cli.options import ForceOption, JsonOption
+from normlens.cli.query_examples import examples_for
 from normlens.cli.watch import watch_run
 from normlens.corpus.runs.options import FILE_SIZE
 from normlens.exports.spreadsheet import write_csv
+from normlens.extras import TABLES, check_installed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +87,9 @@ def query_command(
     run: RunArgument,
     sql: Annotated[
         str | None,
-        typer.Argument(metavar="SQL", help="A query over the run's tables. Without: its tables."),
+        typer.Argument(
+            metavar="SQL", help="A query over the run's tables. Without: the tables, and examples."
+        ),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, a row per object.")] = False,
@@ -100,10 +106,11 @@ def query_command(
     """Ask a run's tables in SQL (DuckDB)."""
     from normlens.corpus.runs.results import Run
 
+    if sql is not None:
+        check_installed(TABLES)
     opened = Run.open(run, measures=measures)
     if sql is None:
-        for table, described in opened.manifest.tables.items():
-            print(f"{table}({', '.join(described['columns'])})")
+        _print_tables(run, opened.manifest.tables, as_json)
         return
     tables = opened.snapshot(moves_on=True)
     if not tables.complete:
@@ -120,6 +127,20 @@ def query_command(
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     else:
         _print_table(frame)
+
+
+def _print_tables(run: str, tables: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """List a run's tables with their columns, and questions that they answer."""
+    columns = {table: list(described["columns"]) for table, described in tables.items()}
+    examples = examples_for(columns)
+    if as_json:
+        queries = [{"question": question, "sql": sql} for question, sql in examples]
+        print(json.dumps({"tables": columns, "examples": queries}, indent=1))
+        return
+    for table, names in columns.items():
+        print(f"{table}({', '.join(names)})")
+    for question, sql in examples:
+        print(f"\n# {question}\nnormlens query {shlex.quote(run)} {shlex.quote(sql)}")
 
 
 def _print_table(frame: pd.DataFrame) -> None:

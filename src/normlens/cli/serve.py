@@ -15,6 +15,7 @@ from normlens.cli.options import QuietOption
 from normlens.cli.printing import status
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
+from normlens.extras import PAGE_SERVER, check_installed
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.serve.limits import Limits
 from normlens.serve.security import is_loopback
@@ -61,6 +62,7 @@ def serve_command(
 ) -> None:
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it."""
     at_least_one(tokens, "tokens")
+    check_installed(PAGE_SERVER)
 
     from normlens.serve.server import Listening, PageServer, RunServer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -21,8 +20,9 @@ from normlens.demo.tables import (
     rendered,
     similarity_table,
 )
-from normlens.errors import MissingDependencyError, OutputError
+from normlens.errors import OutputError
 from normlens.exports import map_export as export
+from normlens.extras import PICTURES, REPORT, extra_for, missing
 from normlens.layers import thinned
 from normlens.loading import load
 from normlens.papers.reproduce import reproduce
@@ -31,6 +31,7 @@ from normlens.results import store
 from normlens.results.maps import Maps
 from normlens.scopes import Step, consecutive
 from normlens.viewer import to_html
+from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +44,6 @@ SENTENCES = (
 )
 PAPERS = "papers"  # the folder of the papers' experiments
 SEQUENCES = 80  # of the embedded sample
-_NEEDED = ("duckdb", "jinja2")
 _TABLE_LAYERS = 6  # at most so many layers of a deep model are shown
 
 
@@ -59,14 +59,17 @@ def run_demo(
     encoder, decoder = EMBEDDED["minilm"], EMBEDDED["smollm2"]
     folder = Path(out)
     _check(folder, force)
+    if lacking := missing([REPORT]):
+        echo(
+            f"Without {listed(lacking)} there are no pictures or no tables of the papers; for all "
+            f"of the demo, first run: pip install 'normlens[{extra_for(lacking, 'reproduce')}]'"
+        )
     written = _show(encoder.name, folder, echo)
     if decoder.installed and not decoder.missing_extras():
         echo(f"\nLoading {decoder.name}, a causal decoder (this takes some seconds) …")
         written += _show(decoder.name, folder, echo)
     else:
         echo(f"\nThe same for a causal decoder: {decoder.install_hint}, then run the demo again.")
-    if _without_pictures():
-        echo("\nPictures need matplotlib: pip install 'normlens[viz]', then run the demo again.")
     report = _papers(encoder.name, folder, echo)
     echo(f"\nWritten to {folder}{os.sep}")
     for path, what in written:
@@ -106,22 +109,15 @@ def _make(folder: Path) -> None:
         raise OutputError(f"cannot make the folder {str(folder)!r}: {error.strerror}") from error
 
 
-def _without_pictures() -> bool:
-    try:
-        figures.require_matplotlib()
-    except MissingDependencyError:
-        return True
-    return False
-
-
 # The papers' experiments --------------------------------------------------------------------------
 
 
 def _papers(name: str, folder: Path, echo: Callable[[str], object]) -> Path | None:
-    """Reproduce the papers' experiments on the embedded sample; return the report's path."""
-    missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
-    if missing or _without_pictures():
-        echo("\nThe papers' tables and figures need more: pip install 'normlens[reproduce]'.")
+    """Reproduce the papers' experiments on the embedded sample; return the report's path.
+
+    There is none where a package is missing.
+    """
+    if missing([REPORT]):
         return None
     papers = folder / PAPERS
     if (papers / SETTINGS).is_file():
@@ -165,13 +161,13 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
     # The page can compare texts that have the same length.
     page = to_html(results, folder / f"{name}-viewer.html", overwrite=True)
     written.append((page, "all of them to look at: open it in a browser"))
-    if not _without_pictures():
+    if not missing([PICTURES]):
         for path, figure, what in _pictures(name, folder, results[0], step, layers):
             with store.writing(path, overwrite=True) as temporary:
                 export.save_figure(figure, temporary)
             written.append((path, what))
     explain = show_why if lens.causal else show_cosine
-    return written + explain(lens, name, folder, echo, pictures=not _without_pictures())
+    return written + explain(lens, name, folder, echo, pictures=not missing([PICTURES]))
 
 
 def _feed_forward(maps: Maps) -> Step:

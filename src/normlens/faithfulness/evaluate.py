@@ -60,7 +60,7 @@ def evaluate(
     refused before the run begins.
     """
     if page:
-        check_packages(NO_PAGE)
+        check_packages(NO_PAGE, "evaluate")
     own, of_run = _options(dict(options))
     folder = open_folder(out)
     progress = progress or Progress()
@@ -104,7 +104,7 @@ def resume_evaluation(
 ) -> Run:
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
     if page:
-        check_packages(NO_PAGE)
+        check_packages(NO_PAGE, "evaluate")
     own, of_run = _options(dict(options))
     return _finish(open_folder(out), model, data, own, of_run, page, progress or Progress())
 

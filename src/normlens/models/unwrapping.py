@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from normlens.errors import UnsupportedModelError
+from normlens.model_names import shown_name
 from normlens.models.reading import active_adapters
 
 #: Kinds of peft whose wrapper does more than run the model inside it.
@@ -32,15 +33,19 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
-def name_of_model(model: Any) -> str:
-    """Where a model says it is from, or its class, with the adapters at work: "gpt2 + default"."""
+def name_of_model(model: Any, *, path: bool = False) -> str:
+    """What a model is called, or its class, with the adapters at work: "gpt2 + default".
+
+    Of a model from a folder it is the folder's last part, or with `path` where it says it is from.
+    """
     active = {
         name
         for module in model.modules()
         if hasattr(module, "base_layer") or hasattr(module, "modules_to_save")
         for name in active_adapters(module)
     }
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    source = getattr(model.config, "_name_or_path", "")
+    name = (source if path else shown_name(source)) if source else type(model).__name__
     return " + ".join([name, *sorted(active)])
 
 

@@ -29,6 +29,7 @@ from normlens.papers.results_folder import (
     save_settings,
 )
 from normlens.papers.settings import (
+    EVALUATE,
     KINDS,
     LISTS_OF_PARTS,
     Settings,
@@ -97,17 +98,18 @@ def reproduce(
     folder may be used again for other experiments, for more data, or with other options of the
     report. What the model or the data does not allow is refused before the first run begins.
     """
-    check_packages()
+    parsed = parse_kinds(kinds)
+    check_packages(extra="evaluate" if EVALUATE in parsed else "reproduce")
     progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    named = model if isinstance(model, (str, os.PathLike)) else model.name
+    named = model if isinstance(model, (str, os.PathLike)) else model.source
     unknown = [name for name in options if name not in Settings.__dataclass_fields__]
     if unknown:
         raise InputError(f"reproduce takes no option {unknown[0]!r}")
     data_names = tuple(fixed_path(spec) for spec in listed)
     settings = Settings(
-        kinds=parse_kinds(kinds),
+        kinds=parsed,
         model=model_name(os.fspath(named)),
         data=data_names,
         limits={} if limit is None else dict.fromkeys(data_names, limit),
@@ -173,17 +175,22 @@ def _do(
     of_the_lens = ("device", "dtype", "trust_remote_code")
     how = {k: v for k, v in execution.items() if not (here and k in of_the_lens)}
     progress.say(f"{planned.short}, {'masked' if planned.masked else 'unmasked'}: {folder}")
-    relations = {"relations": list(settings.relations)}
-    amplified = settings.relations and "amplification" in planned.measures
+    amplified = "amplification" in planned.measures
+    relations = {"relations": list(settings.relations)} if settings.relations else {}
     if (folder / NAME).is_file():
-        named = {"settings": {"amplification": relations}} if amplified else {}
+        named = {}
+        if amplified and relations:
+            recorded = Run.open(folder).manifest.options.settings.get("amplification", {})
+            named = {"settings": {"amplification": {**recorded, **relations}}}
         return resume(folder, model=lens if here else None, progress=progress, **named, **how)
+    # Tables 2 and 3 choose among all pairs that occur often enough.
+    pairs = {"keep_pairs": None, **({"min_count": 1} if settings.min_count == 1 else {})}
     return run(
         lens if here else model,
         planned.data,
         folder,
         measures=planned.measures,
-        settings={"amplification": relations} if amplified else None,
+        settings={"amplification": {**pairs, **relations}} if amplified else None,
         mask=settings.mask if planned.masked else None,
         limit=settings.limits.get(planned.data),
         max_length=settings.max_length,

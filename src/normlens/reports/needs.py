@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from normlens.extras import REPORT, check_installed
 
-from normlens.errors import MissingDependencyError
-from normlens.wording import listed
-
-#: Packages that read a run's tables, draw figures and write a page.
-PACKAGES = ("duckdb", "matplotlib", "jinja2")
 #: What can be done instead where the page may wait.
 NO_PAGE = ", or leave the page out with --no-page (page=False)"
 
 
-def check_packages(instead: str = "") -> None:
-    """Raise where a package is missing; `instead` names what can be done without it."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise MissingDependencyError(
-            f"the report needs {listed(missing)}; run: pip install 'normlens[reproduce]'{instead}"
-        )
+def check_packages(instead: str = "", extra: str = "reproduce") -> None:
+    """Raise where a package is missing; `instead` names what can be done without it.
+
+    `extra` is the one to install, which may bring more than the report needs.
+    """
+    check_installed(REPORT, extra=extra, instead=instead)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from normlens.corpus.runs.paths import shown_data
 from normlens.corpus.runs.results import Run
+from normlens.model_names import shown_name
 from normlens.reports.content import Measured, Model
 
 
 def model_of(run: Run) -> Model:
     """Describe the run's model; of a model in a folder, the name is the folder's last part."""
-    name = run.manifest.model["name"]
-    shown = Path(name).name if Path(name).is_absolute() else name
-    return Model.of({**run.manifest.model, "name": shown})
+    return Model.of({**run.manifest.model, "name": shown_name(run.manifest.model["name"])})
 
 
 def measured(run: Run, data: str, folder: str = "") -> Measured:
@@ -21,7 +19,7 @@ def measured(run: Run, data: str, folder: str = "") -> Measured:
     worst = run.sql("SELECT max(completeness) AS worst FROM sequences")["worst"].iloc[0]
     return Measured(
         data=data,
-        source=manifest.data["name"],
+        source=shown_data(manifest.data["name"]),
         sequences=status.done - status.failures,
         tokens=status.tokens,
         failures=status.failures,

@@ -150,8 +150,11 @@ class Cosine:
             },
         )
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
+    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
+        """Write a safetensors file with JSON metadata; `normlens.open` reads it.
+
+        Files that are there already are treated as `Maps.save` treats them.
+        """
         return store.write(*saved(self), path, overwrite=overwrite)
 
     @staticmethod
@@ -175,7 +178,7 @@ class Cosine:
     # Looking at it -------------------------------------------------------------------------------
 
     def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
     ) -> Path:
         """Write one HTML file to look at it in, which needs no network."""
         from normlens.viewer import cosine_html

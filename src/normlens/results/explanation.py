@@ -147,8 +147,11 @@ class Explanation(ExplainsSequences):
         """Every array with its axes named, and its tokens, layers and components as coordinates."""
         return conversions.explanation_to_xarray(self)
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a safetensors file with JSON metadata; `normlens.open` reads it."""
+    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
+        """Write a safetensors file with JSON metadata; `normlens.open` reads it.
+
+        Files that are there already are treated as `Maps.save` treats them.
+        """
         return store.write(*explanation_file.saved(self), path, overwrite=overwrite)
 
     @staticmethod
@@ -188,7 +191,7 @@ class Explanation(ExplainsSequences):
     # Looking at it -------------------------------------------------------------------------------
 
     def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
     ) -> Path:
         """Write one HTML file to look at it in, which needs no network.
 

@@ -99,8 +99,11 @@ class Explanations(Sequence[Explanation]):
         """The same by words of the text: contributions of a word's tokens are summed."""
         return Explanations([each.words() for each in self.explanations])
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write one safetensors file with JSON metadata; `normlens.open` reads it."""
+    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
+        """Write one safetensors file with JSON metadata; `normlens.open` reads it.
+
+        Files that are there already are treated as `Maps.save` treats them.
+        """
         saved = explanation_file.saved_several(self.explanations)
         return store.write(*saved, path, overwrite=overwrite)
 
@@ -129,7 +132,7 @@ class Explanations(Sequence[Explanation]):
         return plot_shares(self, max_label=max_label, ax=ax)
 
     def to_html(
-        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool = False
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
     ) -> Path:
         """Write one HTML file with all of them to choose from; see `Explanation.to_html`."""
         from normlens.viewer import explanation_html

@@ -74,8 +74,12 @@ class Maps(PlottableMaps):
         """
         return bertviz.to_bertviz(self, scope)
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a safetensors file with JSON metadata; `Maps.load` reads it."""
+    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
+        """Write a safetensors file with JSON metadata; `Maps.load` reads it.
+
+        The name ends in .safetensors. A file that NormLens wrote is replaced; any other stays
+        unless `overwrite` is true. With `overwrite` false every file stays.
+        """
         return store.save(self, path, overwrite=overwrite)
 
     @staticmethod
@@ -94,7 +98,7 @@ class Maps(PlottableMaps):
         *,
         precision: int | None = None,
         largest: float | None = 60.0,
-        overwrite: bool = False,
+        overwrite: bool | None = None,
     ) -> Path:
         """Write the viewer with these maps as one HTML file, which needs no network.
 

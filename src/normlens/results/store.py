@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from normlens.errors import MapsFileError, OutputError, reason_of, system_reason
+from normlens.errors import InputError, MapsFileError, OutputError, reason_of, system_reason
 from normlens.results import cosine_file, explanation_file, maps_file
 from normlens.results.growing_file import mapped_arrays
 
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 Arrays = dict[str, NDArray[Any]]
+
+#: The one ending that `save` writes.
+ENDING = ".safetensors"
+
+#: What the viewer's pages have among their first bytes.
+_PAGE, _PAGE_HEAD = b'id="normlens-page"', 1 << 14
 
 #: What reading a file that somebody has altered may raise.
 _DAMAGED = (
@@ -39,7 +45,7 @@ _DAMAGED = (
 )
 
 
-def save(maps: Maps, path: str | Path, *, overwrite: bool = False) -> Path:
+def save(maps: Maps, path: str | Path, *, overwrite: bool | None = None) -> Path:
     """Write `maps` to a safetensors file, whole or not at all."""
     return write(*maps_file.saved(maps), path, overwrite=overwrite)
 
@@ -49,9 +55,10 @@ def write(
     header: dict[str, str],
     path: str | Path,
     *,
-    overwrite: bool = False,
+    overwrite: bool | None = None,
 ) -> Path:
     """Write arrays and a header to a safetensors file, whole or not at all."""
+    check_ending(path, (ENDING,), "to_html(…) and the command line write others")
     with writing(path, overwrite=overwrite) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
@@ -141,14 +148,28 @@ def _reason(error: BaseException) -> str:
     return reason_of(error)
 
 
-def check_output(path: str | Path, *, overwrite: bool) -> None:
-    """Raise now what would otherwise fail after the work is done."""
+def check_ending(path: str | Path, endings: tuple[str, ...], instead: str) -> None:
+    """Raise where a file would have another format than its name says."""
+    path = Path(path)
+    if path.suffix.lower() not in endings and not path.is_dir():
+        given = f"the ending {path.suffix!r}" if path.suffix else "no ending"
+        raise InputError(
+            f"{str(path)!r} has {given}; end it in {' or '.join(endings)}, the format that is "
+            f"written here ({instead})"
+        )
+
+
+def check_output(path: str | Path, *, overwrite: bool | None) -> None:
+    """Raise now what would otherwise fail after the work is done.
+
+    With `overwrite` None a file that NormLens wrote is replaced, and any other stays.
+    """
     path = Path(path)
     try:
         exists = path.exists()
     except OSError as error:  # a name that is too long, for example
         raise OutputError(f"cannot write {str(path)!r}: {system_reason(error)}") from error
-    if exists and not overwrite:
+    if exists and not overwrite and not (overwrite is None and _is_ours(path)):
         raise OutputError(
             f"{str(path)!r} exists already; choose another name, or overwrite it with "
             "overwrite=True (--force)"
@@ -163,8 +184,20 @@ def check_output(path: str | Path, *, overwrite: bool) -> None:
         raise OutputError(f"cannot write {str(path)!r}: no permission in {str(folder)!r}")
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether a file is one of NormLens's results or pages."""
+    try:
+        if path.suffix.lower() == ENDING:
+            with safe_open(path, framework="numpy") as file:
+                return (file.metadata() or {}).get("format") in _KINDS
+        with path.open("rb") as page:
+            return _PAGE in page.read(_PAGE_HEAD)
+    except _DAMAGED:
+        return False
+
+
 @contextmanager
-def writing(path: str | Path, *, overwrite: bool) -> Iterator[str]:
+def writing(path: str | Path, *, overwrite: bool | None) -> Iterator[str]:
     """A temporary file beside `path` that takes its name only once it is complete."""
     check_output(path, overwrite=overwrite)
     path = Path(path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.checkpoints.embedded import EMBEDDED
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.model_names import shown_name
 from normlens.options import AnalysisOptions, LoadOptions
 from normlens.serve.jobs import CosineQuestion, Question, WhyQuestion
 from normlens.serve.limits import Limits
@@ -41,7 +42,10 @@ class Description:
 
 
 class ServedModels:
-    """Models by the names of the command line; a name in a request is only ever looked up here."""
+    """Models by the names that visitors see; a name in a request is only ever looked up here.
+
+    These are the names of the command line, but of a folder only the last part.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,8 @@ class ServedModels:
         loading: LoadOptions = LoadOptions(),
         analysis: AnalysisOptions = AnalysisOptions(),
     ):
-        self.names = tuple(dict.fromkeys(names))
+        self._sources = _by_shown_names(names)
+        self.names = tuple(self._sources)
         self.descriptions: dict[str, Description] = {}
         self._limits, self._loading, self._analysis = limits, loading, analysis
         self._lenses: OrderedDict[str, Lens] = OrderedDict()  # the one used last stands last
@@ -66,8 +71,8 @@ class ServedModels:
         trust = self._loading.trust_remote_code
         pick_device(self._loading.device)
         pick_dtype(self._loading.dtype)
-        for name in self.names:
-            config = load_config(name, trust_remote_code=trust)
+        for name, source in self._sources.items():
+            config = load_config(source, trust_remote_code=trust)
             lens = skeleton(config, name)
             if takes_signals(lens):
                 raise UnsupportedModelError(
@@ -88,7 +93,7 @@ class ServedModels:
                 scopes=tuple(lens.scopes),
                 causal=lens.causal,
                 max_tokens=lens.max_tokens,
-                head=_head(name, config, lens.two_stacks),
+                head=_head(source, config, lens.two_stacks),
                 two_stacks=lens.two_stacks,
             )
 
@@ -170,7 +175,7 @@ class ServedModels:
             # Room is made first: two models at once may be more than the memory holds.
             while len(self._lenses) >= self._limits.models:
                 self._lenses.popitem(last=False)
-            self._lenses[name] = load(name, **asdict(self._loading))
+            self._lenses[name] = load(self._sources[name], name=name, **asdict(self._loading))
         self._lenses.move_to_end(name)
         return self._lenses[name]
 
@@ -199,6 +204,19 @@ def _stacks(lens: Lens) -> list[list[Layer]]:
     if not isinstance(lens.adapter, TwoStacks):
         return [lens.layers]
     return list(layers_by_stack(lens.adapter, lens.layers).values())
+
+
+def _by_shown_names(given: Sequence[str]) -> dict[str, str]:
+    """What each model is called, and where it is from; folders of one name are numbered."""
+    sources: dict[str, str] = {}
+    for source in dict.fromkeys(given):
+        name = shown = shown_name(source)
+        count = 1
+        while name in sources:
+            count += 1
+            name = f"{shown} ({count})"
+        sources[name] = source
+    return sources
 
 
 def _head(name: str, config: Any, two_stacks: bool) -> str | None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from normlens.errors import InputError, MissingDependencyError, system_reason
+from normlens.errors import InputError, system_reason
+from normlens.extras import PAGE_SERVER, check_installed
 from normlens.serve.analysis_thread import AnalysisThread
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
@@ -38,13 +39,7 @@ class Listening:
     """A socket and the server behind it."""
 
     def __init__(self, limits: Limits, host: str, port: int, allow_hosts: Sequence[str]):
-        try:
-            import fastapi  # noqa: F401
-            import uvicorn  # noqa: F401
-        except ImportError as error:
-            raise MissingDependencyError(
-                "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
-            ) from error
+        check_installed(PAGE_SERVER)
         self._limits, self._host = limits, host
         self._hosts = Hosts.of(host, allow_hosts)
         self._server: Any = None

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
-from normlens.results import store
 from normlens.viewer import page
 from normlens.viewer.cosine_payload import encode_cosines, listed
-from normlens.viewer.html import LARGEST, room_of, title, write_page
+from normlens.viewer.html import LARGEST, check_page, room_of, title, write_page
 from normlens.viewer.notebook import Notebook
 
 if TYPE_CHECKING:
@@ -22,13 +21,13 @@ def cosine_html(
     path: str | Path,
     *,
     largest: float | None = LARGEST,
-    overwrite: bool = False,
+    overwrite: bool | None = None,
 ) -> Path:
     """Write one self-contained HTML file; several cosines can be chosen from in it.
 
     More than fits into `largest` MB is an error; None writes whatever it is.
     """
-    store.check_output(path, overwrite=overwrite)
+    check_page(path, overwrite=overwrite)
     several = listed(compared)
     document = page.standalone(fitted(several, largest), _title(several))
     return write_page(document, path, overwrite=overwrite)

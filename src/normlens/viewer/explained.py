@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
-from normlens.results import store
 from normlens.viewer import page
 from normlens.viewer.explanation_payload import encode_explanations, flow_bytes, listed
-from normlens.viewer.html import EXACT, LARGEST, room_of, title, write_page
+from normlens.viewer.html import EXACT, LARGEST, check_page, room_of, title, write_page
 from normlens.viewer.notebook import Notebook
 
 if TYPE_CHECKING:
@@ -23,14 +22,14 @@ def explanation_html(
     path: str | Path,
     *,
     largest: float | None = LARGEST,
-    overwrite: bool = False,
+    overwrite: bool | None = None,
 ) -> Path:
     """Write one self-contained HTML file; several explanations can be chosen from in it.
 
     A file that would be larger than `largest` MB leaves out the flow maps, and says so; None keeps
     everything.
     """
-    store.check_output(path, overwrite=overwrite)
+    check_page(path, overwrite=overwrite)
     several = listed(explained)
     document = page.standalone(fitted(several, largest), _title(several))
     return write_page(document, path, overwrite=overwrite)

@@ -28,7 +28,7 @@ def to_html(
     *,
     precision: int | None = None,
     largest: float | None = LARGEST,
-    overwrite: bool = False,
+    overwrite: bool | None = None,
 ) -> Path:
     """Write one self-contained HTML file; several maps can be compared in it.
 
@@ -36,13 +36,19 @@ def to_html(
     32 for small maps and 16 for others. A file that would be larger than `largest` MB leaves out
     layers, evenly, and says so; None keeps everything.
     """
-    store.check_output(path, overwrite=overwrite)
+    check_page(path, overwrite=overwrite)
     listed = payload.as_list(maps)
     document = page.standalone(fitted(listed, precision, largest), title_of(listed))
     return write_page(document, path, overwrite=overwrite)
 
 
-def write_page(document: str, path: str | Path, *, overwrite: bool) -> Path:
+def check_page(path: str | Path, *, overwrite: bool | None) -> None:
+    """Raise now what would keep a page from being written."""
+    store.check_ending(path, (".html", ".htm"), "save(…) and the command line write others")
+    store.check_output(path, overwrite=overwrite)
+
+
+def write_page(document: str, path: str | Path, *, overwrite: bool | None) -> Path:
     """Write a page to a file, whole or not at all."""
     with (
         store.writing(path, overwrite=overwrite) as temporary,

@@ -222,7 +222,7 @@ def test_query_prints_and_writes(
     [
         (("run",), "--out for a new run or --resume"),
         (("run", "--out", "a", "--resume", "b"), "--out for a new run or --resume"),
-        (("run", "--out", "a", "--model", "minilm"), "needs --model, --data and --out"),
+        (("run", "--out", "a", "--model", "minilm"), "needs --data and --out"),
         (("status", "/nowhere"), "there is no run"),
         (("query", "/nowhere", "SELECT 1"), "there is no run"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normlens import scopes
 from normlens.analysis.amplification import AXES, normalise
-from normlens.corpus.measures import reservoir
+from normlens.corpus.measures.amplification_sample import candidates, combined_sample
 from normlens.corpus.measures.amplification_tables import (
     DISTANCE,
     ORDER,
@@ -31,7 +31,8 @@ from normlens.corpus.measures.both_stacks import (
     BothStacks,
     encoder_item,
 )
-from normlens.corpus.measures.columns import Blocks, build, codes, sums
+from normlens.corpus.measures.columns import Blocks, build, sums
+from normlens.corpus.measures.pair_counts import KeptPairs
 from normlens.corpus.measures.scope_pairs import ScopePair, default_pairs, of_other_stack
 from normlens.corpus.measures.token_pairs import TokenPairs
 from normlens.corpus.measures.tokens import RELATIONS, Relation
@@ -52,7 +53,10 @@ class Amplification:
     relations in amplification_pairs, is amp(w_j, w_i); amplification_distance keeps every
     sequence's sums, so that sequences can be resampled; the sample keeps `keep` pairs per layer of
     each relation in `tokens.RELATIONS` and `keep_other` others per distance. Without `subwords`,
-    amplification_pairs, by far the largest of the tables, stays empty. `relations` are a user's
+    amplification_pairs, by far the largest of the tables, stays empty. A run keeps pairs of
+    subwords there that occur at least `min_count` times in the corpus, and about `keep_pairs` of
+    them, the commonest (None: all); the run itself finds out which (`kept`) and how often each of
+    them occurs at `least`. The sums of pairs that are kept are exact. `relations` are a user's
     own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans. Of an
     encoder–decoder there are pairs of each stack's own tokens and, as the stack "cross", of the
     encoder's and the decoder's, which have no distance.
@@ -66,6 +70,10 @@ class Amplification:
     keep_other: int = 2_000
     relations: tuple[str, ...] = ()
     subwords: bool = True
+    min_count: int = 2
+    keep_pairs: int | None = 100_000
+    least: int | None = None
+    kept: KeptPairs | None = field(default=None, compare=False, repr=False)
 
     name = "amplification"
     tables = TABLES
@@ -76,6 +84,11 @@ class Amplification:
         if min(self.keep, self.keep_other) < 1:
             raise InputError(
                 f"a sample keeps at least 1 pair, not {min(self.keep, self.keep_other)}"
+            )
+        if self.min_count < 1 or (self.keep_pairs is not None and self.keep_pairs < 1):
+            raise InputError(
+                f"min_count and keep_pairs are at least 1, not {self.min_count} and "
+                f"{self.keep_pairs}; keep_pairs=null keeps all that occur often enough"
             )
         if isinstance(self.pairs, str):  # "LN1:FF,RES1:LN2", as on a command line
             listed = tuple(tuple(pair.split(":")) for pair in self.pairs.split(","))
@@ -101,9 +114,14 @@ class Amplification:
     @property
     def options(self) -> dict[str, Any]:
         pairs = None if self.pairs is None else [list(pair) for pair in self.pairs]
-        given = {**asdict(self), "pairs": pairs, "relations": list(self.relations)}
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        given |= {"pairs": pairs, "relations": list(self.relations)}
+        del given["kept"]
         if self.subwords:
             del given["subwords"]  # as in the manifests of runs before it could be left out
+        if self.least is None:  # as in those of runs that kept all pairs
+            for name in ("min_count", "keep_pairs", "least"):
+                del given[name]
         return given
 
     @property
@@ -112,7 +130,7 @@ class Amplification:
 
     @property
     def sql(self) -> Mapping[str, str]:
-        return merging_sql(self.keep, self.keep_other)
+        return merging_sql(self.keep, self.keep_other, self.least)
 
     def rows(self, item: Item) -> dict[str, pa.Table]:
         """Sum one sequence's pairs by subwords and by distance; draw sample candidates."""
@@ -153,8 +171,11 @@ class Amplification:
         for group in alike(maps):
             layers = np.array(maps.layers, np.int64)[group]
             at = np.flatnonzero(counted & maps.allowed[group[0]][:, columns].ravel())
+            often = self._often(item, pairs, at)
             # The same pairs under all scopes, so that their scores can be compared.
-            chosen, priority = self._candidates(item, pairs, layers, at)
+            chosen, priority = candidates(
+                item, pairs, layers, at, self._relations, (self.keep, self.keep_other)
+            )
             place, pair = np.divmod(chosen, max(len(at), 1))
             drawn = {"priority": priority, "layer": layers[place], **pairs.listed(at[pair])}
             for code, scope_pair in enumerate(named):
@@ -169,7 +190,7 @@ class Amplification:
                 score = after - before
                 whose = {"index": item.index, "sequence": 0}
                 if self.subwords:
-                    by_type = pairs.by_type(layers, at, before, after)
+                    by_type = pairs.by_type(layers, at[often], before[:, often], after[:, often])
                     blocks[PAIRS].add(before=code, after=code, **by_type)
                 for name, made in (
                     (DISTANCE, {**whose, **pairs.by_distance(layers, at, score)}),
@@ -198,22 +219,21 @@ class Amplification:
             return sums(parts, PAIR_KEYS, PAIR_SUMS, ORDER[PAIRS])
         if table == DISTANCE:
             return parts
-        before, after = codes(parts["before"])[0], codes(parts["after"])[0]
-        relation, names = codes(parts["relation"])
-        all_relations = self._relations
-        relation = np.array([all_relations.index(name) for name in names], np.int64)[relation]
-        layer, index, target, source, priority = (
-            parts[name].to_numpy() for name in ("layer", "index", "target", "source", "priority")
-        )
-        distance = parts["distance"].fill_null(0).to_numpy()  # null: of another sequence
-        limit = reservoir.limits(self.keep, self.keep_other, all_relations)
-        stratum = reservoir.strata(relation, distance, all_relations)
-        group = np.ravel_multi_index(
-            (before, after, layer, stratum),
-            [int(axis.max(initial=0)) + 1 for axis in (before, after, layer, stratum)],
-        )
-        kept = reservoir.lowest_in_groups(group, limit[stratum], priority, index, target, source)
-        return parts.take(kept).unify_dictionaries()
+        return combined_sample(parts, self._relations, self.keep, self.keep_other)
+
+    def _often(
+        self, item: Item, pairs: TokenPairs, at: NDArray[np.intp]
+    ) -> slice | NDArray[np.bool_]:
+        """Which of the pairs `at` are of subwords that the corpus has often enough."""
+        if self.kept is None:
+            return slice(None)
+        sources, targets = pairs.ids(at)
+        if not self.kept.saw(sources, targets):
+            raise InputError(
+                f"{item.sequence!r} has pairs of subwords that were not there when the run counted "
+                "them: its data or its tokenizer has changed; start the run again"
+            )
+        return self.kept.holds(sources, targets)
 
     @property
     def _relations(self) -> tuple[str, ...]:
@@ -228,16 +248,3 @@ class Amplification:
             if not of_other_stack((before, after), maps)
         ]
         return list(dict.fromkeys(named))
-
-    def _candidates(
-        self, item: Item, pairs: TokenPairs, layers: NDArray[np.int64], at: NDArray[np.intp]
-    ) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
-        """Choose pairs that a sample may hold, as places in (layers, at), with their priorities."""
-        priority = reservoir.priorities(
-            item.seed, item.sequence, layers[:, None], pairs.target[at], pairs.source[at]
-        )
-        stratum = reservoir.strata(pairs.relation[at], pairs.distance[at], self._relations)
-        limit = reservoir.limits(self.keep, self.keep_other, self._relations)
-        kept = [reservoir.lowest(row, stratum, limit) for row in priority]
-        chosen = np.concatenate([place * len(at) + row for place, row in enumerate(kept)])
-        return chosen, priority.ravel()[chosen]

@@ -64,8 +64,16 @@ ORDER = {
 }
 
 
-def merging_sql(keep: int, keep_other: int) -> dict[str, str]:
-    """Write the SQL that merges the shards' sums, and their samples by the sizes of the strata."""
+#: What a pair of subwords is counted by, whatever the relations of its occurrences.
+_PAIR = '"before", "after", "layer", "source_id", "target_id"'
+
+
+def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[str, str]:
+    """Write the SQL that merges the shards' sums, and their samples by the sizes of the strata.
+
+    Pairs of subwords that occur less often than `least` times, in all relations together, are left
+    out.
+    """
     columns = ", ".join(f'"{name}"' for name in TABLES[SAMPLE].names)
     order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
     return {
@@ -78,6 +86,9 @@ def merging_sql(keep: int, keep_other: int) -> dict[str, str]:
                 "sum_after": total("sum_after"),
                 "sum_distance": count("sum_distance"),
             },
+            qualify=""
+            if least is None
+            else f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {least}',
         ),
         SAMPLE: (
             f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("

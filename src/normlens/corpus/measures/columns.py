@@ -106,13 +106,20 @@ def sums(
 
 
 def sums_sql(
-    keys: Sequence[str], values: Mapping[str, str], order: Sequence[str] | None = None
+    keys: Sequence[str],
+    values: Mapping[str, str],
+    order: Sequence[str] | None = None,
+    qualify: str = "",
 ) -> str:
-    """Write the same as SQL over all shards; `values` maps each column to its expression."""
+    """Write the same as SQL over all shards; `values` maps each column to its expression.
+
+    `qualify` is a condition on the sums, which may compare them with others (a window).
+    """
     columns = [*(f'"{key}"' for key in keys), *(f'{sql} AS "{n}"' for n, sql in values.items())]
     listed = ", ".join(f'"{key}"' for key in keys)
     ordered = ", ".join(f'"{key}"' for key in order or keys)
-    return f"SELECT {', '.join(columns)} FROM parts GROUP BY {listed} ORDER BY {ordered}"
+    kept = f" QUALIFY {qualify}" if qualify else ""
+    return f"SELECT {', '.join(columns)} FROM parts GROUP BY {listed}{kept} ORDER BY {ordered}"
 
 
 def total(column: str) -> str:

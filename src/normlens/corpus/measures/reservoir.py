@@ -33,10 +33,11 @@ def priorities(
     digest = hashlib.sha256(f"{seed}\n{sequence}".encode()).digest()
     key = np.uint64(int.from_bytes(digest[:8], "big"))
     pair = target.astype(np.uint64) << np.uint64(24) | source.astype(np.uint64)
-    return _mix(key ^ _mix(np.asarray(layer, np.uint64) << np.uint64(48) | pair))
+    return mixed(key ^ mixed(np.asarray(layer, np.uint64) << np.uint64(48) | pair))
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of numbers (SplitMix64); no two numbers give the same."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is meant
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -80,6 +80,11 @@ class TokenPairs:
             counted &= self.relation != RELATIONS.index("special")
         return counted
 
+    def ids(self, at: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The token ids of the sources and of the targets of the pairs `at`."""
+        source, target = np.divmod(self.types[at], len(self.target_types))
+        return self.source_types.ids[source], self.target_types.ids[target]
+
     def by_type(
         self,
         layers: NDArray[np.int64],

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from normlens.errors import InputError, MissingDependencyError
+from normlens.errors import InputError
+from normlens.extras import TABLES, check_installed
 
 _ASKING = ("SELECT", "FROM", "WITH", "PIVOT", "UNPIVOT")
 
@@ -22,7 +23,7 @@ def closed_connection(
     It loads no extensions, and a query cannot change any of this. Beyond `memory` it goes to a
     temporary folder of its own.
     """
-    duckdb = _duckdb()
+    duckdb = duckdb_module()
     with (
         tempfile.TemporaryDirectory(prefix="normlens-", ignore_cleanup_errors=True) as spill,
         duckdb.connect(":memory:") as connection,
@@ -44,7 +45,7 @@ def tables_of(query: str, tables: Collection[str]) -> list[str]:
 
     Refuses what is no question: the files that may be opened could also be written.
     """
-    duckdb = _duckdb()
+    duckdb = duckdb_module()
     with duckdb.connect(":memory:", config={"enable_external_access": "false"}) as connection:
         statements = connection.extract_statements(query)
         if not statements:
@@ -71,7 +72,7 @@ def _check_question(connection: Any, statement: Any) -> None:
         try:  # EXPLAIN ANALYZE would run whatever it explains
             [explained] = connection.extract_statements(text[len(word) :])
             kind = explained.type.name
-        except (ValueError, _duckdb().Error):
+        except (ValueError, duckdb_module().Error):
             word = "EXPLAIN ANALYZE"
     # PIVOT is several statements, and so is whatever holds one.
     asks = kind in ("SELECT", "CREATE") or (kind == "MULTI" and word in _ASKING)
@@ -82,13 +83,11 @@ def _check_question(connection: Any, statement: Any) -> None:
         )
 
 
-def _duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reading a run's tables needs DuckDB; run: pip install 'normlens[corpus]'"
-        ) from error
+def duckdb_module() -> Any:
+    """DuckDB, or an error that says how to install it."""
+    check_installed(TABLES)
+    import duckdb
+
     return duckdb
 
 

@@ -23,7 +23,7 @@ def given_model(model: Any, execution: Execution) -> tuple[Lens | None, str]:
     if model is None or isinstance(model, (str, os.PathLike)):
         return None, "" if model is None else model_name(model)
     lens = load(model, device=execution.device, dtype=execution.dtype)
-    return lens, f"{lens.name}{OBJECT}"
+    return lens, f"{lens.source}{OBJECT}"
 
 
 def data_name(data: Any) -> str:

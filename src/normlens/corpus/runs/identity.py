@@ -49,7 +49,7 @@ def identify(lens: Lens, head: bool = False) -> dict[str, Any]:
     if lens.two_stacks:
         behind |= {"stacks": [ENCODER, DECODER], "generates": can_generate(lens.adapter)}
     return {
-        "name": lens.name,
+        "name": lens.source,
         "revision": lens.revision,
         "weights": weights_hash(lens),
         "config": configuration(lens),

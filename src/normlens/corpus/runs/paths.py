@@ -17,7 +17,7 @@ OBJECT = " (an object)"
 def model_name(model: str | os.PathLike[str] | Lens) -> str:
     """What a run calls a model: a folder absolutely, everything else as it is given."""
     if not isinstance(model, (str, os.PathLike)):
-        return model.name
+        return model.source
     name = os.fspath(model)
     # A folder without a model may happen to be called like one that is not a folder.
     no_model = os.path.isdir(name) and not any(
@@ -33,6 +33,14 @@ def fixed_path(spec: str | os.PathLike[str]) -> str:
     if separator and not Path(text).exists() and prefix.isalnum() and "//" not in rest:
         return f"{prefix}:{_absolute(rest)}"  # a data set's name with a local file
     return _absolute(text)
+
+
+def shown_data(name: str) -> str:
+    """What reports call a data set: its file or pattern without the folders that lead to it."""
+    prefix, separator, rest = name.partition(":")
+    if separator and prefix.isalnum() and not rest.startswith("//"):
+        return f"{prefix}:{Path(rest).name or rest}"
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _absolute(text: str) -> str:

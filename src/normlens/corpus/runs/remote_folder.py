@@ -34,7 +34,7 @@ class RemoteFolder(Folder):
             import fsspec
         except ImportError as error:
             raise MissingDependencyError(
-                f"{url!r} needs the fsspec package; run: pip install fsspec"
+                f"{url!r} needs the fsspec package; run: pip install 'normlens[corpus]'"
             ) from error
         self.url = url.rstrip("/")
         with self._failing("open", InputError):

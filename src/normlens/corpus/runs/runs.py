@@ -18,6 +18,7 @@ from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import index_data, reopen
+from normlens.corpus.runs.first_pass import with_kept_pairs
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
 from normlens.corpus.runs.lock import Lock, locked
@@ -97,6 +98,8 @@ def run(
     if isinstance(data, Data) and fixed.limit is not None:
         raise InputError("the data is open already; pass its limit to open_data")
     indexed = index_data(source, fixed.shard_size)
+    trust = execution.trust_remote_code
+    chosen = with_kept_pairs(chosen, fixed, source, lens, progress, trust_remote_code=trust)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
@@ -175,6 +178,15 @@ def resume(
         clear_side_files(folder)
         source = opened_data(fixed, data)
         indexed = reopen(folder, manifest, source)
+        chosen = with_kept_pairs(
+            chosen,
+            fixed,
+            source,
+            lens,
+            progress,
+            trust_remote_code=execution.trust_remote_code,
+            before=manifest.measures,
+        )
         now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
         progress.say(f"loading {fixed.model}")

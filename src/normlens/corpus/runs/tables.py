@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from normlens.corpus.runs.closed_duckdb import (
     closed_connection,
+    duckdb_module,
     quoted_name,
     quoted_text,
     tables_of,
@@ -131,8 +132,7 @@ class Tables:
         return self._snapshot.asked(lambda: self._asked_now(query, use, *writable))
 
     def _asked_now(self, query: str, use: Callable[[Any], Answer], *writable: str) -> Answer:
-        import duckdb
-
+        duckdb = duckdb_module()
         with self._explained():
             wanted = tables_of(query, self.manifest.tables)
             with self._connected(wanted, *writable) as connection:

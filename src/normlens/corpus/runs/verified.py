@@ -36,7 +36,7 @@ class Verified:
     def __init__(self, folder: Folder):
         self.folder = folder
         place = folder.address("")
-        self._path = _cache() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
+        self._path = cache_folder() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
         if place not in _remembered:
             _remembered[place] = _read(self._path)
         self._verified = _remembered[place]
@@ -89,7 +89,7 @@ class Verified:
         return frozenset(name for name, seen in self._verified.items() if seen == _WRONG)
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given)
