@@ -241,6 +241,7 @@ def test_maps_that_go_to_a_file_have_the_same_bits(
     expected = lens.maps(**ids, heads=True, map_dtype=map_dtype)
     monkeypatch.setattr(outbox, "ROWS", 8)
     monkeypatch.setattr(outbox, "SLOT", 1 << 12)
+    monkeypatch.setattr(outbox, "_SLOTS", outbox._Slots())
     path = tmp_path / "maps.safetensors"
     for _ in range(CALLS):
         found = lens.maps(**ids, heads=True, map_dtype=map_dtype, out=path, overwrite=True)

@@ -138,7 +138,7 @@ class Outbox:
         self._bytes -= piece.bytes
         kind, shape = piece.into[0].dtype, piece.parts[0].shape
         size = len(piece.parts) * shape.numel() * kind.itemsize
-        if size > SLOT:  # one row of one tensor
+        if size > slot.nbytes:  # one row of one tensor
             _SLOTS.put(slot)
             _write(torch.stack(piece.parts).cpu(), piece.into)
             return
