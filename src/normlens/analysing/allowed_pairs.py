@@ -30,9 +30,13 @@ def write_allowed(
     masks: NDArray[np.bool_], readings: Sequence[Reading], n: int, others: int = 0
 ) -> None:
     """Write the same into an array, one layer after the other."""
+    of_reach = {
+        reach: reach.mask(n).numpy() if n > KEPT else _mask(reach, n)
+        for reach in {reach for reach, _ in readings}
+    }
     for mask, (reach, reads) in zip(masks, readings, strict=True):
         mask[:, :others] = reads
-        mask[:, others:] = reach.mask(n).numpy() if n > KEPT else _mask(reach, n)
+        mask[:, others:] = of_reach[reach]
 
 
 @lru_cache(maxsize=256)
