@@ -81,7 +81,7 @@ CALLS = [
     Call("GPT-2", 1024, 12),
     Call("GPT-2", 4096, 12, times=2),
     Call("Llama-8B", 512, 32, torch.bfloat16, ("tf32", "bfloat16"), 2),
-    Call("Llama-8B", 2048, 32, torch.bfloat16, ("tf32",), 1),
+    Call("Llama-8B", 2048, 3, torch.bfloat16, ("tf32",), 2),
 ]
 
 
