@@ -76,7 +76,7 @@ def started(code: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
 @pytest.mark.parametrize("code", [ENDLESS, STUCK], ids=["between layers", "inside a layer"])
 def test_ctrl_c_with_an_analysis_in_work_and_others_waiting(code: str, folder: str) -> None:
     with (
-        started(code, "--port", "0", "--model", folder) as (process, url),
+        started(code, "--port", "0", "--model", folder, "--no-example") as (process, url),
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http,
     ):
         ids = [

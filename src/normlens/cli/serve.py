@@ -47,6 +47,12 @@ def serve_command(
     tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
     loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
     analysis: Annotated[AnalysisOptions, Fields(without=_VISITORS)],
+    example: Annotated[
+        bool,
+        typer.Option(
+            "--example/--no-example", help="Analyse an example at the start, to open the page on."
+        ),
+    ] = True,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -58,7 +64,9 @@ def serve_command(
 
     limits = Limits(tokens=tokens)
     models = ServedModels(model or installed_models(), limits, loading=loading, analysis=analysis)
-    page = PageServer(models, limits, host=host, port=port, allow_hosts=allow_host or ())
+    page = PageServer(
+        models, limits, host=host, port=port, allow_hosts=allow_host or (), example=example
+    )
     try:
         with status("reading the models' configurations", quiet):
             page.start()

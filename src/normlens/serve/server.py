@@ -11,6 +11,7 @@ from typing import Any
 
 from normlens.errors import InputError, MissingDependencyError, system_reason
 from normlens.serve.analysis_thread import AnalysisThread
+from normlens.serve.example import example_of
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
@@ -42,6 +43,7 @@ class PageServer:
         host: str = "127.0.0.1",
         port: int = 0,
         allow_hosts: Sequence[str] = (),
+        example: bool = False,
     ):
         try:
             import fastapi  # noqa: F401
@@ -51,7 +53,7 @@ class PageServer:
                 "the page needs FastAPI and uvicorn; run: pip install 'normlens[serve]'"
             ) from error
         self.models, self.jobs, self._limits = models, Jobs(limits), limits
-        self._host, self._allow_hosts = host, allow_hosts
+        self._host, self._allow_hosts, self._example = host, allow_hosts, example
         self._thread = AnalysisThread(self.jobs, models)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
@@ -65,7 +67,10 @@ class PageServer:
         return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
 
     def start(self) -> None:
-        """Read the models' configurations and begin to listen; `run` answers."""
+        """Read the models' configurations and begin to listen; `run` answers.
+
+        An example is analysed meanwhile, so that the first page has something to show.
+        """
         import uvicorn
 
         from normlens.serve.app import create_app
@@ -73,7 +78,11 @@ class PageServer:
 
         self._thread.start()
         hosts = Hosts.of(self._host, self._allow_hosts)
-        app = create_app(self.models, self.jobs, self._limits, hosts)
+        described = self.models.descriptions
+        example = example_of(described.values()) if self._example else None
+        if example is not None:
+            self.jobs.submit(example, described[example.model].layers)
+        app = create_app(self.models, self.jobs, self._limits, hosts, example)
         protocol = protocol_class(self._limits)
         self._server = QuietServer(uvicorn.Config(app, http=protocol, **_UVICORN))
         self._listener.listen(_UVICORN["backlog"])
