@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from serving import ON_CPU, Site, watched
+from serving import ON_CPU, Site, StepwiseModels, watched
 
 from normlens.serve.example import TEXT
 from normlens.serve.limits import Limits
@@ -147,3 +147,17 @@ def test_on_a_phone_the_map_is_in_the_first_screen(opened: Site, browser: Any) -
     page.click('[data-action="options"]')
     assert model.is_visible()
     context.close()
+
+
+def test_progress_is_told_layer_by_layer(stepwise: Site, page: Any) -> None:
+    models: StepwiseModels = stepwise.models  # type: ignore[assignment]
+    page.goto(f"{stepwise.url}#model={quote(models.names[0], safe='')}&text=the+cat")
+    models.reached()
+    page.get_by_text("0 of 2 layers done").wait_for()
+    models.go.release()
+    while models.reached()[1] < 1:
+        models.go.release()
+    page.get_by_text("1 of 2 layers done").wait_for()
+    assert page.locator("progress").evaluate("(meter) => meter.value") == 0.5
+    models.let_go()
+    page.wait_for_selector(SHOWN.format(1))

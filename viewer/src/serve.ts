@@ -2,6 +2,7 @@
 
 import type { App } from "./app";
 import type { Chrome, Page } from "./chrome";
+import { Client, type Model, type Status } from "./client";
 import { BytesSource } from "./container";
 import { openCosines } from "./cosine";
 import type { CosinePage } from "./cosinepage";
@@ -10,35 +11,8 @@ import type { ExplainPage } from "./explainpage";
 import { openExplanations } from "./explanation";
 import { History } from "./history";
 import { open, type Item } from "./payload";
-import { ADDRESSES, askOf, bodyOf, holds, problemOf, RULES, sameQuestion, wordsOf, type Ask, type Mode } from "./requests";
+import { askOf, holds, problemOf, RULES, sameQuestion, wordsOf, type Ask, type Mode } from "./requests";
 import { targetWords } from "./stacks";
-
-interface Model {
-  name: string;
-  family: string;
-  layers: number;
-  scopes: string[];
-  causal: boolean;
-  max_tokens: number | null;
-  head: string | null;
-  two_stacks: boolean;
-  loaded: boolean;
-}
-
-interface Offer {
-  models: Model[];
-  limits: Record<string, number>;
-  example: { model: string; text: string } | null;
-}
-
-interface Status {
-  id: string;
-  state: "queued" | "running" | "done" | "failed" | "cancelled";
-  position: number | null;
-  layers_done: number;
-  layers: number;
-  error: string | null;
-}
 
 export interface Pages {
   maps: App;
@@ -46,7 +20,6 @@ export interface Pages {
   cosine: CosinePage;
 }
 
-const WAIT = 300; // milliseconds between two questions about progress
 const MOST = 8; // analyses of a kind that the page keeps
 const ACTIONS: Record<Mode, string> = { maps: "Analyse", explain: "Explain", cosine: "Compare" };
 const HINTS: Record<Mode, string> = {
@@ -123,7 +96,8 @@ export class ServePanel {
   private example: Ask | null = null;
   private models: Model[] = [];
   private limit = Infinity;
-  private running: string | null = null;
+  private readonly client = new Client();
+  private working = false;
   private chosen = { mode: "maps" as Mode, model: "", rule: "ig", beside: false, other: "" };
   private readonly done: Record<Mode, Ask[]> = { maps: [], explain: [], cosine: [] };
 
@@ -203,7 +177,7 @@ export class ServePanel {
   /** Asks for the models, then analyses what the address names. */
   async open(words: Record<string, string>): Promise<void> {
     try {
-      const { models, limits, example } = await answer<Offer>(await fetch("api/models"));
+      const { models, limits, example } = await this.client.offer();
       this.models = models;
       this.example = example === null ? null : askOf({ ...example });
       this.limit = limits?.text_characters ?? Infinity;
@@ -293,7 +267,11 @@ export class ServePanel {
   }
 
   private stacksOf(model: string): 1 | 2 {
-    return this.models.find(({ name }) => name === model)?.two_stacks ? 2 : 1;
+    return this.aboutModel(model)?.two_stacks ? 2 : 1;
+  }
+
+  private aboutModel(model: string): Model | undefined {
+    return this.models.find(({ name }) => name === model);
   }
 
   private hint(mode: Mode): string {
@@ -318,7 +296,7 @@ export class ServePanel {
   }
 
   private async analyse(): Promise<void> {
-    if (this.running !== null || this.start.disabled) return;
+    if (this.working || this.start.disabled) return;
     const ask = this.ask();
     const other = this.askBeside(ask);
     const wrong = problemOf(ask) ?? (other === null ? null : problemOf(other));
@@ -364,7 +342,7 @@ export class ServePanel {
 
   /** Goes back to an analysis of the history. */
   private async recall(ask: Ask): Promise<void> {
-    if (this.running !== null) return;
+    if (this.working) return;
     if (!this.models.some(({ name }) => name === ask.model)) {
       return this.say(`The server does not offer the model ${ask.model}.`);
     }
@@ -377,7 +355,7 @@ export class ServePanel {
   private async computeHeads(): Promise<void> {
     const at = this.pages.maps.state.item;
     const ask = this.done.maps[at];
-    if (this.running !== null || ask === undefined) return;
+    if (this.working || ask === undefined) return;
     this.heads.checked = true;
     await this.run({ ...ask, heads: true }, null, at);
   }
@@ -387,29 +365,19 @@ export class ServePanel {
     this.busy(true);
     this.say("Sending …");
     try {
-      const { id } = await answer<{ id: string }>(
-        await fetch(ADDRESSES[ask.mode], {
-          method: "POST",
-          headers: { "Content-Type": "application/json" },
-          body: JSON.stringify(bodyOf(ask)),
-        }),
-      );
-      this.running = id;
-      const status = await this.wait(id, ask.model);
-      if (status.state !== "done") {
-        this.say(status.state === "cancelled" ? "Cancelled." : `It failed: ${status.error ?? "unknown error"}`);
+      const answered = await this.client.ask(ask, (status) => this.showProgress(status, ask.model));
+      if (!(answered instanceof Uint8Array)) {
+        this.say(answered.state === "cancelled" ? "Cancelled." : `It failed: ${answered.error ?? "unknown error"}`);
         return false;
       }
-      const what = ask.mode === "maps" ? "maps" : "result";
-      const response = await fetch(`api/analyses/${encodeURIComponent(id)}/${what}`);
-      if (!response.ok) await answer(response);
-      await this.show(ask, new Uint8Array(await response.arrayBuffer()), words, at);
+      const about = this.aboutModel(ask.model);
+      if (about !== undefined) about.loaded = true;
+      await this.show(ask, answered, words, at);
       return true;
     } catch (error) {
       this.say(message(error));
       return false;
     } finally {
-      this.running = null;
       this.busy(false);
     }
   }
@@ -439,37 +407,30 @@ export class ServePanel {
     this.changed();
   }
 
-  private async wait(id: string, model: string): Promise<Status> {
-    const about = this.models.find(({ name }) => name === model);
-    for (;;) {
-      const status = await answer<Status>(await fetch(`api/analyses/${encodeURIComponent(id)}`));
-      if (status.state === "queued") {
-        this.meter.removeAttribute("value");
-        const ahead = status.position ?? 0;
-        this.say(ahead > 0 ? `Waiting; place ${ahead} in the queue.` : "Waiting …");
-      } else if (status.state === "running") {
-        this.meter.value = status.layers > 0 ? status.layers_done / status.layers : 0;
-        const loading = status.layers_done === 0 && about?.loaded === false;
-        this.say(`${loading ? `Loading ${model}; ` : ""}${status.layers_done} of ${status.layers} layers done …`);
-      } else {
-        if (about !== undefined && status.state === "done") about.loaded = true;
-        return status;
-      }
-      await new Promise((done) => setTimeout(done, WAIT));
+  private showProgress(status: Status, model: string): void {
+    if (status.state === "queued") {
+      this.meter.removeAttribute("value");
+      const ahead = status.position ?? 0;
+      this.say(ahead > 0 ? `Waiting; place ${ahead} in the queue.` : "Waiting …");
+      return;
     }
+    this.meter.value = status.layers > 0 ? status.layers_done / status.layers : 0;
+    const loading = status.layers_done === 0 && this.aboutModel(model)?.loaded === false;
+    this.say(`${loading ? `Loading ${model}; ` : ""}${status.layers_done} of ${status.layers} layers done …`);
   }
 
   private async cancel(): Promise<void> {
-    if (this.running === null) return;
+    if (!this.client.busy) return;
     this.say("Cancelling …");
     try {
-      await fetch(`api/analyses/${encodeURIComponent(this.running)}`, { method: "DELETE" });
+      await this.client.cancel();
     } catch (error) {
       this.say(message(error));
     }
   }
 
   private busy(on: boolean): void {
+    this.working = on;
     this.start.disabled = on;
     this.stop.hidden = this.meter.hidden = !on;
     // What comes back belongs to the kind that was asked for.
@@ -525,22 +486,12 @@ export class ServePanel {
     const length = Math.max(text.length, pair.length, targetText.length);
     const over = length > this.limit;
     replace(this.count, over ? `${length} of at most ${this.limit} characters` : null);
-    if (this.running === null) this.start.disabled = over;
+    if (!this.working) this.start.disabled = over;
   }
 
   private say(text: string): void {
     this.message.textContent = text;
   }
-}
-
-async function answer<T>(response: Response): Promise<T> {
-  const body: unknown = await response.json().catch(() => null);
-  if (response.ok) return body as T;
-  const detail = (body as { detail?: unknown } | null)?.detail;
-  const words = Array.isArray(detail)
-    ? detail.map((entry: { msg?: string }) => entry?.msg ?? String(entry)).join("; ")
-    : detail;
-  throw new Error(words ? String(words) : `the server answered ${response.status}`);
 }
 
 function sizeInWords(item: Item): string {
