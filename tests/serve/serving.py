@@ -23,9 +23,11 @@ ON_CPU = LoadOptions(device="cpu")
 class Site:
     """A served page, from the socket to the models; `http` talks to it."""
 
-    def __init__(self, models: ServedModels, limits: Limits | None = None):
+    def __init__(
+        self, models: ServedModels, limits: Limits | None = None, *, example: bool = False
+    ):
         self.models = models
-        self.page = PageServer(models, limits or Limits())
+        self.page = PageServer(models, limits or Limits(), example=example)
         self.page.start()
         self.jobs, self.url = self.page.jobs, self.page.url
         self.thread = threading.Thread(target=self.page.run)

@@ -76,7 +76,7 @@ def started(code: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
 @pytest.mark.parametrize("code", [ENDLESS, STUCK], ids=["between layers", "inside a layer"])
 def test_ctrl_c_with_an_analysis_in_work_and_others_waiting(code: str, folder: str) -> None:
     with (
-        started(code, "--port", "0", "--model", folder) as (process, url),
+        started(code, "--port", "0", "--model", folder, "--no-example") as (process, url),
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http,
     ):
         ids = [
@@ -97,6 +97,7 @@ def test_port_0_prints_the_port_that_was_chosen(folder: str) -> None:
         assert re.fullmatch(r"http://127\.0\.0\.1:[1-9]\d*/", url)
         answer = httpx.get(f"{url}api/models", trust_env=False, timeout=PATIENCE)
         assert answer.json()["models"][0]["name"] == Path(folder).name
+        assert answer.json()["example"]["model"] == Path(folder).name
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE) == ("", "")
     assert process.returncode == 0
@@ -182,17 +183,20 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
 def test_a_browser_is_opened_on_request_only(
     opened: queue.Queue[str], folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["serve", "--port", "0", "--model", folder]) == 0
+    assert cli.main(["serve", "--port", "0", "--no-example", "--model", folder]) == 0
     assert opened.empty()
     capsys.readouterr()
-    assert cli.main(["serve", "--port", "0", "--model", folder, "--open"]) == 0
+    assert cli.main(["serve", "--port", "0", "--no-example", "--model", folder, "--open"]) == 0
     assert opened.get(timeout=PATIENCE) in capsys.readouterr().out
 
 
 def test_other_addresses_come_with_a_warning(
     opened: queue.Queue[str], folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["serve", "--port", "0", "--model", folder, "--host", "0.0.0.0"]) == 0
+    assert (
+        cli.main(["serve", "--port", "0", "--no-example", "--model", folder, "--host", "0.0.0.0"])
+        == 0
+    )
     out, err = capsys.readouterr()
     assert " at http://127.0.0.1:" in out
     assert "there is no password" in err
@@ -205,7 +209,7 @@ def test_other_addresses_come_with_a_warning(
 def test_installed_models_are_served_by_default(
     opened: queue.Queue[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["serve", "--port", "0"]) == 0
+    assert cli.main(["serve", "--port", "0", "--no-example"]) == 0
     assert "minilm" in capsys.readouterr().out
 
 

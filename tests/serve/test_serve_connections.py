@@ -236,7 +236,7 @@ models.ServedModels.describe = describe_and_limit
 
 
 def test_no_descriptor_left_writes_no_flood(folder: str) -> None:
-    words: list[Any] = ["--port", "0", "--model", folder]
+    words: list[Any] = ["--port", "0", "--model", folder, "--no-example"]
     with started(FEW_FILES, *words) as (process, url), ExitStack() as stack:
         assert process.stderr is not None
         for _ in range(150):

@@ -1,5 +1,6 @@
 // The maps: a state, what it shows, and the controls that change it.
 
+import { isolate, isolated } from "./bidi";
 import type { Chrome, Page } from "./chrome";
 import { scientific, type Ink } from "./colours";
 import { CompareView } from "./compare";
@@ -16,9 +17,10 @@ import { packed, type Item } from "./payload";
 import { RoutingRow } from "./routing";
 import type { Row } from "./save";
 import { feedForward, steps } from "./scopes";
+import { around, TokenSearch } from "./search";
 import { Shown } from "./shown";
 import { stackIn, stackOf, targetWords, type Stack } from "./stacks";
-import { comparison, counterpart, fit, read, write, type Ref, type Size, type State, type View } from "./state";
+import { comparison, counterpart, fit, likewise, read, write, type Ref, type Size, type State, type View } from "./state";
 import { Strip } from "./strip";
 import { itemName, textOf, type Context, type Panel } from "./view";
 
@@ -36,11 +38,13 @@ export class App implements Context, Page {
   private readonly missing = h("p", { class: "missing", role: "note" });
   private readonly layerRow = h("span", { class: "buttons" });
   private readonly controls;
+  private readonly search = new TokenSearch((token) => this.goTo(token));
   private readonly kept = new Map<string, Shown>();
   private serial = 0;
   private drawn = 0;
   private current = 0;
   private cursor: Cell | null = null;
+  askForHeads: (() => void) | null = null;
 
   constructor(private readonly chrome: Chrome) {
     this.picture = new PictureView(this);
@@ -102,6 +106,19 @@ export class App implements Context, Page {
     this.update({});
   }
 
+  /** The same maps with more in them, such as heads, in the place of those at hand. */
+  put(at: number, item: Item): void {
+    this.items = this.items.map((old, k) => (k === at ? item : old));
+    this.kept.clear();
+    this.update({});
+  }
+
+  /** Two analyses side by side, in the layer and scope that is looked at. */
+  compare(first: number, second: number): void {
+    const [a, b] = [first, second].map((item) => likewise(this.state, { item, stack: this.state.stack }, this.headers));
+    this.update({ ...a, view: "compare", a, b });
+  }
+
   say(text: string): void {
     this.chrome.say(text);
   }
@@ -117,9 +134,13 @@ export class App implements Context, Page {
   }
 
   get caption(): string {
-    const item = this.itemOf(this.state);
+    return this.captionOf(this.state);
+  }
+
+  captionOf(ref: { item: number; stack: Stack }): string {
+    const item = this.itemOf(ref);
     const text = textOf(item);
-    const quoted = text === "" ? "" : `“${text.length > 70 ? `${text.slice(0, 69)}…` : text}” · `;
+    const quoted = text === "" ? "" : `“${isolate(text.length > 70 ? `${text.slice(0, 69)}…` : text)}” · `;
     return `${quoted}${[...this.provenance(item), this.version(item)].join(" · ")}`;
   }
 
@@ -260,7 +281,7 @@ export class App implements Context, Page {
     controls.item.set(String(state.item), items.map((each, k) => [String(k), itemName(each, k, items)]));
     controls.amplification.hidden = this.feedForward() === null;
     this.text.hidden = items.length > 1 || header.text === null;
-    this.text.textContent = `“${textOf(item)}”`;
+    replace(this.text, isolated`“${textOf(item)}”`);
     controls.form.el.hidden = state.view !== "map";
     controls.norm.el.hidden = compare;
     controls.range.el.hidden = state.view === "overview" || compare;
@@ -282,6 +303,7 @@ export class App implements Context, Page {
     [...this.layerRow.children].forEach((button, k) =>
       button.setAttribute("aria-pressed", String(k === state.layer)),
     );
+    this.search.set(this.shown(state).rows.labels, ["map", "compare"].includes(state.view));
     this.chrome.trust(this.provenance(item), this.version(item));
     this.missing.hidden = header.left_out.length === 0;
     this.missing.textContent = header.left_out.join(" ");
@@ -363,8 +385,16 @@ export class App implements Context, Page {
     return h(
       "div",
       { class: "toolbar" },
-      direction.el, form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, zoom,
+      direction.el, form.el, head.el, scale.el, diagonal.el, range.el, norm.el, sources.el, special.el, level.el, this.search.el, zoom,
     );
+  }
+
+  /** Pins the row of a token; of a long text, the part around it is shown. */
+  private goTo(token: number): void {
+    const { rows, columns } = this.shown(this.state);
+    const zoom = around(token, { rows: rows.size, columns: columns.size });
+    this.update({ pin: { axis: "row", index: token }, pair: null, zoom });
+    this.say(`${rows.labels[token]}, token ${token}`);
   }
 
   /** Turns to the other stack, to the layer and component most like the one looked at. */

@@ -2,7 +2,7 @@
 
 import { Ink, LIGHT } from "./colours";
 import { h, replace, svg } from "./dom";
-import { FONT, cut, drawBar } from "./figure";
+import { addCaption, FONT, cut, drawBar } from "./figure";
 import { OWN } from "./groups";
 import { placeOf, SOURCE, TARGET, type Heat, type HeatActions, type Pin } from "./heatframe";
 
@@ -109,13 +109,13 @@ export class ArcView {
     const light: Heat = { ...heat, colouring: heat.recolour(false) };
     const figure = svg("svg", {
       xmlns: "http://www.w3.org/2000/svg",
-      viewBox: `-8 -8 ${width + 16} ${height + 34}`,
+      viewBox: `-8 -8 ${width + 16} ${height + 16}`,
       width: width + 16,
-      height: height + 34,
+      height: height + 16,
       "font-family": FONT,
     });
     figure.append(
-      svg("rect", { x: -8, y: -8, width: width + 16, height: height + 34, fill: LIGHT.paper }),
+      svg("rect", { x: -8, y: -8, width: width + 16, height: height + 16, fill: LIGHT.paper }),
     );
     const lines = svg("g", { class: "lines", fill: "none" });
     const drawn = this.lines(heat.pin);
@@ -125,9 +125,7 @@ export class ArcView {
     }
     figure.append(lines);
     this.labels(figure, light, LIGHT, heat.pin);
-    figure.append(
-      svg("text", { x: 0, y: height + 10, "font-size": 10, fill: LIGHT.muted }, heat.caption),
-    );
+    addCaption(figure, heat.caption, LIGHT);
     return figure;
   }
 

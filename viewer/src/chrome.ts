@@ -37,6 +37,8 @@ export interface Page {
   words(): Record<string, string>;
 }
 
+const NARROW = 600; // pixels below which the picture comes first, and its controls behind it
+
 type Theme = "auto" | "light" | "dark";
 
 export class Chrome {
@@ -201,6 +203,7 @@ export class Chrome {
       const now = this.root.clientWidth;
       if (Math.abs(now - width) < 2) return;
       width = now;
+      this.root.dataset.narrow = String(now < NARROW);
       if (now > 0) this.redraw();
     }).observe(host);
     const query = window.matchMedia("(prefers-color-scheme: dark)");

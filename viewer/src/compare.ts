@@ -1,8 +1,9 @@
 // Two maps side by side, and their signed difference.
 
-import { brief, diverging, number, sequential, signed } from "./colours";
+import { isolate, isolated } from "./bidi";
+import { brief, diverging, LIGHT, number, sequential, signed } from "./colours";
 import { buttons, h, replace, svg } from "./dom";
-import { FONT } from "./figure";
+import { addCaption, FONT } from "./figure";
 import { groupAt } from "./groups";
 import { HeatView } from "./heat";
 import { placeOf, sourceName, targetName, whole, type Cell, type Heat, type Pin, type Window_ } from "./heatframe";
@@ -221,7 +222,11 @@ export class CompareView implements Panel {
   async saved(): Promise<SVGElement> {
     if (this.heats === null) throw new Error("there is nothing to save");
     const views = [this.first, this.second, ...(this.heats.difference === null ? [] : [this.signed])];
-    return beside(views.map((view) => view.saved()));
+    const whole = beside(views.map((view) => view.saved(false)));
+    const { a, b } = this.context.state;
+    const [ofA, ofB] = [a, b].map((ref) => this.context.captionOf(ref));
+    addCaption(whole, ofA === ofB ? ofA : [`A: ${ofA}`, `B: ${ofB}`], LIGHT);
+    return whole;
   }
 
   async table(): Promise<Row[]> {
@@ -266,7 +271,7 @@ export class CompareView implements Panel {
     const { a, b, difference: change } = this.heats;
     if (change === null) return panel === undefined ? [] : aloneLines(panel, cell);
     const k = placeOf(a, cell);
-    const [source, target] = [sourceName(a, cell.source), targetName(a, cell.target)];
+    const [source, target] = [sourceName(a, cell.source), targetName(a, cell.target)].map(isolate);
     if (change.mask !== null && !change.mask[k]) {
       return [`source ${source}`, `target ${target}`, this.whyNot(k)];
     }
@@ -295,7 +300,7 @@ export class CompareView implements Panel {
         h("h3", {}, title),
         bars(
           pairs.map(({ target, source, value }) => ({
-            label: `${sourceName(heat, source)} → ${heat.rows[target]}`,
+            label: isolated`${sourceName(heat, source)} → ${heat.rows[target]}`,
             value,
             current: context.state.pair?.target === target && context.state.pair.source === source,
             go: () => context.update({ pair: { target, source }, zoom: null, pin: null }),

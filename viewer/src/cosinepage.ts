@@ -1,5 +1,6 @@
 // The page of a cosine: two texts with lines between their tokens, the matrix, and what no pair owns.
 
+import { isolated } from "./bidi";
 import type { Chrome } from "./chrome";
 import { number, signed, type Colouring } from "./colours";
 import { CosineItem, packedCosines, type Compared } from "./cosine";
@@ -253,7 +254,7 @@ export class CosinePage extends ResultPage<CosineItem, CosineState> {
       h("p", { class: "note" }, "A – B"),
       bars(
         parts.map(({ value, i, j }) => ({
-          label: `${a.labels[i]} – ${b.labels[j]}`,
+          label: isolated`${a.labels[i]} – ${b.labels[j]}`,
           value,
           go: () => this.update({ token: token?.side === "a" ? { side: "b", token: j } : { side: "a", token: i } }),
         })),

@@ -1,5 +1,6 @@
 // The page of an explanation: coloured tokens, a token's way through the layers, and the components.
 
+import { isolate, isolated } from "./bidi";
 import { signed, type Colouring } from "./colours";
 import type { Chrome } from "./chrome";
 import { barLines, barsOf, drawComponents, headsOf, type ComponentPicture } from "./componentview";
@@ -277,7 +278,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     if (item !== undefined) return shareLines(this.items[Number(item)].header);
     if (edge !== undefined) {
       const { layer, source, target, value } = this.drawnFor?.drawn.edges[Number(edge)] as Edge;
-      return [`layer ${layerName(this.explained, layer)}`, `${labels[source]} (${source}) → ${labels[target]} (${target})`, signed(value)];
+      return [`layer ${layerName(this.explained, layer)}`, `${isolate(labels[source])} (${source}) → ${isolate(labels[target])} (${target})`, signed(value)];
     }
     if (node !== undefined) {
       const [layer, token] = [Math.floor(Number(node) / labels.length), Number(node) % labels.length];
@@ -309,7 +310,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     const { token } = this.state;
     const n = labels.length;
     const name = (layer: number) => layerName(this.explained, layer);
-    const entries = (edges: Edge[], name: (edge: Edge) => string) =>
+    const entries = (edges: Edge[], name: (edge: Edge) => HTMLElement) =>
       bars(edges.map((edge) => ({ label: name(edge), value: edge.value, go: () => this.update({ token: edge.source }) })), signed);
     if (token === null) {
       const edges = crossings(flow, n, LISTED);
@@ -317,7 +318,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
         this.aside,
         h("h3", {}, "Strongest steps"),
         h("p", { class: "note" }, "from one token to another, in one layer"),
-        entries(edges, ({ layer, source, target }) => `${name(layer)}: ${labels[source]} → ${labels[target]}`),
+        entries(edges, ({ layer, source, target }) => isolated`${name(layer)}: ${labels[source]} → ${labels[target]}`),
       );
       return;
     }
@@ -329,9 +330,9 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
       h("p", { class: "note pair-value" }, `contributes ${signed(nodes[token])}`),
       h("h4", {}, "From its position to others"),
       h("p", { class: "note" }, "layer: target, exactly; the rest stays"),
-      entries(leaving, ({ layer, target }) => `${name(layer)}: → ${labels[target]}`),
+      entries(leaving, ({ layer, target }) => isolated`${name(layer)}: → ${labels[target]}`),
       h("h4", {}, "From others to its position"),
-      entries(arriving, ({ layer, source }) => `${name(layer)}: ${labels[source]} →`),
+      entries(arriving, ({ layer, source }) => isolated`${name(layer)}: ${labels[source]} →`),
       h("button", { type: "button", onclick: () => this.update({ token: null }) }, "Clear (Esc)"),
     );
   }

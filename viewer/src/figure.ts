@@ -44,13 +44,43 @@ export function cut(label: string, most = LONGEST): string {
 /** A text in lines that fit into a width; of more lines than `most`, the last one goes on. */
 export function wrapped(text: string, size: number, width: number, most = 3): string[] {
   const lines: string[] = [];
-  for (const word of text.split(" ")) {
+  const words = text.split(/\s+/).filter(Boolean);
+  for (const word of words.flatMap((word) => pieces(word, size, width))) {
     const longer = lines.length > 0 ? `${lines[lines.length - 1]} ${word}` : word;
     const fits = textWidth(longer, size) <= width || lines.length === most;
     if (lines.length > 0 && fits) lines[lines.length - 1] = longer;
     else lines.push(word);
   }
   return lines;
+}
+
+/** A word in pieces that fit into a width; scripts without spaces have very long words. */
+function pieces(word: string, size: number, width: number): string[] {
+  if (textWidth(word, size) <= width) return [word];
+  const cut: string[] = [];
+  for (const character of word) {
+    const longer = `${cut.at(-1) ?? ""}${character}`;
+    if (cut.length > 0 && textWidth(longer, size) <= width) cut[cut.length - 1] = longer;
+    else cut.push(character);
+  }
+  return cut;
+}
+
+const CAPTION = 10; // size of a saved figure's caption
+
+/** Writes a caption below a figure that is to be saved, which grows by as many lines as it takes. */
+export function addCaption(figure: SVGElement, caption: string | string[], ink: Ink): void {
+  const [x, y, width, height] = (figure.getAttribute("viewBox") ?? "").split(" ").map(Number);
+  const edge = 8;
+  const lines = [caption].flat().flatMap((text) => wrapped(text, CAPTION, 0.97 * (width - 2 * edge), Infinity));
+  const taller = height + lines.length * LINE + edge;
+  figure.setAttribute("viewBox", [x, y, width, taller].join(" "));
+  figure.setAttribute("height", String(taller));
+  figure.querySelector(":scope > rect")?.setAttribute("height", String(taller));
+  lines.forEach((line, k) => {
+    const place = { x: x + edge, y: y + height + (k + 0.7) * LINE, "font-size": CAPTION };
+    figure.append(svg("text", { ...place, fill: ink.muted, class: "caption" }, line));
+  });
 }
 
 const WORDS = 10.5; // size of the words below a bar

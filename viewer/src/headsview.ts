@@ -1,8 +1,9 @@
 // The attention of a layer head by head, as small maps; a click opens one of them large.
 
+import { isolate } from "./bidi";
 import { LIGHT, number, pixels, sequential, type Colouring, type Ink } from "./colours";
 import { buttons, h, pause, replace, svg } from "./dom";
-import { FONT, drawBar } from "./figure";
+import { addCaption, FONT, drawBar } from "./figure";
 import type { Cell } from "./heatframe";
 import type { Row } from "./save";
 import { beyondWord, SCALE_WORDS, scaleEnd } from "./scale";
@@ -76,10 +77,21 @@ export class HeadsView implements Panel {
     if (having.length === 0) {
       this.small = [];
       const left = shown.item.header.left_out.find((sentence) => sentence.startsWith("Single heads are left out"));
-      this.note.textContent = scopes.length > 0 ? "This layer’s heads are not in the file; the maps file has them." : (left ?? HOW);
+      this.sayWhyNot(scopes.length > 0 ? "This layer’s heads are not in the file; the maps file has them." : (left ?? null));
       return;
     }
     await this.renderGrid(shown, having, ink);
+  }
+
+  /** Says why there are no heads, and how to get them. */
+  private sayWhyNot(reason: string | null): void {
+    const { askForHeads } = this.context;
+    if (reason !== null || askForHeads === null) return replace(this.note, reason ?? HOW);
+    replace(
+      this.note,
+      "These maps were computed without single heads. ",
+      h("button", { type: "button", "data-action": "heads", onclick: askForHeads }, "Compute the heads of this text"),
+    );
   }
 
   /** Small maps, drawn one after the other so that the page stays alive. */
@@ -154,7 +166,7 @@ export class HeadsView implements Panel {
     const high = Math.round(size * Math.max(0.25, Math.min(2, shown.rows.size / shown.columns.size)));
     const [left, top, gap] = [several ? 40 : 8, 60, several ? 6 : 26];
     const rows = several ? layers.length : Math.ceil(small.length / columns);
-    const [width, height] = [left + columns * (size + 8) + 8, top + rows * (high + gap) + 110];
+    const [width, height] = [left + columns * (size + 8) + 8, top + rows * (high + gap) + 96];
     const figure = svg("svg", {
       xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT,
     });
@@ -180,8 +192,8 @@ export class HeadsView implements Panel {
       context.drawImage(picture, 0, 0, large.width, large.height);
       figure.append(svg("image", { x, y, width: size, height: high, preserveAspectRatio: "none", href: large.toDataURL() }));
     });
-    drawBar(figure, this.bar(shown, false), left, height - 96, 300, LIGHT);
-    words(8, height - 8, this.context.caption, { fill: LIGHT.muted, "font-size": 10 });
+    drawBar(figure, this.bar(shown, false), left, height - 82, 300, LIGHT);
+    addCaption(figure, this.context.caption, LIGHT);
     return figure;
   }
 
@@ -218,7 +230,7 @@ export class HeadsView implements Panel {
       this.context.tooltip(
         [
           words,
-          `source ${shown.columns.labels[source]} → target ${shown.rows.labels[target]}`,
+          `source ${isolate(shown.columns.labels[source])} → target ${isolate(shown.rows.labels[target])}`,
           number(map[target * shown.columns.size + source]),
         ],
         event,

@@ -2,7 +2,7 @@
 
 import { LIGHT, pixels, readableOn, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
-import { FONT, textWidth } from "./figure";
+import { addCaption, FONT, textWidth } from "./figure";
 import { drawFrame, drawGroups, layoutOf, type Cell, type Heat, type HeatActions, type Layout, type Pin } from "./heatframe";
 
 function sizeOf({ rows, columns }: Heat): { rows: number; columns: number } {
@@ -149,28 +149,25 @@ export class HeatView {
     overlay.append(this.marks, this.hovering);
   }
 
-  /** The figure as SVG alone, on white. */
-  saved(): SVGElement {
+  /** The figure as SVG alone, on white; its caption is left to those who put several together. */
+  saved(captioned = true): SVGElement {
     const heat = this.heat as Heat;
     const light: Heat = { ...heat, colouring: heat.recolour(false) };
     const layout = this.layout as Layout;
     const { width, height } = layout;
-    const caption = 18;
     const figure = svg("svg", {
       xmlns: "http://www.w3.org/2000/svg",
-      viewBox: `-8 -8 ${width + 16} ${height + caption + 16}`,
+      viewBox: `-8 -8 ${width + 16} ${height + 16}`,
       width: width + 16,
-      height: height + caption + 16,
+      height: height + 16,
       "font-family": FONT,
     });
-    const ground = { x: -8, y: -8, width: width + 16, height: height + caption + 16 };
+    const ground = { x: -8, y: -8, width: width + 16, height: height + 16 };
     figure.append(svg("rect", { ...ground, fill: LIGHT.paper }));
     drawFrame(figure, light, layout, LIGHT);
     this.drawCells(figure, light, layout);
     drawMarks(figure, light, layout, LIGHT);
-    figure.append(
-      svg("text", { x: 0, y: height + 10, "font-size": 10, fill: LIGHT.muted }, heat.caption),
-    );
+    if (captioned) addCaption(figure, heat.caption, LIGHT);
     return figure;
   }
 

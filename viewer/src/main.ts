@@ -81,8 +81,13 @@ async function startServe(host: HTMLElement): Promise<void> {
   let panel: ServePanel | null = null;
   const showAddress = () => {
     if (panel === null) return;
-    if (!panel.page.filled) return setAddress(panel.mode === "maps" ? {} : { mode: panel.mode });
+    if (!panel.page.filled) {
+      panel.follow(null, null);
+      return setAddress(panel.mode === "maps" ? {} : { mode: panel.mode });
+    }
     const words = panel.page.words();
+    if (panel.mode === "maps") panel.follow(app.state.item, app.state.view);
+    else panel.follow(Number(words.item ?? 0), null);
     if (panel.mode !== "maps") {
       const { item = "0", ...state } = words;
       return setAddress({ ...panel.words([Number(item)]), ...state });

@@ -1,5 +1,6 @@
 // One map, large: as a heat map or as lines, with a token or a pair looked at more closely beside it.
 
+import { isolate, isolated } from "./bidi";
 import { ArcView } from "./arcs";
 import { brief, number, sequential } from "./colours";
 import { h, replace } from "./dom";
@@ -148,8 +149,8 @@ export class MapView implements Panel {
     if (allowed !== null && !allowed[k]) value = "no attention";
     else if (heat.mask !== null && !heat.mask[k]) value = "not a source of this scope";
     return [
-      `source ${sourceName(heat, cell.source)} (${shown.columns.positions[cell.source]})`,
-      `target ${targetName(heat, cell.target)} (${shown.rows.positions[cell.target]})`,
+      `source ${isolate(sourceName(heat, cell.source))} (${shown.columns.positions[cell.source]})`,
+      `target ${isolate(targetName(heat, cell.target))} (${shown.rows.positions[cell.target]})`,
       `${this.what(shown)}: ${value}`,
     ];
   }
@@ -180,7 +181,7 @@ export class MapView implements Panel {
         : "none: the sequence whose columns are shown is not a source of this scope"),
       bars(
         found.map(({ target, source, value }) => ({
-          label: `${sourceName(heat, source)} → ${heat.rows[target]}`,
+          label: isolated`${sourceName(heat, source)} → ${heat.rows[target]}`,
           value,
           go: () => context.update({ pair: { target, source } }),
         })),
@@ -203,7 +204,7 @@ export class MapView implements Panel {
     const name = row ? heat.rows[index] : sourceName(heat, index);
     replace(
       this.aside,
-      h("h3", {}, row ? `What ${name} is made of` : `Where ${name} goes`),
+      h("h3", {}, row ? isolated`What ${name} is made of` : isolated`Where ${name} goes`),
       h(
         "p",
         { class: "note" },
@@ -211,7 +212,7 @@ export class MapView implements Panel {
       ),
       bars(
         entries.slice(0, 2 * LISTED).map(({ other, value }) => ({
-          label: row ? sourceName(heat, other) : heat.rows[other],
+          label: isolated`${row ? sourceName(heat, other) : heat.rows[other]}`,
           value,
           go: () =>
             context.update({
@@ -238,7 +239,7 @@ export class MapView implements Panel {
     replace(this.trajectory);
     replace(
       this.aside,
-      h("h3", {}, `${sourceName(heat, source)} → ${heat.rows[target]}`),
+      h("h3", {}, isolated`${sourceName(heat, source)} → ${heat.rows[target]}`),
       h("p", { class: "note pair-value" }, this.lines({ target, source }).at(-1) as string),
       h("h4", {}, "Through this layer"),
       h("p", { class: "note" }, "share of the source’s column in each scope"),
@@ -297,7 +298,7 @@ function shareOf(map: Float32Array, width: number, { target, source }: Cell, nor
 }
 
 export interface Bar {
-  label: string;
+  label: string | HTMLElement;
   value: number;
   current?: boolean;
   go: () => void;

@@ -4,7 +4,7 @@ import { interpolateCividis, interpolateViridis } from "d3-scale-chromatic";
 
 import { LIGHT, pixels, sequential } from "./colours";
 import { h, list, pause, replace, svg } from "./dom";
-import { FONT, fittingSize } from "./figure";
+import { addCaption, FONT, fittingSize } from "./figure";
 import { gridFigure, type Grid } from "./gridfigure";
 import type { Cell } from "./heatframe";
 import { linesFigure, type Chart } from "./lines";
@@ -375,7 +375,7 @@ function below(figures: SVGElement[], caption: string): SVGElement {
   const size = (figure: SVGElement, name: string) => Number(figure.getAttribute(name));
   const gap = 18;
   const width = Math.max(...figures.map((figure) => size(figure, "width"))) + 16;
-  const height = figures.reduce((sum, figure) => sum + size(figure, "height") + gap, 24);
+  const height = figures.reduce((sum, figure) => sum + size(figure, "height") + gap, 8);
   const whole = svg("svg", {
     xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT,
   });
@@ -387,6 +387,6 @@ function below(figures: SVGElement[], caption: string): SVGElement {
     y += size(figure, "height") + gap;
     whole.append(figure);
   }
-  whole.append(svg("text", { x: 8, y: height - 8, "font-size": 10, fill: LIGHT.muted }, caption));
+  addCaption(whole, caption, LIGHT);
   return whole;
 }

@@ -2,7 +2,7 @@
 
 import { LIGHT, number, PATCHES, rgb, sequential, type Colouring, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
-import { barRoom, drawBar, fittingSize, FONT } from "./figure";
+import { addCaption, barRoom, drawBar, fittingSize, FONT } from "./figure";
 import type { Cell, Pin } from "./heatframe";
 import { bars } from "./mapview";
 import type { Mask } from "./measures";
@@ -123,7 +123,7 @@ export class PictureView implements Panel {
     const { patches, labels, direction, token, map } = overlay;
     const columns = (this.shown as Shown).columns.size;
     const width = layout.width + 16;
-    const height = layout.height + 50;
+    const height = layout.height + 32;
     const figure = svg("svg", {
       xmlns: "http://www.w3.org/2000/svg", viewBox: `-8 -8 ${width} ${height}`, width, height, "font-family": FONT,
     });
@@ -133,7 +133,7 @@ export class PictureView implements Panel {
     const line = (y: number, text: string) =>
       figure.append(svg("text", { x: 0, y, "font-size": fittingSize(text, 10.5, layout.width), fill: LIGHT.muted }, text));
     line(layout.height + 12, beyond.slice(0, 6).join(" · "));
-    line(layout.height + 30, this.context.caption);
+    addCaption(figure, this.context.caption, LIGHT);
     return figure;
   }
 

@@ -24,6 +24,24 @@ export interface Ask {
   target: string;
   contrast: string;
   position: string;
+  heads?: true; // maps of single heads, too
+}
+
+/** Whether two questions have the same answer. */
+export function sameQuestion(one: Ask, other: Ask): boolean {
+  return JSON.stringify(wordsOf(one)) === JSON.stringify(wordsOf(other));
+}
+
+/** Whether the answer to one question holds the answer to another, with heads or without them. */
+export function holds(one: Ask, other: Ask): boolean {
+  return sameQuestion(one, other) || sameQuestion(one, { ...other, heads: true });
+}
+
+/** Whether something that was kept elsewhere is a question. */
+export function isQuestion(thing: unknown): thing is Ask {
+  const ask = thing as Ask | null;
+  const texts = [ask?.model, ask?.text, ask?.pair, ask?.targetText, ask?.rule, ask?.target, ask?.contrast, ask?.position];
+  return MODES.some((mode) => mode === ask?.mode) && texts.every((text) => typeof text === "string");
 }
 
 /** A question from the words of an address; `suffix` is "2" for a second one. */
@@ -34,6 +52,7 @@ export function askOf(words: Record<string, string>, suffix = ""): Ask {
   return {
     mode, model: of("model"), text: of("text"), pair: of("pair"), targetText: of("target_text"), rule,
     target: of("target"), contrast: of("contrast"), position: of("position"),
+    ...(mode === "maps" && of("with_heads") === "1" ? { heads: true } : {}),
   };
 }
 
@@ -46,6 +65,7 @@ export function wordsOf(ask: Ask, suffix = ""): Record<string, string> {
   if (ask.pair) words[`pair${suffix}`] = ask.pair;
   if (ask.targetText) words[`target_text${suffix}`] = ask.targetText;
   if (ask.rule !== "ig") words[`rule${suffix}`] = ask.rule;
+  if (ask.heads) words[`with_heads${suffix}`] = "1";
   if (ask.mode === "explain") {
     for (const name of ["target", "contrast", "position"] as const) if (ask[name]) words[`${name}${suffix}`] = ask[name];
   }
@@ -67,7 +87,8 @@ export function problemOf(ask: Ask): string | null {
 export function bodyOf(ask: Ask): Record<string, unknown> {
   const { mode, model, text, pair, rule } = ask;
   const target_text = ask.targetText.trim() === "" ? {} : { target_text: ask.targetText };
-  const asked = { model, text, pair: pair || null, rule, ...target_text };
+  const heads = ask.heads ? { heads: true } : {};
+  const asked = { model, text, pair: pair || null, rule, ...target_text, ...heads };
   if (mode !== "explain") return asked;
   return {
     ...asked,

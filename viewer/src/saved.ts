@@ -2,7 +2,7 @@
 
 import { LIGHT, type Colouring, type Ink } from "./colours";
 import { svg } from "./dom";
-import { drawBar, FONT, textWidth } from "./figure";
+import { drawBar, FONT, wrapped } from "./figure";
 
 export interface Composition {
   title: string;
@@ -26,7 +26,7 @@ export function composed(parts: Composition): SVGElement {
   const width = Math.max(WIDTH, size.width);
   let y = 20;
   const write = (text: string, font: number, fill: string, more: Record<string, unknown> = {}) => {
-    for (const line of wrapped(text, font, width)) {
+    for (const line of wrapped(text, font, width, Infinity)) {
       figure.append(svg("text", { x: 0, y, "font-size": font, fill, ...more }, line));
       y += font * 1.45;
     }
@@ -50,18 +50,4 @@ export function composed(parts: Composition): SVGElement {
   figure.setAttribute("height", String(height));
   figure.prepend(svg("rect", { x: -EDGE, y: -EDGE + 4, width: fullWidth, height, fill: ink.paper }));
   return figure;
-}
-
-/** Lines of a text that fit into a width. */
-function wrapped(text: string, font: number, width: number): string[] {
-  const lines: string[] = [];
-  let line = "";
-  for (const word of text.split(/\s+/).filter(Boolean)) {
-    const longer = line === "" ? word : `${line} ${word}`;
-    if (line !== "" && textWidth(longer, font) > width) {
-      lines.push(line);
-      line = word;
-    } else line = longer;
-  }
-  return line === "" ? lines : [...lines, line];
 }

@@ -208,11 +208,18 @@ function headIn({ heads = {} }: Known, { scope, layer }: Pick<Ref, "scope" | "la
 
 /** The place in another stack of an item that is most like one: the same layer and component. */
 export function counterpart(here: Ref, stack: Stack, items: Known[]): Ref {
-  const [from, to] = [here.stack, stack].map((name) => stackOf(items[here.item], name));
+  return likewise(here, { item: here.item, stack }, items);
+}
+
+/** The place in another item or stack that is most like one: the same layer and component. */
+export function likewise(here: Ref, other: { item: number; stack: Stack }, items: Known[]): Ref {
+  const stack = stackIn(items[other.item], other.stack);
+  const from = stackOf(items[here.item], here.stack);
+  const to = stackOf(items[other.item], stack);
   const scope =
     resolve(here.scope, to.scopes) ?? resolve(shortName(here.scope, from.scopes), to.scopes) ??
     (chain(to.scopes).at(-1) as string);
-  return { item: here.item, stack, layer: Math.min(here.layer, to.layers.length - 1), scope };
+  return { item: other.item, stack, layer: Math.min(here.layer, to.layers.length - 1), scope };
 }
 
 function placeOf(state: State, items: Known[]): Ref {

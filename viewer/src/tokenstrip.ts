@@ -1,5 +1,6 @@
 // A row of tokens, each in the colour of what it contributes; what no token owns stands at its end.
 
+import { isolate } from "./bidi";
 import { readableOn, signed, signedBrief, signedColours, type Colouring, type Ink } from "./colours";
 import { h, replace, svg } from "./dom";
 import { cut, drawBar, textWidth } from "./figure";
@@ -55,7 +56,7 @@ export class TokenStrip {
           // One of them takes part in tabbing; arrow keys go on from there.
           tabindex: k === (chosen ?? 0) ? 0 : -1,
           onclick: () => this.choose(k === chosen ? null : k),
-          onpointermove: (event: PointerEvent) => this.tooltip([`${label} (${k})`, signed(values[k])], event),
+          onpointermove: (event: PointerEvent) => this.tooltip([`${isolate(label)} (${k})`, signed(values[k])], event),
           onpointerleave: () => this.tooltip(null, null),
         },
         h("span", { class: "text" }, label),

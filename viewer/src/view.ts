@@ -1,5 +1,6 @@
 // What the views share.
 
+import { isolate } from "./bidi";
 import type { Ink } from "./colours";
 import type { Cell } from "./heatframe";
 import type { Item } from "./payload";
@@ -13,6 +14,8 @@ export interface Context {
   readonly items: Item[];
   readonly ink: Ink;
   readonly caption: string;
+  /** What a saved figure of some maps says below it: their text, and how they were made. */
+  captionOf(ref: { item: number; stack: Stack }): string;
   update(patch: Partial<State>): void;
   shown(ref: { item: number; stack: Stack }): Shown;
   /** The maps that a place is in: an item's, or its encoder's. */
@@ -20,6 +23,8 @@ export interface Context {
   room(): { width: number; height: number };
   tooltip(lines: string[] | null, event: PointerEvent | null): void;
   say(text: string): void;
+  /** Asks for the heads of the maps that are looked at, where a server can be asked. */
+  readonly askForHeads: (() => void) | null;
   /** Whether a newer drawing has begun, so that this one may stop. */
   stale(): boolean;
 }
@@ -43,6 +48,6 @@ export function itemName(item: Item, index: number, items: Item[]): string {
   const text = textOf(item);
   const short = text.length > 48 ? `${text.slice(0, 47)}…` : text;
   const model = item.header.model;
-  const name = short === "" ? model : `${short} (${model})`;
+  const name = short === "" ? model : `${isolate(short)} (${model})`;
   return items.length > 1 ? `${index + 1}: ${name}` : name;
 }

@@ -57,6 +57,12 @@ def serve_command(
     tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
     loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
     analysis: Annotated[AnalysisOptions, Fields(without=(*_VISITORS, "map_dtype"))],
+    example: Annotated[
+        bool,
+        typer.Option(
+            "--example/--no-example", help="Analyse an example at the start, to open the page on."
+        ),
+    ] = True,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -80,7 +86,9 @@ def serve_command(
         names = model or installed_models()
         models = ServedModels(names, limits, loading=loading, analysis=analysis)
         shown, reading = ", ".join(models.names), "models' configurations"
-        page = PageServer(models, limits, host=host, port=port, allow_hosts=allow_host or ())
+        page = PageServer(
+            models, limits, host=host, port=port, allow_hosts=allow_host or (), example=example
+        )
     try:
         with status(f"reading the {reading}", quiet):
             page.start()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from normlens.figures.missing_fonts import warn_of
+
 
 @dataclass(frozen=True)
 class Fonts:
@@ -60,7 +62,8 @@ class Fonts:
 def fonts_for(texts: Iterable[str]) -> Fonts:
     """Choose the user's font, then Matplotlib's, then installed fonts that the texts still need.
 
-    matplotlib warns at every drawing about a character that no font has, so those are replaced.
+    matplotlib warns at every drawing about a character that no font has, so those are replaced, and
+    one warning says which package has them.
     """
     from matplotlib import rcParams
     from matplotlib.font_manager import FontProperties, findfont, fontManager
@@ -74,6 +77,7 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         if not entry.name.startswith("Last Resort") and needed & _letters(str(entry.fname)):
             families.append(entry.name)
             needed -= _letters(str(entry.fname))
+    warn_of(needed)
     return Fonts(tuple(families), frozenset(needed))
 
 

@@ -32,6 +32,7 @@ from normlens.serve.schemas import (
     RULES_OF,
     AnalysisRequest,
     CosineRequest,
+    Example,
     ExplanationRequest,
     LimitInfo,
     ModelInfo,
@@ -49,8 +50,17 @@ Request_ = AnalysisRequest | ExplanationRequest | CosineRequest
 _UNKNOWN = "there is no such analysis, or its result was dropped; ask for it again"
 
 
-def create_app(models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts) -> ASGIApp:
-    """Build the whole server but its socket. The models must have been described."""
+def create_app(
+    models: ServedModels,
+    jobs: Jobs,
+    limits: Limits,
+    hosts: Hosts,
+    example: Question | None = None,
+) -> ASGIApp:
+    """Build the whole server but its socket. The models must have been described.
+
+    The page opens on the `example`.
+    """
     app = FastAPI(
         title="NormLens",
         version=__version__,
@@ -62,6 +72,7 @@ def create_app(models: ServedModels, jobs: Jobs, limits: Limits, hosts: Hosts) -
     )
     say_one_line(app)
     _add_page(app)
+    _add_models(app, models, limits, example)
     _add_api(app, models, jobs, limits)
     complete(app.openapi(), list(models.names), limits)
     return Guard(app, hosts, limits.body_bytes)
@@ -80,17 +91,9 @@ def _add_page(app: FastAPI) -> None:
         return Response(front_end, media_type="text/javascript")
 
 
-def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> None:
-    def submitted(kind: type[Question], asked: Request_) -> Submitted:
-        _check(asked, models, limits)
-        question = kind(**asked.model_dump())
-        try:
-            job = jobs.submit(question, models.descriptions[question.model].layers)
-        except QueueFullError as error:
-            headers = {"Retry-After": str(error.seconds)}
-            raise HTTPException(429, str(error), headers) from error
-        return Submitted(id=job.id)
-
+def _add_models(
+    app: FastAPI, models: ServedModels, limits: Limits, example: Question | None
+) -> None:
     @app.get("/api/models", operation_id="models", summary="Models and limits")
     async def list_models() -> ModelList:
         infos = [
@@ -108,7 +111,20 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
             for model in models.descriptions.values()
         ]
         shown = LimitInfo(text_characters=limits.text_characters, tokens=limits.tokens)
-        return ModelList(models=infos, limits=shown)
+        first = None if example is None else Example(model=example.model, text=example.text)
+        return ModelList(models=infos, limits=shown, example=first)
+
+
+def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> None:
+    def submitted(kind: type[Question], asked: Request_) -> Submitted:
+        _check(asked, models, limits)
+        question = kind(**asked.model_dump())
+        try:
+            job = jobs.submit(question, models.descriptions[question.model].layers)
+        except QueueFullError as error:
+            headers = {"Retry-After": str(error.seconds)}
+            raise HTTPException(429, str(error), headers) from error
+        return Submitted(id=job.id)
 
     @app.post(
         "/api/analyses",

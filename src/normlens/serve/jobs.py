@@ -34,6 +34,7 @@ class Question:
     pair: str | None = None
     rule: str = AnalysisOptions.nonlinearity
     target_text: str | None = None  # of an encoder–decoder; None: the model generates it
+    heads: bool = False  # whether maps of single heads are asked for, too
 
     #: What the answer is.
     answer = "maps"

@@ -16,6 +16,7 @@ from normlens.serve.limits import Limits
 from normlens.serve.pairs import check_kind, check_servable, explain_pair, read_pair
 from normlens.viewer.cosine_payload import encode_cosines
 from normlens.viewer.explanation_payload import encode_explanations
+from normlens.viewer.html import LARGEST, fitted
 from normlens.viewer.payload import encode
 
 # torch takes seconds to import, and a port that is taken should be known before that: what needs it
@@ -109,10 +110,11 @@ class ServedModels:
             return self._explain(lens, question, progress)
         if isinstance(question, CosineQuestion):
             return self._compare(lens, question, progress)
-        options = replace(self._analysis, nonlinearity=question.rule)
+        options = replace(self._analysis, nonlinearity=question.rule, heads=question.heads)
         item = self._read(lens, question)
         (maps,) = lens.analyse([item], options, progress=progress)
-        return encode([maps])
+        # Single heads are many maps: as many as fit into a file are sent.
+        return fitted([maps], None, LARGEST) if question.heads else encode([maps])
 
     def _read(self, lens: Lens, question: Question) -> Item:
         """What a question is about, tokenised."""

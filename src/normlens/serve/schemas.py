@@ -13,8 +13,8 @@ from normlens.option_fields import options_of
 from normlens.options import AnalysisOptions
 from normlens.serve.limits import Limits
 
-#: The one option of an analysis that a visitor may choose.
-_RULE = options_of(AnalysisOptions)["nonlinearity"]
+#: The options of an analysis that a visitor may choose.
+_RULE, _HEADS = (options_of(AnalysisOptions)[name] for name in ("nonlinearity", "heads"))
 _LINEAR_RULE = options_of(ExplainOptions)["nonlinearity"]
 _LARGEST = 10_000_000  # of token ids and positions
 # To JSON 3.0 is a whole number, too.
@@ -52,11 +52,19 @@ class LimitInfo(BaseModel):
     tokens: int = Field(ge=1)
 
 
+class Example(BaseModel):
+    """The analysis that the page opens on."""
+
+    model: str
+    text: str
+
+
 class ModelList(BaseModel):
     """What can be asked for."""
 
     models: list[ModelInfo]
     limits: LimitInfo
+    example: Example | None = Field(description="What the page shows first, if anything.")
 
 
 class AnalysisRequest(BaseModel):
@@ -69,6 +77,7 @@ class AnalysisRequest(BaseModel):
     pair: str | None = Field(default=None, pattern=_SOMETHING)
     target_text: str | None = Field(default=None, pattern=_SOMETHING, description=_TARGET_TEXT)
     rule: str = Field(default=AnalysisOptions.nonlinearity, description=_RULE.help)
+    heads: bool = Field(default=False, description=_HEADS.help)
 
 
 class ExplanationRequest(BaseModel):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from normlens.errors import InputError, system_reason
 from normlens.extras import PAGE_SERVER, check_installed
 from normlens.serve.analysis_thread import AnalysisThread
+from normlens.serve.example import example_of
 from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
@@ -90,17 +91,25 @@ class PageServer(Listening):
         host: str = "127.0.0.1",
         port: int = 0,
         allow_hosts: Sequence[str] = (),
+        example: bool = False,
     ):
         super().__init__(limits, host, port, allow_hosts)
-        self.models, self.jobs = models, Jobs(limits)
+        self.models, self.jobs, self._example = models, Jobs(limits), example
         self._thread = AnalysisThread(self.jobs, models)
 
     def start(self) -> None:
-        """Read the models' configurations and begin to listen; `run` answers."""
+        """Read the models' configurations and begin to listen; `run` answers.
+
+        An example is analysed meanwhile, so that the first page has something to show.
+        """
         from normlens.serve.app import create_app
 
         self._thread.start()
-        self._listen(create_app(self.models, self.jobs, self._limits, self._hosts))
+        described = self.models.descriptions
+        example = example_of(described.values()) if self._example else None
+        if example is not None:
+            self.jobs.submit(example, described[example.model].layers)
+        self._listen(create_app(self.models, self.jobs, self._limits, self._hosts, example))
 
     def close(self) -> bool:
         """Cancel every analysis; return whether its thread has ended."""

@@ -41,6 +41,7 @@ def notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> N
         _title(several),
         "pair.to_html('pair.html')",
         {name: str(value) for name, value in state.items()},
+        several[0].plot,
     )
 
 

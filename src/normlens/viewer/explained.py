@@ -45,6 +45,7 @@ def notebook(
         _title(several),
         "why.to_html('why.html')",
         {name: str(value) for name, value in state.items()},
+        several[0].plot,
     )
 
 

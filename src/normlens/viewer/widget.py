@@ -15,11 +15,14 @@ from normlens.viewer.notebook import Notebook
 from normlens.viewer.shapes import items_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from normlens.results.maps import Maps
 
 
 SOURCES = ("both", *STACKS)
 DIRECTIONS = ("row", "column")
+_WHOLE_LAYER = 64  # tokens up to which a still picture has all scopes of a layer
 
 
 def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
@@ -38,12 +41,25 @@ def mimebundle(maps: Maps, **options: Any) -> Any:
 
 def _notebook(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> Notebook:
     listed = payload.as_list(maps)
+    words = _words(maps, state)
+    first = maps if isinstance(maps, LabelledMaps) else maps[0]
     return Notebook(
         lambda largest: fitted(listed, None, largest),
         title_of(listed),
         "maps.to_html('maps.html')",
-        _words(maps, state),
+        words,
+        lambda: _figure(first, words),
     )
+
+
+def _figure(maps: Maps, words: Mapping[str, str]) -> Figure:
+    """Draw the layer that the viewer opens at; of a long text one of its scopes."""
+    whole = _of_stack(maps, words.get("stack", OWN_SEQUENCE)) or maps
+    layer = int(words.get("layer", whole.layers[0]))
+    if len(whole.tokens) <= _WHOLE_LAYER:
+        return whole.plot(layer)
+    norms = [s for s in whole.scopes if s.endswith("-N") and layer in whole.layers_of(s)]
+    return whole.plot(layer, words.get("scope", norms[0] if norms else None))
 
 
 def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,90 @@
+"""The pictures that notebooks carry for pages that run no widget."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import sys
+from typing import Any
+
+import pytest
+from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
+
+from normlens.errors import MissingDependencyError
+from normlens.viewer import notebook
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PNG = b"\x89PNG\r\n"
+
+
+def data_of(bundle: Any) -> dict[str, Any]:
+    return bundle[0] if isinstance(bundle, tuple) else bundle
+
+
+def size_of(data: dict[str, Any]) -> tuple[int, int]:
+    """Width and height of a bundle's picture, from its first chunk."""
+    picture = base64.b64decode(data["image/png"])
+    assert picture.startswith(PNG)
+    return int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")
+
+
+@pytest.mark.parametrize("make", [hostile_maps, hostile_explanation, hostile_cosine])
+def test_a_cell_has_the_viewer_and_a_picture(make: Any) -> None:
+    pytest.importorskip("anywidget")
+    pytest.importorskip("matplotlib")
+    result = make()
+    for bundle in (result._repr_mimebundle_(), result.show()._repr_mimebundle_()):
+        data = data_of(bundle)
+        assert WIDGET in data
+        assert min(size_of(data)) > 100
+    assert data_of(result._repr_mimebundle_())["text/plain"] == repr(result)
+
+
+def test_the_picture_is_of_the_layer_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget")
+    pytest.importorskip("matplotlib")
+    first, second = (
+        data_of(hostile_maps().show(layer=layer)._repr_mimebundle_())["image/png"]  # type: ignore[attr-defined]
+        for layer in (0, 1)
+    )
+    assert first != second
+
+
+def test_a_long_text_has_a_picture_of_one_scope() -> None:
+    pytest.importorskip("anywidget")
+    pytest.importorskip("matplotlib")
+    short, long = (size_of(data_of(hostile_maps(n)._repr_mimebundle_()))[0] for n in (5, 80))
+    assert long < short
+
+
+def test_without_matplotlib_the_viewer_is_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget")
+
+    def refuse() -> Any:
+        raise MissingDependencyError("pictures need matplotlib")
+
+    shown = notebook.Notebook(lambda _: b"NLVIEW01", "title", "call", {}, refuse)
+    data = data_of(shown.mimebundle("plain"))
+    assert WIDGET in data
+    assert "image/png" not in data
+
+
+def test_without_anywidget_the_frame_has_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "anywidget":
+            raise ModuleNotFoundError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.delitem(sys.modules, "anywidget", raising=False)
+    notebook.widget_class.cache_clear()
+    maps = hostile_maps()
+    data = maps._repr_mimebundle_()
+    assert "srcdoc=" in data["text/html"]
+    assert min(size_of(data)) > 100
+    shown: Any = maps.show()
+    assert base64.b64decode(shown._repr_png_()).startswith(PNG)
+    notebook.widget_class.cache_clear()
