@@ -139,6 +139,8 @@ def test_pages_hold_no_markup_of_tokens_and_are_not_overwritten(tmp_path: Path) 
         text = path.read_text()
         assert "alert(" not in re.sub(r"<title>.*?</title>", "", text, flags=re.S)
         assert len(re.findall("</script", text)) == 2
+        write(what, path)  # type: ignore[operator]
+        path.write_text("somebody else's page")
         with pytest.raises(OutputError, match="exists"):
             write(what, path)  # type: ignore[operator]
     assert several.to_html(tmp_path / "again.html").read_text().count("and 1 more") == 1

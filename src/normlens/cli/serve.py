@@ -13,7 +13,6 @@ import typer
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import QuietOption
 from normlens.cli.printing import status
-from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
 from normlens.extras import PAGE_SERVER, check_installed
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
@@ -76,6 +75,8 @@ def serve_command(
     if run is not None:
         if model:
             raise InputError("--run shows a run and --model analyses texts; start one server each")
+        from normlens.corpus.runs.results import Run
+
         opened = Run.open(run)
         shown, reading = f"{opened.manifest.model['name']} on {opened.manifest.data['name']}", "run"
         page = RunServer(opened, host=host, port=port, allow_hosts=allow_host or ())

@@ -81,7 +81,7 @@ def test_a_run_that_is_resumed_keeps_the_same_pairs(
 
     part = tmp_path / "part"
     with monkeypatch.context() as patched:
-        patched.setattr("normlens.corpus.runs.work.commit", stop)
+        patched.setattr("normlens.corpus.runs.log.Log.append", stop)
         with pytest.raises(KeyboardInterrupt):
             run(lens, data, part, {}, shard_size=3)
     counted = []
