@@ -37,6 +37,8 @@ TRANSLATION = (
     "The small house on the hill was sold last year.",
     "La petite maison sur la colline a été vendue l'année dernière.",
 )
+PAIR = "The house has not been sold.", "La maison n'a pas été vendue."
+PAIR_SCOPES = ("ATTN-N", "CROSS-N", "LN2", "LN3")
 TRANSLATION_STATE = "layer=2&scope=RES2&norm=source&special=0&level=words"
 
 
@@ -56,8 +58,10 @@ def main() -> None:
     export.save_figure(pictured.plot_patches(3, "ATTN-N", target="9,11"), IMAGES / "patches.png")
     take_picture(pictured, PATCH_STATE, IMAGES / "viewer-picture.png", height=890)
     if translator is not None:
-        translated = normlens.load(translator).maps(*TRANSLATION)
-        take_picture(named(translated, "opus-mt-en-fr"), TRANSLATION_STATE, TRANSLATED, height=970)
+        lens = normlens.load(translator, name="opus-mt-en-fr")
+        take_picture(lens.maps(*TRANSLATION), TRANSLATION_STATE, TRANSLATED, height=970)
+        both = lens.maps(*PAIR, layers=[0, 5], scopes=PAIR_SCOPES)
+        export.write(both, IMAGES / "pair.png", overwrite=True)
 
 
 def picture_maps() -> Maps:
