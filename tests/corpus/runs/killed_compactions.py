@@ -1,5 +1,7 @@
 """A script that compacts a run and kills it at every call that changes the disk, one by one.
 
+    python tests/corpus/runs/killed_compactions.py RUN SCRATCH [EACH]   # at each EACH-th call
+
 Each attempt is a forked child on a copy of the run. Another child then compares the tables, which
 must be the same bits, compacts what is left, and compares them once more. How many calls there were
 and what went wrong goes to stdout as JSON.
@@ -92,13 +94,14 @@ def compare(out: Path, expected: dict[str, str]) -> None:
 
 
 def main() -> None:
-    source, scratch = Path(sys.argv[1]), Path(sys.argv[2])
+    source, scratch, *each = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:])
+    step = each[0] if each else 1
     expected = scratch / "expected.json"
     assert forked(lambda: expected.write_text(json.dumps(digests(Run.open(source))))) == 0
     told = json.loads(expected.read_text())
     calls, failed = 0, []
     while True:
-        calls += 1
+        calls += step
         out = scratch / "run"
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(source, out)
