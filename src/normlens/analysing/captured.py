@@ -49,6 +49,14 @@ class Captured(Generic[T]):
         return self._result
 
 
+def described(inputs: Inputs) -> tuple[Any, ...]:
+    """What inputs must have in common for one capture to stand for them."""
+    return tuple(
+        (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, value)
+        for name, value in inputs.items()
+    )
+
+
 class _NumbersFromPython(TorchFunctionMode):
     """Lets ``torch.tensor(0.0, device="cuda")`` be recorded, which models write in their masks.
 

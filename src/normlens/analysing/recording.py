@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from normlens.analysing.captured import TELLS, Captured, Inputs
+from normlens.analysing.captured import TELLS, Captured, Inputs, described
 from normlens.analysing.collect import Collected
 from normlens.analysing.model_state import ModelState
 from normlens.analysing.stack_run import StackRun
@@ -191,10 +191,7 @@ def recording_key(
     return (
         tuple(repr(stack.request) for stack in call.stacks),
         tuple(lengths),
-        tuple(
-            (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, value)
-            for name, value in inputs.items()
-        ),
+        described(inputs),
         tuple(call.products.of(block) for block in blocks) if call.products is not None else (),
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normlens.analysing.captured import TELLS, Captured, Inputs
+from normlens.analysing.captured import TELLS, Captured, Inputs, described
 from normlens.analysing.model_state import ModelState
 from normlens.explain.batch_run import BatchRun, OneStackRun
 from normlens.explain.model_scores import ModelScores
@@ -124,9 +124,6 @@ def passes_key(
         repr(explainer.options),
         explainer.head.task,
         tuple(len(sequence) for sequence in sequences),
-        tuple(
-            (name, value.shape, value.dtype) if isinstance(value, Tensor) else (name, value)
-            for name, value in inputs.items()
-        ),
+        described(inputs),
         tuple(tuple((question.position, question.layer) for question in row) for row in asked),
     )
