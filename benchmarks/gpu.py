@@ -5,6 +5,7 @@ calls        the whole call of one text
 explain      one explanation beside a forward pass
 spearman     correlations of real maps in each precision (of --model)
 experiment   the papers' experiment
+corpus       how busy a corpus run keeps the GPU
 methods      silent neurons left out, and one matrix per target
 
 python benchmarks/gpu.py                          # prints the tables
@@ -24,6 +25,7 @@ from pathlib import Path
 import gpu_methods
 import torch
 from gpu_calls import CALLS, call_table
+from gpu_corpus import corpus_table
 from gpu_experiment import experiment, spearman_errors
 from gpu_explain import explain_table
 from gpu_stage import BATCH, BERT, LLAMA, stage_table
@@ -48,6 +50,7 @@ def main() -> None:
         "calls": partial(call_table, CALLS[:2] if options.quick else CALLS),
         "explain": explain_table,
         "experiment": partial(experiment, 128 if options.quick else 992),
+        "corpus": partial(corpus_table, 1_000 if options.quick else 10_000),
         "methods": partial(gpu_methods.tables, options.quick),
     }
     if options.model:

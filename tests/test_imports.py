@@ -26,7 +26,9 @@ CIRCLES = {
     ("normlens.decomposition.engine", "normlens.decomposition.fused.choice"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.factored"),
     ("normlens.decomposition.engine", "normlens.decomposition.fused.stage"),
+    ("normlens.decomposition.norm", "normlens.decomposition.fused.rows"),
     ("normlens.decomposition.rules", "normlens.decomposition.fused.gated_slopes"),
+    ("normlens.decomposition.scope_sizes", "normlens.decomposition.fused.rows"),
 }
 
 

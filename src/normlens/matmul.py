@@ -87,6 +87,26 @@ def times_plus(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addmm(bias, v.flatten(0, -2), weight).unflatten(0, v.shape[:-1])
 
 
+def by_head(v: Tensor, weights: Tensor) -> Tensor:
+    """``v_h W_h`` of each head's vectors (…, h, e) and weights (h, e, d)."""
+    heads, inner, columns = weights.shape
+    if not _is_split_by_head(v, weights):
+        return torch.einsum("...he,hed->...hd", v, weights)
+    from normlens.split_products import SplitRows, multiply  # Triton is slow to import
+
+    rows = SplitRows.of(weights.transpose(1, 2).reshape(heads * columns, inner))
+    return multiply(v.reshape(-1, heads * inner), rows, heads=heads).view(*v.shape[:-1], columns)
+
+
+def _is_split_by_head(v: Tensor, weights: Tensor) -> bool:
+    heads, inner, columns = weights.shape
+    if not (v.is_cuda and _HAS_TRITON and v.dtype == weights.dtype == torch.float32):
+        return False
+    if inner % ALIGNED or columns < _NARROWEST or v.numel() < _FEWEST * heads * inner:
+        return False
+    return _is_recent(v.device)
+
+
 def rough_product(v: Tensor, weight: Tensor) -> Tensor:
     """``v W`` for operands of the kernels that have 11 digits, in float32."""
     return _split(v, weight, digits=11) if is_split(v, weight) else v @ weight

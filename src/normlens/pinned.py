@@ -1,4 +1,4 @@
-"""Copies in memory that a GPU writes to without the CPU's help."""
+"""Copies in memory that a GPU reads and writes without the CPU's help."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def pinned_copy(tensor: Tensor) -> Tensor:
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a CPU's tensor on `device`; a GPU is not waited for."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -49,23 +49,24 @@ class SplitRows:
 
 
 def multiply(
-    v: Tensor, weight: SplitRows, bias: Tensor | None = None, *, digits: int = 22
+    v: Tensor, weight: SplitRows, bias: Tensor | None = None, *, digits: int = 22, heads: int = 1
 ) -> Tensor:
     """``v W``, or ``v W + b``, of vectors (rows, in); `weight` has the rows of Wᵀ.
 
-    With 11 `digits` only the larger numbers are multiplied.
+    With 11 `digits` only the larger numbers are multiplied. With several `heads` the vectors, the
+    weight's rows and the columns of the product are those of one head after the other.
     """
-    left = SplitRows.of(v)
-    rows, inner = left.high.shape
-    columns = len(weight.high)
-    made = torch.empty((rows, columns), dtype=torch.float32, device=v.device)
+    inner, columns = weight.high.shape[1], len(weight.high) // heads
+    left, rows = SplitRows.of(v.reshape(-1, inner)), len(v)
+    made = torch.empty((rows, heads * columns), dtype=torch.float32, device=v.device)
     tile = 128 if triton.cdiv(rows, 128) * triton.cdiv(columns, 128) >= PROCESSORS // 2 else 64
+    of_rows = [half.view(rows, heads * inner) for half in (left.high, left.low)]
     left_rows, right_rows = (
         [TensorDescriptor(half, list(half.shape), list(half.stride()), [tile, 64]) for half in both]
-        for both in ((left.high, left.low), (weight.high, weight.low))
+        for both in (of_rows, (weight.high, weight.low))
     )
     programs = triton.cdiv(rows, tile) * triton.cdiv(columns, tile)
-    multiply_rows[(programs,)](
+    multiply_rows[(programs, heads)](
         made,
         *left_rows,
         *right_rows,
@@ -75,6 +76,7 @@ def multiply(
         rows,
         columns,
         K=inner,
+        HEADS=heads,
         SPLIT=digits > 11,
         BIASED=bias is not None,
         TILE=tile,
@@ -128,8 +130,8 @@ def _dot(x, y, PLAIN: tl.constexpr, total=None):
 
 @triton.jit(do_not_specialize=["rows"])
 def multiply_rows(
-    product,  # (rows, columns) float32
-    x_high,  # descriptors of (rows, K) and (columns, K)
+    product,  # (rows, HEADS · columns) float32
+    x_high,  # descriptors of (rows, HEADS · K) and (HEADS · columns, K)
     x_low,
     y_high,
     y_low,
@@ -139,6 +141,7 @@ def multiply_rows(
     rows,
     columns,
     K: tl.constexpr,
+    HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
     BIASED: tl.constexpr,
     TILE: tl.constexpr,
@@ -147,7 +150,7 @@ def multiply_rows(
     PLAIN: tl.constexpr,
 ):
     """``x yᵀ`` of split rows, with their sizes multiplied back and a bias added."""
-    program = tl.program_id(0)
+    program, head = tl.program_id(0), tl.program_id(1)
     row_tiles, column_tiles = tl.cdiv(rows, TILE), tl.cdiv(columns, TILE)
     first = program // (GROUP * column_tiles) * GROUP
     group = tl.minimum(row_tiles - first, GROUP)
@@ -155,18 +158,22 @@ def multiply_rows(
     i = (first + inside % group) * TILE
     j = inside // group * TILE
     total = tl.zeros((TILE, TILE), tl.float32)
+    x_first, y_row = head * K, head * columns + j
+    # Behind the last of K numbers come another head's; those of y are zeros there.
     for k in range(0, K, INNER):
-        x, y = x_high.load([i, k]), y_high.load([j, k])
+        x, y = x_high.load([i, x_first + k]), y_high.load([y_row, k])
         if SPLIT:
-            part = _dot(x_low.load([i, k]), y, PLAIN)  # the small products first
-            part = _dot(x, y_low.load([j, k]), PLAIN, part)
+            part = _dot(x_low.load([i, x_first + k]), y, PLAIN)  # the small products first
+            part = _dot(x, y_low.load([y_row, k]), PLAIN, part)
             total += _dot(x, y, PLAIN, part)
         else:
             total = _dot(x, y, PLAIN, total)
     row, column = i + tl.arange(0, TILE), j + tl.arange(0, TILE)
-    total *= tl.load(x_sizes + row, mask=row < rows, other=0.0)[:, None]
-    total *= tl.load(y_sizes + column, mask=column < columns, other=0.0)[None, :]
+    x_size = tl.load(x_sizes + row * HEADS + head, mask=row < rows, other=0.0)
+    total *= x_size[:, None]
+    y_size = tl.load(y_sizes + head * columns + column, mask=column < columns, other=0.0)
+    total *= y_size[None, :]
     if BIASED:
         total += tl.load(bias + column, mask=column < columns, other=0.0)[None, :]
-    place = row.to(tl.int64)[:, None] * columns + column[None, :]
+    place = (row.to(tl.int64)[:, None] * HEADS + head) * columns + column[None, :]
     tl.store(product + place, total, mask=(row < rows)[:, None] & (column < columns)[None, :])

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.pinned import sent
 from normlens.results.patches import PatchGrid
 from normlens.token_words import words_of
 from normlens.tracing.turns import alone_with
@@ -231,7 +232,7 @@ def pad(batch: Sequence[Encoded], pad_id: int, device: torch.device) -> dict[str
     width = max(map(len, batch))
 
     def table(rows: list[list[int]], fill: int) -> torch.Tensor:
-        return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
+        return sent(torch.tensor([row + [fill] * (width - len(row)) for row in rows]), device)
 
     inputs = {
         "input_ids": table([sequence.ids for sequence in batch], pad_id),

@@ -17,7 +17,7 @@ import normlens
 from normlens import matmul, split_products
 from normlens.models.tiny import tiny_model
 from normlens.split_products import SplitRows, multiply
-from normlens.tracing import split_linears
+from normlens.tracing import split_linears, trace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: The interpreter cuts digits off where a GPU rounds.
@@ -42,6 +42,28 @@ def test_products_have_their_digits(shape: tuple[int, int, int], digits: int) ->
     weight = random(inner, columns, seed=1) * 10.0 ** torch.linspace(-3, 3, columns)
     made = multiply(v.to(DEVICE), SplitRows.of(weight.T.to(DEVICE)), digits=digits)
     assert relative_errors(made, v.double() @ weight.double()).max() < ERROR[digits]
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 16, 7), (70, 2, 72, 130), (9, 4, 40, 64)])
+def test_products_of_each_head(shape: tuple[int, ...]) -> None:
+    """Also where a head's numbers are no multiple of those that are multiplied at a time."""
+    rows, heads, inner, columns = shape
+    v = random(rows, heads, inner) * 10.0 ** torch.linspace(-6, 6, heads)[:, None]
+    weights = random(heads, inner, columns, seed=1)
+    split = SplitRows.of(weights.transpose(1, 2).reshape(-1, inner).to(DEVICE))
+    made = multiply(v.flatten(1).to(DEVICE), split, heads=heads).view(rows, heads, columns)
+    exact = torch.einsum("jhe,hed->jhd", v.double(), weights.double())
+    assert relative_errors(made, exact).max() < ERROR[22]
+
+
+def test_vectors_of_heads_are_split_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    v, weights = random(2, 3, 4, 16), random(4, 16, 24, seed=1)
+    plain = matmul.by_head(v, weights)
+    monkeypatch.setattr(matmul, "_is_split_by_head", lambda *_: True)
+    found = matmul.by_head(v.to(DEVICE), weights.to(DEVICE)).cpu()
+    assert found.shape == plain.shape == (2, 3, 4, 24)
+    assert not torch.equal(found, plain)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_small_numbers_beside_large_ones_keep_their_share() -> None:
@@ -176,3 +198,26 @@ def test_long_texts_on_cuda_are_close_to_float64(family: str) -> None:
             scale = abs(exact[scope]).max()
             assert abs(maps[scope] - exact[scope]).max() < 1e-4 * scale, scope
         assert maps.completeness < 1e-5
+
+
+def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done with a traced layer is not, and the model's next layer is again."""
+    seen: list[str] = []
+    look = split_linears.split_linears.__torch_function__
+
+    def noted(mode: Any, function: Any, *rest: Any) -> Any:
+        seen.append(getattr(function, "__name__", ""))
+        return look(mode, function, *rest)
+
+    monkeypatch.setattr(split_linears.split_linears, "__torch_function__", noted)
+    monkeypatch.setattr(trace, "are_many", lambda inputs: True)
+    adapter = normlens.load(tiny_model("bert")).adapter
+    linears: list[int] = []
+
+    def consume(traced: trace.LayerTrace) -> None:
+        linears.append(seen.count("linear"))
+        torch.special.i0(traced.x)
+
+    trace.trace(adapter, {"input_ids": torch.tensor([[3, 1, 4]])}, [0, 1], consume)
+    assert 0 < linears[0] < linears[1]
+    assert "special_i0" not in seen

@@ -19,6 +19,10 @@ Reading = tuple[Reach, bool]
 
 def allowed_pairs(readings: Sequence[Reading], n: int, others: int = 0) -> NDArray[np.bool_]:
     """[layer, target, source], for n tokens; columns of `others` of another sequence come first."""
+    if len(set(readings)) == 1 and n > KEPT:  # one mask for all layers, in memory once
+        mask = np.empty((1, n, others + n), dtype=bool)
+        write_allowed(mask, readings[:1], n, others)
+        return np.broadcast_to(mask, (len(readings), n, others + n))
     if others or n > KEPT:
         masks = np.empty((len(readings), n, others + n), dtype=bool)
         write_allowed(masks, readings, n, others)

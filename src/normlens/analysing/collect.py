@@ -198,6 +198,11 @@ class Collected:
         """Wait for what has been sent, before anything else is asked of the device."""
         self.take()
 
+    @property
+    def pending(self) -> bool:
+        """Whether results still lie where the next replay would write."""
+        return self._replay is not None
+
     def take(self) -> None:
         """Bring home what is sent, and copy what a replay leaves: the next one writes over it.
 

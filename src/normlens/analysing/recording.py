@@ -48,6 +48,8 @@ CHANGES = 16
 KEPT = 8 << 30
 #: Shapes whose batches are counted.
 COUNTED = 512
+#: Failures after which a shape is not recorded: a GPU that others use may refuse it once.
+FAILURES = 2
 
 Run = Callable[[dict[str, Tensor]], list[StackRun]]
 
@@ -60,6 +62,11 @@ class Recording:
         self._captured = Captured(run, inputs)
         self.bytes = self._captured.bytes
         self._last: list[weakref.ref[Collected]] = []  # whose results the last replay leaves
+
+    @property
+    def pending(self) -> bool:
+        """Whether results of the last replay are not taken yet."""
+        return any((last := each()) is not None and last.pending for each in self._last)
 
     def replay(self, inputs: Inputs, into: Sequence[Collected]) -> bool:
         """Run the same on other inputs, with results for each of the recorded runs.
@@ -85,6 +92,11 @@ class Recorded(Protocol):
     used: threading.Lock
     bytes: int
 
+    @property
+    def pending(self) -> bool:
+        """Whether the next replay has to wait for the end of the last one."""
+        ...
+
 
 R = TypeVar("R", bound=Recorded)
 
@@ -95,7 +107,7 @@ class Recordings:
     def __init__(self) -> None:
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
         self._recorded: OrderedDict[Hashable, Any] = OrderedDict()
-        self._refused: set[Hashable] = set()
+        self._failures: dict[Hashable, int] = {}
         self._changes = 0  # of the model since the first recording
         self._lock = threading.Lock()
 
@@ -108,10 +120,14 @@ class Recordings:
     ) -> Iterator[R | None]:
         """The recording of batches with this key, for this thread alone, if there is one.
 
-        The third batch is recorded by `record`, which is given the state of the model.
+        The third batch is recorded by `record`, which is given the state of the model. Batches that
+        follow each other have two recordings in turn, so that a GPU does not wait for what it has
+        computed to be taken.
         """
         with self._lock:
             recording = self._find(model, key, record)
+            if recording is not None and recording.pending and 2 * recording.bytes <= KEPT:
+                recording = self._find(model, (key, "next"), record, before=0) or recording
         if recording is None or not recording.used.acquire(blocking=False):
             yield None
             return
@@ -130,19 +146,26 @@ class Recordings:
         self._counts.clear()
         self._changes += 1
 
-    def _find(self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]) -> R | None:
+    def _find(
+        self,
+        model: nn.Module,
+        key: Hashable,
+        record: Callable[[ModelState], R],
+        before: int | None = None,
+    ) -> R | None:
         recording = self._recorded.get(key)
         if recording is not None and recording.state.holds_memory():
             self._recorded.move_to_end(key)
             return recording
         if recording is not None:
             self._drop()
-        if key in self._refused or self._changes > CHANGES:
+        if self._failures.get(key, 0) >= FAILURES or self._changes > CHANGES:
             return None
         self._counts[key] = self._counts.pop(key, 0) + 1
         while len(self._counts) > COUNTED:
             self._counts.popitem(last=False)
-        return self._recording(model, key, record) if self._counts[key] > BEFORE else None
+        enough = self._counts[key] > (BEFORE if before is None else before)
+        return self._recording(model, key, record) if enough else None
 
     def _recording(
         self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]
@@ -154,7 +177,7 @@ class Recordings:
             recording = record(state)
         except RuntimeError as error:
             # Something waits for the GPU on the way, which a recording cannot.
-            self._refuse(key)
+            self._note_failure(key)
             if is_out_of_memory(error):
                 self._recorded.clear()
             return None
@@ -165,10 +188,10 @@ class Recordings:
             self._recorded.popitem(last=False)
         return recording
 
-    def _refuse(self, key: Hashable) -> None:
-        if len(self._refused) >= COUNTED:
-            self._refused.clear()
-        self._refused.add(key)
+    def _note_failure(self, key: Hashable) -> None:
+        if len(self._failures) >= COUNTED:
+            self._failures.clear()
+        self._failures[key] = self._failures.get(key, 0) + 1
 
 
 def recording_key(

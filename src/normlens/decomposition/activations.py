@@ -117,7 +117,7 @@ def gauss_legendre(count: int) -> tuple[list[float], list[float]]:
 
 
 def _normal_cdf(z: Tensor) -> Tensor:
-    return 0.5 * torch.erfc(-z / math.sqrt(2))
+    return 0.5 * torch.erfc(z * -math.sqrt(0.5))
 
 
 def _tanh_cdf(constant: float) -> Callable[[Tensor], Tensor]:

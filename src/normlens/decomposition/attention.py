@@ -190,11 +190,11 @@ class FrozenAttention:
         mixed, own = self._sums
         if own is not None and parts.mixed is not None:
             raise ValueError("an attention over tokens that are mixed already does not factor")
-        others = self.alpha.clone(memory_format=torch.contiguous_format)
+        others = self.alpha.permute(0, 3, 2, 1).clone(memory_format=torch.contiguous_format)
         if own is not None:
-            others.diagonal(dim1=2, dim2=3).zero_()
+            others.diagonal(dim1=1, dim2=2).zero_()
         factors = Factors(
-            weights=others.permute(0, 3, 2, 1).contiguous(),
+            weights=others,
             scale=self.alpha.new_ones(b, n),
             heads=self.values,
             basis=output_basis(self.attention),

@@ -15,24 +15,26 @@ def relative_error(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tenso
 
     The number stays on the device: reading it here would hold up the layers that follow.
     """
-    return relative_errors([(total, real)], lengths)[0]
+    return largest_errors([relative_rows(total, real, lengths)])[0]
 
 
-def relative_errors(
-    pairs: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int]
-) -> Sequence[Tensor]:
-    """The same of several totals and real vectors."""
-    if not pairs:
-        return ()
-    total = torch.stack([total for total, _ in pairs])  # (s, b, i, d)
-    y = torch.stack([real for _, real in pairs]).to(total.dtype)
+def relative_rows(total: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The error of each target (b, i), 0 for padding."""
+    y = real.to(total.dtype)
     error = torch.linalg.vector_norm(total - y, dim=-1)
     size = torch.linalg.vector_norm(y, dim=-1).clamp_min(torch.finfo(y.dtype).tiny)
     relative = error / size
-    if min(lengths) < total.shape[2]:
+    if min(lengths) < total.shape[1]:
         ends = on_device(tuple(lengths), total.device)
-        is_token = torch.arange(total.shape[2], device=total.device) < ends[:, None]
+        is_token = torch.arange(total.shape[1], device=total.device) < ends[:, None]
         relative = relative.masked_fill(~is_token, 0)
+    return relative
+
+
+def largest_errors(relative: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The largest of each scope's errors (b, i), all taken together."""
+    if not relative:
+        return ()
+    worst = torch.stack(list(relative)).flatten(1).amax(1)
     # NaN must not pass as a small error.
-    worst = relative.flatten(1).amax(1).nan_to_num(nan=float("inf"), posinf=float("inf"))
-    return worst.unbind()
+    return worst.nan_to_num(nan=float("inf"), posinf=float("inf")).unbind()

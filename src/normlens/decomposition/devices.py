@@ -7,8 +7,10 @@ import warnings
 from functools import cache
 
 import torch
+from torch import Tensor
 
 OLDEST_CAPABILITY = (8, 0)  # of GPUs that multiply bfloat16
+WIDEST = 1 << 14  # numbers of a vector that one program holds
 
 
 def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
@@ -21,6 +23,13 @@ def kernels_run_on(device: torch.device, dtype: torch.dtype) -> bool:
     if not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY and has_triton()
+
+
+def takes_one_pass(v: Tensor) -> bool:
+    """Whether Triton takes a step over these vectors in one pass; it keeps track of no gradient."""
+    if not (v.is_cuda and torch.cuda.is_available() and kernels_run_on(v.device, v.dtype)):
+        return False
+    return v.shape[-1] <= WIDEST and not (v.requires_grad and torch.is_grad_enabled())
 
 
 @cache

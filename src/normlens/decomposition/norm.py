@@ -5,11 +5,12 @@ F ← (F − mean F) / σ_i ⊙ γ,    b ← (b − mean b) / σ_i ⊙ γ + β  
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from normlens.components import Norm
+from normlens.decomposition.devices import takes_one_pass
 from normlens.decomposition.parts import Bias, Parts
 from normlens.decomposition.scored import Scored, inner
 
@@ -34,7 +35,7 @@ class FrozenNorm:
 
     def linear(self, v: Tensor) -> Tensor:
         """``(v − mean v)/σ_i ⊙ γ`` of vectors (…, i, d)."""
-        return self.stretch(v) * self.inverse_deviation[..., None]
+        return self._normalised(v)
 
     def adjoint(self, g: Tensor) -> Tensor:
         """``(γ⊙g − mean(γ⊙g))/σ_i``."""
@@ -55,8 +56,15 @@ class FrozenNorm:
 
     def apply(self, y: Tensor) -> Tensor:
         """The complete norm of the real vectors, β included."""
-        y = self.linear(y)
-        return y if self.norm.beta is None else y + self.norm.beta
+        return self._normalised(y, self.norm.beta)
+
+    def _normalised(self, v: Tensor, beta: Tensor | None = None) -> Tensor:
+        if takes_one_pass(v):
+            from normlens.decomposition.fused.rows import normalised  # Triton is slow to import
+
+            return normalised(v, self.norm, self.inverse_deviation, beta)
+        v = self.stretch(v) * self.inverse_deviation[..., None]
+        return v if beta is None else v + beta
 
     def on_parts(self, parts: Parts) -> Parts:
         """Every part is centred by its own mean; β belongs to the token until tokens are mixed."""
@@ -68,7 +76,9 @@ class FrozenNorm:
 
     def on_bias(self, bias: Bias) -> Bias:
         """The bias behind the norm once tokens are mixed: treated as any part, plus β."""
-        return bias.scaled(self.stretch, self.inverse_deviation).plus(self.norm.beta)
+        rows = replace(bias, rest=None).scaled(self.stretch, self.inverse_deviation)
+        rest = None if bias.rest is None else self.linear(bias.rest)
+        return replace(rows, rest=rest).plus(self.norm.beta)
 
     def stretch(self, v: Tensor) -> Tensor:
         """The norm without the division: centre (if it centres), times γ."""

@@ -20,7 +20,7 @@ from normlens.components import Attention, Layer
 from normlens.decomposition.attention import FrozenAttention
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.by_source import norms_by_source
-from normlens.decomposition.completeness import relative_errors
+from normlens.decomposition.completeness import largest_errors
 from normlens.decomposition.engine import factored_norms
 from normlens.decomposition.experts import FrozenExperts
 from normlens.decomposition.feedforward import (
@@ -37,11 +37,9 @@ from normlens.decomposition.parts import Factors, Parts, side_by_side
 from normlens.decomposition.projection import FrozenProjection
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.decomposition.results import FeedForwardStatistics, LayerMaps
+from normlens.decomposition.scope_sizes import scope_sizes
 from normlens.decomposition.settings import Settings
 from normlens.decomposition.weight_maps import add_head_maps, add_weight_maps
-
-#: Vectors of so many numbers are compared with the model's as soon as they are there.
-COMPARED_TOGETHER = 1 << 19
 
 
 def decompose_layer(
@@ -124,7 +122,7 @@ class _Walk:
     ordinary: Tensor | None
     result: LayerMaps = field(default_factory=LayerMaps)
     normed: list[tuple[Factors, Tensor]] = field(default_factory=list)  # of the last scope
-    compared: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # sums, real vectors
+    errors: dict[str, Tensor] = field(default_factory=dict)  # of completeness (b, i), by scope
 
     @cached_property
     def last(self) -> int:
@@ -152,7 +150,8 @@ class _Walk:
                 parts = _pass(step, parts, saved)
                 if index in self.frozen.layer.scope_of_step:
                     self._record(index, parts)
-        self._compare()
+        largest = largest_errors(list(self.errors.values()))
+        self.result.completeness |= zip(self.errors, largest, strict=True)
         return self.result
 
     # Behind the feed-forward block ---------------------------------------------------------------
@@ -226,27 +225,19 @@ class _Walk:
     def _record(self, index: int, parts: Parts, norms: Tensor | None = None) -> None:
         """Keep a scope's map, the norms that its mixing ratio compares, and its completeness."""
         scope = self.frozen.layer.scope_of_step[index]
-        if index in self.real:
-            self.compared[scope] = parts.total, self.real[index]
-            # Behind a projection vectors have another width.
-            alone = self.frozen.layer.by_source or parts.total.numel() > COMPARED_TOGETHER
-            if alone:
-                self._compare()
+        if scope not in self.scopes and index not in self.real:
+            return
+        sizes = scope_sizes(parts, self.real.get(index), self.frozen.lengths)
+        if sizes.errors is not None:
+            self.errors[scope] = sizes.errors
         if scope not in self.scopes:
             return
-        assert parts.mixed is not None
-        own = torch.linalg.vector_norm(parts.own, dim=-1)  # (b, i)
+        assert sizes.others is not None
         if norms is None:
             norms = self._factored_norms(parts.groups).clone()
-        self.result.norms[scope] = _with_diagonal(norms, own)
-        self.result.own[scope] = own
-        self.result.others[scope] = torch.linalg.vector_norm(parts.mixed, dim=-1)
-
-    def _compare(self) -> None:
-        """Take the errors of completeness; small ones together, to launch fewer kernels."""
-        errors = relative_errors(list(self.compared.values()), self.frozen.lengths)
-        self.result.completeness |= zip(self.compared, errors, strict=True)
-        self.compared.clear()
+        self.result.norms[scope] = _with_diagonal(norms, sizes.own)
+        self.result.own[scope] = sizes.own
+        self.result.others[scope] = sizes.others
 
     def _factored_norms(self, groups: tuple[Factors, ...]) -> Tensor:
         """Norms of factored parts, taken once for all scopes in which the factors are the same."""

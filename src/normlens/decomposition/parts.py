@@ -20,7 +20,7 @@ from torch import Tensor
 
 from normlens.components import Linear, Reach
 from normlens.decomposition.costs.gram import exact_itemsize, gram_sources
-from normlens.matmul import times
+from normlens.matmul import by_head, times
 
 #: A linear map of vectors (…, d).
 Stretch = Callable[[Tensor], Tensor]
@@ -116,12 +116,11 @@ class Factors:
     @cached_property
     def values(self) -> Tensor:
         """U (b, j, h, d)."""
-        return torch.einsum("bjhe,hed->bjhd", self.heads, self.basis)
+        return by_head(self.heads, self.basis)
 
     def values_of(self, first: int, last: int) -> Tensor:
         """U (j, h, d) of some sources of the batch, counted through all of its sequences."""
-        heads = self.heads.flatten(0, 1)[first:last]
-        return torch.einsum("jhe,hed->jhd", heads, self.basis)
+        return by_head(self.heads.flatten(0, 1)[first:last], self.basis)
 
     def sum_of_sources(self) -> Tensor:
         """``Σ_j F_i(x_j)`` of the group, (b, i, d), without its parts."""

@@ -87,7 +87,14 @@ def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearis
 def _ig(g: Activation, z: Tensor, z_b: Share) -> Linearised:
     """Path 0 → z: ``r = (g(z) − g(0)) / z``."""
     r = g.slope(z)
-    return Linearised((r,), lambda: z_b() * r + g.at_zero, g.value(z), True)
+    at_zero = g.at_zero
+
+    def unowned() -> Tensor:
+        share = z_b() * r
+        return share.add_(at_zero) if at_zero else share
+
+    h = z * r  # g(z) − g(0)
+    return Linearised((r,), unowned, h.add_(at_zero) if at_zero else h, True)
 
 
 def _ig_bias(g: Activation, z: Tensor, z_b: Share) -> Linearised:

@@ -35,6 +35,8 @@ TOKENS = 2048
 class RecordedPasses:
     """Both passes of a batch, with the tensors that they read and write."""
 
+    pending = False  # whoever replays them reads the results before the next replay
+
     def __init__(
         self,
         explainer: Explainer,

@@ -125,13 +125,19 @@ def run_traced(
     blocks = list(adapter.blocks())
     if "input_ids" in inputs:  # sound has frames, which no family cuts into chunks
         check_chunks(blocks, inputs["input_ids"].shape[1])
-    recorder = _Recorder(adapter, set(layers), consume)
+    splitting = split_linears() if are_many(inputs) else None
+
+    def consume_layer(traced: LayerTrace) -> None:
+        with nullcontext() if splitting is None else splitting.paused():
+            consume(traced)
+
+    recorder = _Recorder(adapter, set(layers), consume_layer)
     try:
         with Hooks() as hooks:
             described = [recorder.watch(block, hooks) for block in _unique(blocks)]
             check_weights(model, described, blocks if spread else None)
             try:
-                with split_linears() if are_many(inputs) else nullcontext():
+                with nullcontext() if splitting is None else splitting:
                     output = model(**inputs, **plain_options(model))
             except RuntimeError as error:
                 explain_failure(model, error)

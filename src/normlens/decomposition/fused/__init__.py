@@ -8,6 +8,7 @@
 | `operands` | the kernels' operands: scaled, padded, in the type that a precision asks for |
 | `source_rows` | the operands that are mixed: rows of each source |
 | `factored` | norms before the feed-forward block |
+| `rows` | steps of the algebra in one pass over rows of vectors |
 | `tail` | the steps behind the block, and the sums that their norms need |
 | `stage` | the operands of one batch, and its norms from the sums |
 | `method` | the base class of the three methods that fill the sums |

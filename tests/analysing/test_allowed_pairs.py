@@ -1,0 +1,34 @@
+"""Masks of the pairs that attention allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from normlens.analysing import allowed_pairs as module
+from normlens.analysing.allowed_pairs import allowed_pairs
+from normlens.components import Reach
+
+CAUSAL, NEAR, ALL = Reach(ahead=0), Reach(back=1, ahead=1), Reach()
+
+
+@pytest.mark.parametrize("kept", [512, 3])
+@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("reaches", [[CAUSAL] * 3, [CAUSAL, NEAR, ALL], [ALL]])
+def test_long_texts_have_the_masks_of_short_ones(
+    reaches: list[Reach], others: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT", kept)
+    found = allowed_pairs([(reach, True) for reach in reaches], 5, others)
+    assert found.shape == (len(reaches), 5, others + 5)
+    for mask, reach in zip(found, reaches, strict=True):
+        assert mask[:, :others].all()
+        assert np.array_equal(mask[:, others:], reach.mask(5).numpy())
+
+
+def test_layers_of_a_long_text_share_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", 3)
+    found = allowed_pairs([(CAUSAL, False)] * 4, 5)
+    assert found.strides[0] == 0
+    mixed = allowed_pairs([(CAUSAL, False), (ALL, False)], 5)
+    assert mixed.strides[0] > 0
