@@ -98,6 +98,8 @@ class Lens(Encodes, Explains):
         self._read_pooling = pooling
         self._max_tokens = max_tokens
         self._products: ProductStore | None = None
+        #: Whether nobody edits weights between calls behind torch's back, as in a corpus run.
+        self.weights_are_steady = False
         self.recordings = Recordings()
         check_finite(self.model, self.name)
 

@@ -11,7 +11,7 @@ import torch
 from reference import largest_error, reference
 
 import normlens
-from normlens.decomposition import decompose_layer
+from normlens.decomposition import decompose_layer, head_products
 from normlens.decomposition.head_products import HeadProducts, ProductStore
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_model
@@ -279,3 +279,28 @@ def test_a_layer_that_was_not_asked_for_is_as_new_as_the_others():
     lens.maps(input_ids=IDS, layers=0)
     expected = normlens.load(copy.deepcopy(model)).prepare().maps(input_ids=IDS, layers=1)
     assert_same_bits(lens.maps(input_ids=IDS, layers=1), expected)
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_steady_weights_are_compared_by_their_places(steady, problem, monkeypatch):
+    """An edit through torch is noticed either way, one behind its back by content alone."""
+    layer = problem("post", d=16, heads=2).layer
+    store = prepared(layer)
+    compared = []
+    content = head_products.fingerprints
+    monkeypatch.setattr(
+        head_products, "fingerprints", lambda weights: compared.append(weights) or content(weights)
+    )
+
+    def refreshed():
+        before = store.of(0)
+        store.refresh({0: layer}, {0}, torch.float64, steady=steady)
+        return store.of(0) is not before
+
+    assert not refreshed()
+    assert len(compared) == (0 if steady else 1)
+    layer.feed_forward.down.weight.data.mul_(2)
+    assert refreshed() == (not steady)
+    layer.feed_forward.down.weight.mul_(2)
+    assert refreshed()
+    assert not refreshed()

@@ -20,20 +20,21 @@ def packed(
     sequence: Encoded,
     index: int,
     results: Mapping[str, dict[str, NDArray[Any]]],
+    allowed: NDArray[np.bool_],
     collected: Collected,
     provenance: dict[str, Any],
     text: Text | None = None,
 ) -> Maps:
     """The maps of a batch's sequence `index`, whose `results` are by group and name.
 
-    `text` is both texts where the sequence is one of two.
+    `allowed` are its pairs; `text` is both texts where the sequence is one of two.
     """
     arrays = results.get("arrays", {})
     return Maps(
         arrays={scope: arrays[scope] for scope in collected.scopes if scope in arrays},
         raw_tokens=sequence.tokens,
         layers=collected.layers,
-        allowed=collected.allowed(index),
+        allowed=allowed,
         completeness=provenance["completeness"],
         provenance=provenance,
         mixing=results.get("mixing", {}),

@@ -19,6 +19,6 @@ def refresh_products(products: ProductStore, lens: Lens, layers: Iterable[int]) 
         blocks = list(lens.adapter.blocks())
         described = {block: lens.adapter.layer(block) for block in blocks}
         wanted = {blocks[layer] for layer in layers}
-        products.refresh(described, wanted, lens.compute_dtype)
+        products.refresh(described, wanted, lens.compute_dtype, steady=lens.weights_are_steady)
 
     alone_with_model(lens.model, refresh)

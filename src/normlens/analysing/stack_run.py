@@ -135,6 +135,7 @@ def collected_maps(
     texts: Sequence[Text | None] | None = None,
 ) -> list[Maps]:
     """The maps of every sequence of a batch, if they are exact."""
+    allowed = [collected.allowed(index) for index in range(len(sequences))]  # while a GPU works
     collected.wait()
     collected.checks.judge()
     errors = collected.errors()
@@ -148,6 +149,7 @@ def collected_maps(
             sequence,
             index,
             results,
+            allowed[index],
             collected,
             _provenance(lens, stack, worst, collected),
             text,

@@ -20,11 +20,13 @@ from normlens.decomposition.costs.head_products import head_product_elements, he
 from normlens.decomposition.fingerprint import Fingerprint, description, fingerprints
 from normlens.decomposition.norm import stretch
 from normlens.decomposition.rules import projections
+from normlens.late import LateTensor
 from normlens.matmul import times
 
 T = TypeVar("T")
 Product = Callable[[Tensor, Tensor], Tensor]
 ProductTensors = tuple[Tensor, ...]  # B_h W_k (h, d_head, m), one per input projection
+Places = tuple[tuple[int, int], ...]  # addresses and versions of weights
 
 
 class HeadProducts:
@@ -75,6 +77,7 @@ class KeptProducts:
 
     def __init__(self, store: ProductStore, tensors: ProductTensors, fingerprint: Fingerprint):
         self.tensors, self.fingerprint = tensors, fingerprint
+        self.places: Places | None = None  # of the weights when their content was last compared
         self._store = store
         self._operands: dict[Hashable, Any] = {}  # of the kernels
         self._operand_sizes: dict[Hashable, int] = {}
@@ -117,11 +120,23 @@ class ProductStore:
         return sum(kept.size for kept in self._kept.values())
 
     def refresh(
-        self, layers: Mapping[Any, Layer], wanted: Collection[Hashable], dtype: torch.dtype
+        self,
+        layers: Mapping[Any, Layer],
+        wanted: Collection[Hashable],
+        dtype: torch.dtype,
+        *,
+        steady: bool = False,
     ) -> None:
-        """Form products of the `wanted` layers that are missing or belong to older weights."""
+        """Form products of the `wanted` layers that are missing or belong to older weights.
+
+        While the weights are `steady`, their content is compared once, and then only whether they
+        lie where they lay and torch has changed none: a GPU need not be waited for.
+        """
         fitting = self._fitting(layers, dtype)
-        current = fingerprints({key: _weights_of(layers[key]) for key in fitting if key in wanted})
+        asked = [key for key in fitting if key in wanted]
+        if steady and all(self._is_as_it_was(key, layers[key]) for key in asked):
+            return
+        current = fingerprints({key: _weights_of(layers[key]) for key in asked})
         kept = {
             key: products
             for key in fitting
@@ -133,6 +148,11 @@ class ProductStore:
         for key, fingerprint in current.items():
             if key not in kept:
                 kept[key] = KeptProducts(self, _layer_products(layers[key].to(dtype)), fingerprint)
+            kept[key].places = _places_of(layers[key])
+
+    def _is_as_it_was(self, key: Hashable, layer: Layer) -> bool:
+        kept = self._kept.get(key)
+        return kept is not None and kept.places is not None and kept.places == _places_of(layer)
 
     def _fitting(self, layers: Mapping[Any, Layer], dtype: torch.dtype) -> list[Hashable]:
         """The layers whose products fit into the limit together."""
@@ -171,6 +191,14 @@ def _weights_of(layer: Layer) -> list[Tensor]:
     assert isinstance(ff, FeedForward)
     gammas = [norm.gamma for norm in _between(layer) if norm.gamma is not None]
     return [layer.attention.output.weight, *gammas, *projections(ff), ff.down.weight]
+
+
+def _places_of(layer: Layer) -> Places | None:
+    """Where the weights of this layer's products lie; None if one lies nowhere."""
+    weights = _weights_of(layer)
+    if any(isinstance(weight, LateTensor) for weight in weights):
+        return None
+    return tuple((weight.data_ptr(), weight._version) for weight in weights)
 
 
 def _described_by(layer: Layer, fingerprint: Fingerprint) -> bool:

@@ -97,6 +97,7 @@ class Worker:
             # Always, and with the same limit everywhere: a resumed run, and every worker of it,
             # must come to the same digits. A copy, because the caller's lens stays as it is.
             self.lens = copy.copy(self.lens).prepare()
+            self.lens.weights_are_steady = True
         self.model_rows = ModelRows(self.measures, self.lens, task.batch_size, task.options.seed)
 
     # One shard ----------------------------------------------------------------------------------
