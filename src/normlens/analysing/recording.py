@@ -122,19 +122,17 @@ class Recordings:
 
         The third batch is recorded by `record`, which is given the state of the model. Batches that
         follow each other have two recordings in turn, so that a GPU does not wait for what it has
-        computed to be taken.
+        computed to be taken, nor one thread for another.
         """
         with self._lock:
             recording = self._find(model, key, record)
-            if recording is not None and recording.pending and 2 * recording.bytes <= KEPT:
+            if recording is not None and _is_engaged(recording) and 2 * recording.bytes <= KEPT:
                 recording = self._find(model, (key, "next"), record, before=0) or recording
-        if recording is None or not recording.used.acquire(blocking=False):
+        if recording is None:
             yield None
             return
-        try:
+        with recording.used:
             yield recording
-        finally:
-            recording.used.release()
 
     def forget(self) -> None:
         """Drop every recording: the model has changed."""
@@ -192,6 +190,11 @@ class Recordings:
         if len(self._failures) >= COUNTED:
             self._failures.clear()
         self._failures[key] = self._failures.get(key, 0) + 1
+
+
+def _is_engaged(recording: Recorded) -> bool:
+    """Whether a replay would have to wait for another one."""
+    return recording.pending or recording.used.locked()
 
 
 def recording_key(
