@@ -18,6 +18,7 @@ from normlens import matmul, split_products
 from normlens.models.tiny import tiny_model
 from normlens.split_products import SplitRows, multiply
 from normlens.tracing import split_linears, trace
+from normlens.tracing.recorder import LayerTrace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: The interpreter cuts digits off where a GPU rounds.
@@ -214,7 +215,7 @@ def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyP
     adapter = normlens.load(tiny_model("bert")).adapter
     linears: list[int] = []
 
-    def consume(traced: trace.LayerTrace) -> None:
+    def consume(traced: LayerTrace) -> None:
         linears.append(seen.count("linear"))
         torch.special.i0(traced.x)
 

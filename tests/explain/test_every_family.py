@@ -12,7 +12,8 @@ from normlens.decomposition import freeze
 from normlens.decomposition.activations import activation
 from normlens.heads import ANY, MEAN
 from normlens.models.heads import read_head
-from normlens.tracing.trace import LayerTrace, reading, run_traced
+from normlens.tracing.recorder import LayerTrace
+from normlens.tracing.trace import reading, run_traced
 
 IDS = [5, 17, 31, 8, 44, 23, 12]
 HEADS = every_head()

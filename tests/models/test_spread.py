@@ -29,7 +29,7 @@ from normlens.models import readiness, reading
 from normlens.models.offloading import execution_places
 from normlens.models.tiny import tiny_config, tiny_model
 from normlens.options import AnalysisOptions
-from normlens.tracing.trace import LayerTrace
+from normlens.tracing.recorder import LayerTrace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 FAMILIES = ["bert", "gpt2", "llama", "gpt_neox", "mixtral", "t5", "bart"]

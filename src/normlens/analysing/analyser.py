@@ -35,7 +35,8 @@ from normlens.results.maps import Maps
 from normlens.results.maps_file import OF_ENCODER
 from normlens.results.tokens import TokenAxis
 from normlens.tracing.model_inputs import model_inputs, pair_inputs, without_autocast
-from normlens.tracing.trace import LayerTrace, trace
+from normlens.tracing.recorder import LayerTrace
+from normlens.tracing.trace import trace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -38,7 +38,7 @@ from normlens.results.maps import Maps
 from normlens.results.tokens import TokenAxis
 from normlens.text import Encoded, Text
 from normlens.tracing.checks import Checks
-from normlens.tracing.trace import LayerTrace
+from normlens.tracing.recorder import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

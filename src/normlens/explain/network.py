@@ -22,7 +22,8 @@ from normlens.errors import UnsupportedModelError
 from normlens.matmul import splits
 from normlens.models.base import Adapter
 from normlens.tracing.checks import check_tokens
-from normlens.tracing.trace import Call, LayerTrace, run_again, run_traced
+from normlens.tracing.recorder import Call, LayerTrace
+from normlens.tracing.trace import run_again, run_traced
 
 #: The share of the memory limit that attention weights may take; the rest is for the way back.
 KEPT_SHARE = 8

@@ -29,7 +29,8 @@ from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.pairs import Pair
 from normlens.scopes import is_among, resolve, resolve_all
 from normlens.tracing.model_inputs import pair_inputs
-from normlens.tracing.trace import LayerTrace, run_traced
+from normlens.tracing.recorder import LayerTrace
+from normlens.tracing.trace import run_traced
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -26,7 +26,8 @@ from normlens.options import Request
 from normlens.text import Encoded
 from normlens.tracing.checks import Checks
 from normlens.tracing.model_inputs import model_inputs, without_autocast
-from normlens.tracing.trace import LayerTrace, reading
+from normlens.tracing.recorder import LayerTrace
+from normlens.tracing.trace import reading
 from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:

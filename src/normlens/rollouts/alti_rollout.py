@@ -30,7 +30,7 @@ from normlens.rollouts.layerwise import (
     traced_maps,
 )
 from normlens.scopes import WEIGHT_SCOPES, resolve
-from normlens.tracing.trace import LayerTrace
+from normlens.tracing.recorder import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -26,7 +26,7 @@ from normlens.rollouts.layerwise import (
     sequences,
     traced_maps,
 )
-from normlens.tracing.trace import LayerTrace
+from normlens.tracing.recorder import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -22,7 +22,8 @@ from normlens.results.maps import Maps
 from normlens.results.rolled import rolled_out
 from normlens.text import Encoded, Text, Texts
 from normlens.tracing.model_inputs import model_inputs, without_autocast
-from normlens.tracing.trace import LayerTrace, trace
+from normlens.tracing.recorder import LayerTrace
+from normlens.tracing.trace import trace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

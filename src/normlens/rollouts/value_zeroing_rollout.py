@@ -31,7 +31,8 @@ from normlens.rollouts.layerwise import (
 )
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs, without_autocast
-from normlens.tracing.trace import Call, LayerTrace, reading, run_traced
+from normlens.tracing.recorder import Call, LayerTrace
+from normlens.tracing.trace import reading, run_traced
 from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.reading import class_name
 from normlens.pinned import pinned_copy
+from normlens.tracing.recorder import LayerTrace
 from normlens.tracing.rows import Rows
-from normlens.tracing.trace import LayerTrace
 
 #: A weight up to this size outside the reach is a mask that leaks, and shows nowhere.
 NEGLIGIBLE = 1e-8

@@ -7,32 +7,18 @@ more than one layer's attention is ever held.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Layer
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
 from normlens.tracing.forwards import other_methods
-from normlens.tracing.probes import (
-    checkpoints,
-    factor_behind,
-    linear_modules,
-    probes,
-    value_module,
-    weights_event,
-    weights_module,
-)
-from normlens.tracing.routing import RoutingReader
-from normlens.tracing.rows import RowKeeper, Rows
+from normlens.tracing.recorder import Call, Consumer, LayerTrace, Recorder, unique
 from normlens.tracing.running import (
     Hooks,
     eager_attention,
@@ -44,29 +30,6 @@ from normlens.tracing.running import (
 )
 from normlens.tracing.split_linears import are_many, split_linears
 from normlens.tracing.turns import alone_with_model
-
-#: The arguments of a block's call.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass
-class LayerTrace:
-    """One layer as the model ran it."""
-
-    index: int  # 0-based
-    block: nn.Module
-    layer: Layer
-    x: Tensor  # (b, j, d) the layer's input
-    alphas: tuple[Tensor, ...]  # (b, h, i, j) the weights of each attention, in order
-    real: dict[int, Tensor]  # step index → the model's own vector behind that step (b, i, d)
-    rows: dict[nn.Module, Rows]  # what went into the layer's linear modules, and came out
-    output: Tensor  # (b, i, d) what the block returned
-    call: Call  # how the model called the block
-    #: (b, j, d) the vectors of each other sequence that an attention reads, by its name
-    sources: dict[str, Tensor] = field(default_factory=dict)
-
-
-Consumer = Callable[[LayerTrace], None]
 
 
 def trace(
@@ -131,10 +94,10 @@ def run_traced(
         with nullcontext() if splitting is None else splitting.paused():
             consume(traced)
 
-    recorder = _Recorder(adapter, set(layers), consume_layer)
+    recorder = Recorder(adapter, set(layers), consume_layer)
     try:
         with Hooks() as hooks:
-            described = [recorder.watch(block, hooks) for block in _unique(blocks)]
+            described = [recorder.watch(block, hooks) for block in unique(blocks)]
             check_weights(model, described, blocks if spread else None)
             try:
                 with nullcontext() if splitting is None else splitting:
@@ -158,7 +121,7 @@ def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> Lay
     For use inside `reading`.
     """
     traces: list[LayerTrace] = []
-    recorder = _Recorder(adapter, {index}, traces.append)
+    recorder = Recorder(adapter, {index}, traces.append)
     recorder.calls = index
     try:
         with Hooks() as hooks:
@@ -167,152 +130,3 @@ def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> Lay
     finally:
         recorder.thread = None
     return traces[0]
-
-
-class _Recorder:
-    """Collects what the hooks see during one block and hands it over when the block ends.
-
-    Only the thread that traces is listened to: another one may run the model for its own ends.
-    """
-
-    def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
-        self.adapter, self.wanted, self.consume = adapter, wanted, consume
-        self.thread: int | None = threading.get_ident()
-        self.calls = 0
-        self.x: Tensor | None = None
-        self.call: Call = ((), {})
-        self.seen: dict[tuple[str, nn.Module], list[Tensor]] = {}
-        self.rows = RowKeeper()
-        self.routing = RoutingReader()
-
-    def watch(self, block: nn.Module, hooks: Hooks) -> Layer:
-        """Read this block whenever it runs; returns what the adapter says it is."""
-        layer = self.adapter.layer(block)
-
-        def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._is_traced():
-                return
-            self._forget()
-            self.x = args[0] if args else kwargs["hidden_states"]
-            self.call = args, kwargs
-
-        def end(block: nn.Module, _: Any, output: Any) -> None:
-            if not self._is_traced():
-                return
-            index, self.calls = self.calls, self.calls + 1
-            if index in self.wanted:
-                self.consume(self._layer_trace(index, block, layer, _first(output)))
-            self._forget()
-
-        for module, event in probes(layer):
-            hooks.handles.append(self._probe(module, event))
-        for module in _unique(linear_modules(layer)):
-            hooks.handles.append(module.register_forward_hook(self._keep_rows, with_kwargs=True))
-        if layer.experts is not None:
-            hooks.handles += self.routing.watch(layer.experts, self._is_wanted)
-        hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
-        hooks.handles.append(block.register_forward_hook(end))
-        return layer
-
-    def _probe(self, module: nn.Module, event: str) -> Any:
-        def keep(value: Any) -> None:
-            if self._is_wanted() and isinstance(value, Tensor):
-                self.seen.setdefault((event, module), []).append(value.detach())
-
-        if event == "input":
-            return module.register_forward_pre_hook(
-                lambda _, args, kwargs: keep(args[0] if args else next(iter(kwargs.values()))),
-                with_kwargs=True,
-            )
-        if event.startswith("weights"):
-            place = int(event.split()[1])
-            return module.register_forward_hook(lambda _, __, out: keep(_at(out, place)))
-        return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
-
-    def _keep_rows(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        if self._is_wanted():
-            self.rows.keep(module, args, kwargs, _first(output))
-
-    def _forget(self) -> None:
-        self.seen.clear()
-        self.rows.clear()
-        self.routing.clear()
-
-    def _is_wanted(self) -> bool:
-        return self._is_traced() and self.calls in self.wanted
-
-    def _is_traced(self) -> bool:
-        return threading.get_ident() == self.thread
-
-    def _layer_trace(
-        self, index: int, block: nn.Module, layer: Layer, output: Tensor
-    ) -> LayerTrace:
-        assert self.x is not None
-        alphas, sources = self._alphas(index, layer), self._sources(index, layer)
-        # Where layers lie on several devices, a hook sees vectors before they are brought along.
-        place = alphas[0].device
-        x, output = self.x.detach().to(place), output.to(place)
-        layer = self.routing.routed(index, layer, x)
-        real: dict[int, Tensor] = {}
-        for step, (module, event) in checkpoints(layer).items():
-            vectors = [output] if module is None else self.seen.get((event, module))
-            if not vectors:
-                continue
-            # A block that is chunked over the sequence calls its modules several times.
-            vector = vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
-            real[step] = vector.reshape(*x.shape[:2], -1).to(place)
-            factor = factor_behind(layer.steps[step]) if module is not None else 1.0
-            if isinstance(factor, Tensor) or factor != 1.0:
-                real[step] = real[step] * factor
-        sources = {name: vectors.to(place) for name, vectors in sources.items()}
-        rows = self.rows.rows(place)
-        return LayerTrace(index, block, layer, x, alphas, real, rows, output, self.call, sources)
-
-    def _alphas(self, index: int, layer: Layer) -> tuple[Tensor, ...]:
-        """The weights that each attention's module returned; one module may serve several."""
-        calls: Counter[nn.Module] = Counter()
-        alphas = []
-        for attention in layer.attentions:
-            module = weights_module(attention)
-            returned = self.seen.get((weights_event(attention), module), [])[calls[module] :]
-            if not returned or returned[0].dim() != 4:
-                raise UnsupportedModelError(
-                    f"layer {index} returned no attention weights; load the model with "
-                    'attn_implementation="eager"'
-                )
-            calls[module] += 1
-            alphas.append(returned[0])
-        return tuple(alphas)
-
-    def _sources(self, index: int, layer: Layer) -> dict[str, Tensor]:
-        """What the value projections of attentions to other sequences read."""
-        sources: dict[str, Tensor] = {}
-        for attention in layer.attentions:
-            if attention.source is None:
-                continue
-            read = self.seen.get(("input", value_module(attention)))
-            if not read or read[0].dim() != 3:
-                raise UnsupportedModelError(
-                    f"the value projection of layer {index} read no vectors of "
-                    f"{attention.source!r} in this call"
-                )
-            sources.setdefault(attention.source, read[0])
-        return sources
-
-
-def _unique(blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    return list({id(block): block for block in blocks}.values())
-
-
-def _first(output: Any) -> Any:
-    """A module's vector: transformers 5 returns it alone in some families, in a tuple in others."""
-    return output[0] if isinstance(output, (tuple, list)) else output
-
-
-def _at(output: Any, place: int) -> Any:
-    """One of a module's several outputs, or its only one; None if there are fewer."""
-    if isinstance(output, (tuple, list)):
-        return output[place] if len(output) > place else None
-    return output
