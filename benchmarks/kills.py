@@ -66,7 +66,7 @@ class Kill:
 
     kind: str
     done: int  # shards that the log has afterwards
-    open: int  # shards that the driver said it had handed out, and that are not done
+    unfinished: int  # shards that the driver said it had handed out, and that are not done
     files: int  # that no record vouches for
     seconds: float  # since this driver was started
 
@@ -318,12 +318,12 @@ def report(kills: list[Kill], run: Run, rows: dict[str, tuple[int, str]], wrong:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {number} | {kill.kind} | {kill.done} | {kill.open} | {kill.files} |"
+        f"| {number} | {kill.kind} | {kill.done} | {kill.unfinished} | {kill.files} |"
         for number, kill in enumerate(kills, 1)
     ]
     lines += ["", "| table | rows | SHA-256 of schema and columns |", "|---|---|---|"]
     lines += [f"| `{name}` | {count:,} | {sha[:16]}… |" for name, (count, sha) in rows.items()]
-    again = sum(kill.open for kill in kills)
+    again = sum(kill.unfinished for kill in kills)
     verdict = "all tables are bit-equal, and every file has its record" if not wrong else ""
     lines += ["", f"{again} of {shards} shards were handed out again; {verdict or wrong}"]
     return "\n".join(lines)
