@@ -325,7 +325,7 @@ def report(kills: list[Kill], run: Run, rows: dict[str, tuple[int, str]], wrong:
     lines += [f"| `{name}` | {count:,} | {sha[:16]}… |" for name, (count, sha) in rows.items()]
     again = sum(kill.unfinished for kill in kills)
     verdict = "all tables are bit-equal, and every file has its record" if not wrong else ""
-    lines += ["", f"{again} of {shards} shards were handed out again; {verdict or wrong}"]
+    lines += ["", f"at most {again} of {shards} shards were handed out again; {verdict or wrong}"]
     return "\n".join(lines)
 
 
