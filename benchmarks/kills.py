@@ -87,6 +87,7 @@ class Driver:
         else:
             what = ["--model=minilm", f"--data=sst2:{options.data}", f"--out={out}"]
             what += [f"--measures={options.measures}", f"--shard-size={options.shard_size}"]
+            what += [f"--set={setting}" for setting in options.set]
             what += [f"--limit={options.sequences}"] if options.sequences else []
         self.said = out.with_suffix(".log")
         with self.said.open("ab") as said:
@@ -339,6 +340,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=5.0, help="seconds behind them, at most")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--measures", default="similarity,mixing,norms")
+    parser.add_argument("--set", action="append", default=[], help="an option of a measure")
     parser.add_argument("--shard-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16, help="short texts are faster so")
     parser.add_argument("--file-size", type=float, default=8, help="MB: small, so many compactions")
