@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import normlens
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.corpus.runs import first_pass
+from normlens.corpus.runs.entries import sealed, unsealed
+from normlens.corpus.runs.side_files import KEPT_PAIRS
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 
@@ -70,37 +75,103 @@ def test_pairs_that_occur_twice_are_kept_and_exact(model: Path, data: Path, tmp_
         examples.assert_same_frames(again.table(PAIRS), expected, name, 0)
 
 
-def test_a_run_that_is_resumed_keeps_the_same_pairs(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    whole = run(model, data, tmp_path / "whole", {}, shard_size=3)
-    lens = normlens.load(model)
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What pairs were counted for, from now on."""
+    calls: list[Any] = []
+    count = first_pass._counted
+
+    def watched(*given: Any) -> Any:
+        calls.append(given)
+        return count(*given)
+
+    monkeypatch.setattr(first_pass, "_counted", watched)
+    return calls
+
+
+@pytest.fixture
+def part(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was stopped before its first shard was done."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    part = tmp_path / "part"
     with monkeypatch.context() as patched:
         patched.setattr("normlens.corpus.runs.log.Log.append", stop)
         with pytest.raises(KeyboardInterrupt):
-            run(lens, data, part, {}, shard_size=3)
-    counted = []
-    kept_pairs = first_pass._counted
+            run(normlens.load(model), data, tmp_path / "part", {}, shard_size=3)
+    return tmp_path / "part"
 
-    def watched(*given: Any) -> Any:
-        counted.append(given)
-        return kept_pairs(*given)
 
-    monkeypatch.setattr(first_pass, "_counted", watched)
-    done = normlens.resume(part, model=lens)
-    assert counted == []  # it was remembered
+def test_a_run_that_is_resumed_keeps_the_same_pairs(
+    model: Path, data: Path, tmp_path: Path, part: Path, cache: Path, counted: list[Any]
+) -> None:
+    whole = run(model, data, tmp_path / "whole", {}, shard_size=3)
+    assert counted == []  # the user's cache remembers what the stopped run has counted
+    shutil.rmtree(cache)
+    lens = normlens.load(model)
+    elsewhere = part.rename(tmp_path / "elsewhere")
+    done = normlens.resume(elsewhere, model=lens)
+    assert counted == []  # the run remembers, wherever it is resumed
     examples.assert_same_tables(done, whole, 0)
-    for path in cache.glob("pairs-*"):
-        path.write_bytes(b"damaged")
-    (Path(part) / "shards").rename(tmp_path / "gone")
-    done = normlens.resume(part, model=lens)
+    assert done.check().sound
+
+
+@pytest.mark.parametrize("harm", ["lost", "cut short", "flipped", "of another run", "huge"])
+def test_pairs_are_counted_again_where_the_run_has_lost_them(
+    harm: str,
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    part: Path,
+    cache: Path,
+    counted: list[Any],
+) -> None:
+    whole = run(model, data, tmp_path / "whole", {}, shard_size=3)
+    other = run(model, data, tmp_path / "other", {"keep_pairs": 30}, shard_size=3)
+    counted.clear()
+    shutil.rmtree(cache)
+    file = part / KEPT_PAIRS
+    before = file.read_bytes()
+    if harm == "lost":
+        file.unlink()
+    elif harm == "cut short":
+        file.write_bytes(before[:-1])
+    elif harm == "flipped":
+        examples.flip(file, len(before) // 2)
+    elif harm == "of another run":
+        file.write_bytes((tmp_path / "other" / KEPT_PAIRS).read_bytes())
+    else:  # it vouches for itself, and holds more than there are bits
+        told = unsealed(before.partition(b"\n")[0])
+        body = zlib.compress(bytes(1 << 23))
+        told["body"] = hashlib.sha256(body).hexdigest()
+        file.write_bytes(sealed(told) + body)
+    done = normlens.resume(part, model=normlens.load(model))
     assert len(counted) == 1
     examples.assert_same_tables(done, whole, 0)
+    assert file.read_bytes() == before  # for whoever resumes it next
+    assert len(done.table(PAIRS)) > len(other.table(PAIRS))
+
+
+def test_runs_that_keep_all_pairs_have_no_such_file(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    run(model, data, tmp_path / "all", ALL)
+    normlens.run(model, data, tmp_path / "norms", measures="norms")
+    assert not (tmp_path / "all" / KEPT_PAIRS).exists()
+    assert not (tmp_path / "norms" / KEPT_PAIRS).exists()
+
+
+def test_the_data_is_hashed_once(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of what is remembered takes the fingerprint from the one reading."""
+
+    def refused(_: Any) -> str:
+        raise AssertionError("the file is read for its checksum once more")
+
+    monkeypatch.setattr("normlens.corpus.data.files.digest", refused)
+    run(model, data, tmp_path / "run", {})
 
 
 def test_a_run_from_before_goes_on_with_all_pairs(

@@ -11,7 +11,7 @@ from pathlib import Path
 from normlens.corpus.data import formats
 from normlens.corpus.data.read_options import Located, ReadOptions
 from normlens.corpus.data.reading import START, Mark, Reading
-from normlens.corpus.data.records import Data, Record, located
+from normlens.corpus.data.records import Data, Record
 from normlens.corpus.data.source import Source, sha256_of
 from normlens.errors import InputError, system_reason
 
@@ -79,8 +79,10 @@ class FileReading(Reading):
             if number > start.file:
                 self._source, self.count = Source(file.path, hashed=self.hashed), 0
             for where, fields in self._located(file):
-                with located(f"{str(file.path)!r}, {where}"):
+                try:
                     record = Record(id=f"{file.name}:{self.count}", **fields)
+                except InputError as error:
+                    raise InputError(f"{str(file.path)!r}, {where}: {error}") from error
                 yield record
             if not self.count:
                 raise InputError(f"{str(file.path)!r} holds no sequence; give a file with text")

@@ -9,7 +9,7 @@ from typing import Any
 from normlens.corpus.data.read_options import ReadOptions
 from normlens.corpus.data.reading import START, Mark, Reading
 from normlens.corpus.data.records import Data, Record, located, written
-from normlens.corpus.data.row_fields import located_fields
+from normlens.corpus.data.row_fields import row_fields
 from normlens.corpus.data.table_rows import TableRows, plain
 from normlens.errors import InputError
 from normlens.iterables import as_list, is_table
@@ -90,8 +90,8 @@ def is_in_memory(given: Any) -> bool:
 def _records(rows: Iterable[_Row], options: ReadOptions, first: int = 0) -> Iterator[Record]:
     index = first
     for where, row in rows:
-        for place, fields in located_fields(NAME, where, row, options):
-            with located(f"{NAME}, {place}"):
+        if fields := row_fields(NAME, where, row, options):
+            with located(f"{NAME}, {where}"):
                 yield Record(id=f"{NAME}:{index}", **fields)
             index += 1
 

@@ -54,6 +54,9 @@ class Record:
     def __post_init__(self) -> None:
         if self.unreadable is not None:
             return
+        alone = self.words is self.second_words is self.tokens is None and not self.entities
+        if alone and self.text is not None:
+            return  # as of nearly all records
         given = [name for name in ("text", "words", "tokens") if getattr(self, name) is not None]
         if len(given) != 1:
             raise InputError(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from normlens.corpus.data.read_options import Located, ReadOptions
+from normlens.corpus.data.read_options import ReadOptions
 from normlens.corpus.data.records import Entity, located
 from normlens.errors import InputError
 
 #: Columns that hold the text when the user names none.
-TEXT_COLUMNS = ("sentence", "text")
+TEXT_COLUMNS = _SENTENCE, _TEXT = ("sentence", "text")
 
 
 def needed_columns(names: list[str], options: ReadOptions) -> list[str]:
@@ -73,14 +73,18 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     return holder[inner]
 
 
-def located_fields(
+def row_fields(
     path: Path | str,
     where: str,
     row: Mapping[str, Any],
     options: ReadOptions,
     structured: bool = True,
-) -> Iterator[Located]:
-    """Yield the record of a row, or nothing if its text is blank."""
+) -> dict[str, Any]:
+    """The fields of the record in a row; none if its text is blank."""
+    # Nearly all rows of large data are of this kind, and there may be a billion of them.
+    text = _usual_text(row, options, structured)
+    if text is not None:
+        return {"text": text} if text else {}
     with located(f"{str(path)!r}, {where}"):
         text_only = not structured or options.column or options.pair_column
         if "words" in row and not text_only:
@@ -95,8 +99,20 @@ def located_fields(
         if fields and options.extra:
             check_extra(list(row), options)
             fields["extra"] = {name: _plain(row[name], name) for name in options.extra}
-    if fields:
-        yield where, fields
+    return fields
+
+
+def _usual_text(row: Mapping[str, Any], options: ReadOptions, structured: bool) -> str | None:
+    """The text of a row that is one text and nothing else; None for any other row."""
+    if options.pair_column or options.extra:
+        return None
+    if options.column is not None:
+        value = row.get(options.column)
+    elif structured and ("words" in row or "tokens" in row):
+        return None
+    else:
+        value = row[_SENTENCE] if _SENTENCE in row else row.get(_TEXT)
+    return value.strip() if type(value) is str and is_whole(value) else None
 
 
 def _text(row: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
@@ -122,11 +138,20 @@ def _string(value: Any, what: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InputError(f"{what!r} holds {kind_of(value)} where a text should be")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON can write half a character, "\ud800"
-        raise InputError(f"{what!r} holds half of a surrogate pair; correct the text") from error
+    if not is_whole(value):
+        raise InputError(f"{what!r} holds half of a surrogate pair; correct the text")
     return value
+
+
+def is_whole(text: str) -> bool:
+    """Whether every character is one; JSON can write half of one, "\ud800"."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(value: Any, what: str) -> str:

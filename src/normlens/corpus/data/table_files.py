@@ -12,13 +12,13 @@ from normlens.corpus.data.records import located
 from normlens.corpus.data.row_fields import (
     check_extra,
     kind_of,
-    located_fields,
     needed_columns,
+    row_fields,
     text_columns,
 )
 from normlens.corpus.data.source import Source
 from normlens.errors import InputError, reason_of
-from normlens.json_text import parse_json
+from normlens.json_text import parse_json_line
 
 _BUFFER = 1 << 20
 
@@ -34,7 +34,7 @@ def read_jsonl(source: Source, options: ReadOptions) -> Iterator[Located]:
             yield where, {"unreadable": problem}
             continue
         try:
-            row = parse_json(line)
+            row = parse_json_line(line)
         except ValueError as error:
             reason = getattr(error, "msg", None) or error
             raise InputError(f"{str(path)!r}, {where}: broken JSON ({reason})") from error
@@ -43,7 +43,8 @@ def read_jsonl(source: Source, options: ReadOptions) -> Iterator[Located]:
                 f"{str(path)!r}, {where}: {kind_of(row)} instead of an object such as "
                 '{"text": "…"} or {"words": […]}'
             )
-        yield from located_fields(path, where, row, options)
+        if fields := row_fields(path, where, row, options):
+            yield where, fields
 
 
 def read_csv(source: Source, options: ReadOptions) -> Iterator[Located]:
@@ -83,7 +84,8 @@ def _read_table(source: Source, options: ReadOptions, delimiter: str) -> Iterato
                 yield where, {"unreadable": problem}
                 continue
             named = dict(zip(header, row, strict=True))
-            yield from located_fields(path, where, named, options, structured=False)
+            if fields := row_fields(path, where, named, options, structured=False):
+                yield where, fields
     except csv.Error as error:
         raise InputError(
             f"{str(path)!r}, line {source.number}: {error}; check its double quotes, or save the "
@@ -113,8 +115,8 @@ def read_parquet(source: Source, options: ReadOptions) -> Iterator[Located]:
                     if row is None:
                         problem = f"{where}: the text is not UTF-8; write the file anew"
                         yield where, {"unreadable": problem}
-                    else:
-                        yield from located_fields(path, where, row, options)
+                    elif fields := row_fields(path, where, row, options):
+                        yield where, fields
     except pa.ArrowException as error:
         raise InputError(
             f"{str(path)!r} is not a Parquet file, or is damaged ({reason_of(error)})"

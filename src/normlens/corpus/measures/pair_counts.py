@@ -19,6 +19,8 @@ from normlens.corpus.measures.reservoir import mixed
 #: Counters in each of the two rows, as a power of two: 32 MiB of counters, 1 MiB of bits.
 _BITS = 23
 _SIZE = 1 << _BITS
+#: Bytes that hold one bit of every counter.
+BYTES = 2 * _SIZE // 8
 #: Counters stop here, before they could begin anew.
 _MOST = np.uint32(1 << 31)
 

@@ -18,6 +18,7 @@ from normlens.corpus.measures import Needs
 from normlens.corpus.measures.amplification_rows import Amplification
 from normlens.corpus.measures.pair_counts import KeptPairs, PairCounter
 from normlens.corpus.runs.choice import Choice
+from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.identity import tokenizer_hash
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.progress import Progress
@@ -32,18 +33,20 @@ from normlens.signal_inputs import takes_signals
 def with_kept_pairs(
     chosen: Choice,
     options: RunOptions,
-    data: Data,
+    indexed: IndexedData,
     lens: Lens | None,
     progress: Progress,
     *,
     trust_remote_code: bool = False,
     before: Mapping[str, Any] | None = None,
+    stored: KeptPairs | None = None,
 ) -> Choice:
     """The measures of a run, told which pairs of subwords are common enough to be kept.
 
     What is kept depends on the data, the tokenizer and the measure's options alone. `before` is
-    what the manifest of a run that is resumed says of its measures; a run that kept all pairs goes
-    on to do so. So does a run whose tokens only its model knows (of an encoder–decoder).
+    what the manifest of a run that is resumed says of its measures, and `stored` is what lies in
+    its folder. A run that kept all pairs goes on to do so, and so does a run whose tokens only its
+    model knows (of an encoder–decoder).
     """
     measure = next((one for one in chosen.measures if isinstance(one, Amplification)), None)
     if measure is None or not measure.subwords:
@@ -52,14 +55,18 @@ def with_kept_pairs(
         return chosen
     if before is not None and "least" not in before.get(measure.name, {}).get("options", {}):
         return chosen
-    reader = _reader(options, trust_remote_code) if lens is None else lens
-    if reader is None or reader.two_stacks or takes_signals(reader) or reader.tokenizer is None:
-        return chosen
-    kept = _remembered(_key(reader, options, data, measure))
+    kept = stored
     if kept is None:
-        progress.say("counting pairs of subwords")
-        kept = _counted(reader, options, data, chosen).kept(measure.min_count, measure.keep_pairs)
-        _remember(_key(reader, options, data, measure), kept)
+        reader = _reader(options, trust_remote_code) if lens is None else lens
+        if reader is None or reader.two_stacks or takes_signals(reader) or reader.tokenizer is None:
+            return chosen
+        name = _key(reader, options, indexed.index.fingerprint, measure)
+        kept = _remembered(name)
+        if kept is None:
+            progress.say("counting pairs of subwords")
+            counter = _counted(reader, options, indexed.data, chosen)
+            kept = counter.kept(measure.min_count, measure.keep_pairs)
+            _remember(name, kept)
     told = replace(measure, least=kept.least, kept=kept)
     place = chosen.measures.index(measure)
     return replace(
@@ -99,12 +106,12 @@ def _counted(reader: Lens, options: RunOptions, data: Data, chosen: Choice) -> P
 # What was counted before is remembered: a run may be resumed often. ------------------------------
 
 
-def _key(reader: Lens, options: RunOptions, data: Data, measure: Amplification) -> str:
+def _key(reader: Lens, options: RunOptions, fingerprint: str, measure: Amplification) -> str:
     """Everything that the counts depend on."""
     facts = {
         **{name: value for name, value in options.as_json().items() if name != "shard_size"},
         "normlens": __version__,
-        "fingerprint": data.fingerprint,
+        "fingerprint": fingerprint,
         "tokenizer": tokenizer_hash(reader.tokenizer),
         "causal": reader.causal,
         "max_tokens": reader.max_tokens,

@@ -21,6 +21,7 @@ from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.first_pass import with_kept_pairs
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, given_model, opened_data
+from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
 from normlens.corpus.runs.lock import Lock, locked
 from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.manifest import (
@@ -99,7 +100,7 @@ def run(
         raise InputError("the data is open already; pass its limit to open_data")
     indexed = index_data(source, fixed.shard_size)
     trust = execution.trust_remote_code
-    chosen = with_kept_pairs(chosen, fixed, source, lens, progress, trust_remote_code=trust)
+    chosen = with_kept_pairs(chosen, fixed, indexed, lens, progress, trust_remote_code=trust)
     with locked(folder) as lock:
         check_free(folder)
         progress.say(f"loading {fixed.model}")
@@ -119,6 +120,7 @@ def run(
             # The log comes first: a manifest without one has lost it.
             log = begin(folder, manifest)
             indexed.save(folder)
+            save_kept_pairs(folder, manifest, chosen)
             manifest.save(folder)
             state = empty_state(manifest)
             sizes = Sizes.of(execution.file_size)
@@ -178,14 +180,16 @@ def resume(
         clear_side_files(folder)
         source = opened_data(fixed, data)
         indexed = reopen(folder, manifest, source)
+        kept = load_kept_pairs(folder, manifest)
         chosen = with_kept_pairs(
             chosen,
             fixed,
-            source,
+            indexed,
             lens,
             progress,
             trust_remote_code=execution.trust_remote_code,
             before=manifest.measures,
+            stored=kept,
         )
         now = {"data": indexed.described, "measures": chosen.described()}
         refuse(folder, changes(manifest, now))
@@ -200,6 +204,8 @@ def resume(
             if state.damaged or len(state.done) < manifest.shards:
                 log = go_on(folder, manifest, state)
                 indexed.save(folder)
+                if kept is None:
+                    save_kept_pairs(folder, manifest, chosen)
                 sizes = Sizes.of(execution.file_size)
                 with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
                     watched = WatchedEngine(engine, watching)

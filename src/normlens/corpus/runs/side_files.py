@@ -11,10 +11,12 @@ from normlens.errors import OutputError, system_reason
 LOCK = "lock"
 #: Where each shard begins in the data.
 DATA_INDEX = "data-index.json"
+#: Which pairs of subwords are kept.
+KEPT_PAIRS = "kept-pairs.bin"
 #: What the process that works here is doing now.
 ACTIVITY = "activity.json"
 
-SIDE_FILES = (LOCK, DATA_INDEX, ACTIVITY)
+SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, ACTIVITY)
 
 
 def write_side_file(folder: Folder, name: str, contents: bytes) -> None:
@@ -40,5 +42,6 @@ def write_side_file(folder: Folder, name: str, contents: bytes) -> None:
 def clear_side_files(folder: Folder) -> None:
     """Remove what a process that was killed has left: half-written files and its activity."""
     if isinstance(folder, LocalFolder):
-        for name in (ACTIVITY, ACTIVITY + TEMPORARY, DATA_INDEX + TEMPORARY):
-            folder.remove(name)
+        folder.remove(ACTIVITY)
+        for name in (ACTIVITY, DATA_INDEX, KEPT_PAIRS):
+            folder.remove(name + TEMPORARY)
