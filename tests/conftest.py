@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"skipped {reason}", yellow=True)
 
 
-@lru_cache(maxsize=64)
+@cache  # each is some kilobytes; tests that go through all families come back to the first one
 def _tiny(model_type: str, dtype: torch.dtype, overrides: tuple[tuple[str, Any], ...]) -> Any:
     from normlens.models.tiny import tiny_model
 

@@ -21,7 +21,7 @@ from test_loading import DAMAGES, save_tiny
 import normlens
 from normlens import cli
 from normlens.checkpoints.embedded import EMBEDDED
-from normlens.families import by_components, family_table, markdown_table
+from normlens.families import Family, by_components, family_table, markdown_table
 from normlens.models import supported_families
 from normlens.results import store
 
@@ -432,8 +432,18 @@ def test_an_embedded_model_that_is_missing(shell: Shell, monkeypatch: pytest.Mon
 # models ------------------------------------------------------------------------------------------
 
 
-def test_families_cover_every_adapter() -> None:
-    families = family_table()
+@pytest.fixture(scope="module")
+def families() -> list[Family]:
+    return family_table()
+
+
+@pytest.fixture
+def one_table(families: list[Family], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is not computed anew for each question about it."""
+    monkeypatch.setattr("normlens.families.family_table", lambda: list(families))
+
+
+def test_families_cover_every_adapter(families: list[Family]) -> None:
     assert {family.model_type for family in families} == set(supported_families())
     assert all(family.causal is not None for family in families)
     bert = next(family for family in families if family.model_type == "bert")
@@ -451,6 +461,7 @@ def test_models_table(shell: Shell) -> None:
         assert words in out
 
 
+@pytest.mark.usefixtures("one_table")
 def test_models_are_searched_by_name_and_traits(shell: Shell) -> None:
     out = shell("models", "WINDOWS", "parallel")
     assert "cohere2" in out
@@ -467,11 +478,13 @@ def test_models_are_searched_by_name_and_traits(shell: Shell) -> None:
     assert "gpt2" not in shell("models", "--markdown", "bidirectional")
 
 
+@pytest.mark.usefixtures("one_table")
 def test_a_search_that_finds_nothing_says_so(shell: Shell) -> None:
     assert "no model type has 'windows', 'nothing'" in shell.error("models", "windows", "nothing")
     assert "'mamba' is not supported: its layers are state-space" in shell.error("models", "mamba")
 
 
+@pytest.mark.usefixtures("one_table")
 def test_models_markdown(shell: Shell) -> None:
     out = shell("models", "--markdown")
     assert out == markdown_table()
@@ -480,6 +493,7 @@ def test_models_markdown(shell: Shell) -> None:
     assert len({row.count("|") for row in rows}) == 1
 
 
+@pytest.mark.usefixtures("one_table")
 def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normlens.checkpoints.embedded.EmbeddedModel.installed", False)
     listed = json.loads(shell("models", "--json"))

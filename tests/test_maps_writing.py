@@ -208,7 +208,7 @@ def test_strange_tokens_have_room(tmp_path: Path) -> None:
 
 
 def held() -> int:
-    """Bytes of all tensors, and of what Python and NumPy have allocated."""
+    """Bytes of all tensors that the collector sees, and of what Python and NumPy have allocated."""
     tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
     storages = [tensor.untyped_storage() for tensor in tensors]
     return (
@@ -220,12 +220,16 @@ def held() -> int:
 def most_held(lens: normlens.Lens, ids: list[int], **asked: Any) -> tuple[int, int]:
     """Bytes by which memory grows at most, behind a layer or at the end, and those of the maps."""
     sizes: list[int] = []
+    gc.freeze()  # what other tests have left does not change, and is not looked through
     tracemalloc.start()
-    before = held()
-    maps = lens.maps(input_ids=ids, progress=lambda *_: sizes.append(held() - before), **asked)
-    sizes.append(held() - before)
-    at_most = max(*sizes, tracemalloc.get_traced_memory()[1])
-    tracemalloc.stop()
+    try:
+        before = held()
+        maps = lens.maps(input_ids=ids, progress=lambda *_: sizes.append(held() - before), **asked)
+        sizes.append(held() - before)
+        at_most = max(*sizes, tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+        gc.unfreeze()
     return at_most, sum(array.nbytes for array in maps.arrays.values()) + maps.allowed.nbytes
 
 

@@ -163,6 +163,7 @@ def test_a_report_is_rebuilt_byte_for_byte_without_torch(results: Path) -> None:
     assert contents(results) == before
 
 
+@pytest.mark.usefixtures("sketched")
 def test_the_other_commands_know_the_folders_of_the_parts(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,20 +176,23 @@ def test_the_other_commands_know_the_folders_of_the_parts(
     assert main(compared) == 0, capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("computing_fails")
+@pytest.mark.usefixtures("computing_fails", "sketched")
 def test_the_same_again_computes_nothing_and_keeps_the_options(
-    results: Path, classifier: Path, labelled: Path
+    results: Path, classifier: Path, labelled: Path, tmp_path: Path
 ) -> None:
-    before = contents(results)
+    out = Path(shutil.copytree(results, tmp_path / "out"))
+    build_report(out)
+    before = contents(out)
     execution = {"device": "cpu"}
-    reproduce("ff", classifier, labelled, results, resamples=100, execution=execution)
-    assert contents(results) == before
-    assert load_settings(results).kinds == ("ff", "evaluate", "ablate")
-    assert load_settings(results).methods == tuple(METHODS.split(","))
-    reproduce(("ff", "evaluate", "ablate"), classifier, labelled, results, **OPTIONS)
-    assert contents(results) == before
+    reproduce("ff", classifier, labelled, out, resamples=100, execution=execution)
+    assert contents(out) == before
+    assert load_settings(out).kinds == ("ff", "evaluate", "ablate")
+    assert load_settings(out).methods == tuple(METHODS.split(","))
+    reproduce(("ff", "evaluate", "ablate"), classifier, labelled, out, **OPTIONS)
+    assert contents(out) == before
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
     classifier: Path, labelled: Path, tmp_path: Path
 ) -> None:

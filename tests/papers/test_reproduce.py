@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,28 +125,34 @@ def test_tables_of_runs_count_layers_from_0(masked: Evidence, plain: Evidence) -
     assert {"similarity", "mixing", "amplification_pairs", "norms"} <= counted
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_second_time_nothing_is_computed_again(
-    results: Path, tiny_bert: Path, letters: Path, monkeypatch: pytest.MonkeyPatch
+    results: Path,
+    tiny_bert: Path,
+    letters: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times = {p: p.stat().st_mtime_ns for p in (results / "runs").rglob("*.parquet")}
+    out = Path(shutil.copytree(results, tmp_path / "out"))
+    build_report(out)
+    times = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.parquet")}
     assert times
 
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("a finished run was computed again")
 
     monkeypatch.setattr("normlens.corpus.engines.worker.Worker.analyse", fail)
-    before = (results / "report.html").read_bytes()
-    assert reproduce("mixing", tiny_bert, letters, results, **FEW) == results / "report.html"
-    assert load_settings(results).kinds == ("ff", "mixing")
+    before = (out / "report.html").read_bytes()
+    assert reproduce("mixing", tiny_bert, letters, out, **FEW) == out / "report.html"
+    assert load_settings(out).kinds == ("ff", "mixing")
     assert {p: p.stat().st_mtime_ns for p in times} == times
-    assert (results / "report.html").read_bytes() == before
+    assert (out / "report.html").read_bytes() == before
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_report_needs_neither_model_nor_data(
     tmp_path: Path, tiny_bert: Path, letters: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     model = shutil.copytree(tiny_bert, tmp_path / "model")
     data = Path(shutil.copy(letters, tmp_path / "some.txt"))
     out = tmp_path / "out"
@@ -158,6 +165,7 @@ def test_a_report_needs_neither_model_nor_data(
     assert (out / "report.html").is_file()
 
 
+@pytest.mark.usefixtures("sketched")
 def test_ranks_are_checked_first_and_kept(tmp_path: Path, tiny_bert: Path, letters: Path) -> None:
     ranks = tmp_path / "ranks.txt"
     ranks.write_text("one two\n")
@@ -173,6 +181,7 @@ def test_ranks_are_checked_first_and_kept(tmp_path: Path, tiny_bert: Path, lette
     assert (out / "tables" / "frequency.csv").read_bytes() == before
 
 
+@pytest.mark.usefixtures("sketched")
 def test_an_unfinished_run_has_no_report(tmp_path: Path, tiny_bert: Path, letters: Path) -> None:
     out = tmp_path / "out"
     reproduce("mixing", tiny_bert, letters, out, limit=4, **FEW)
@@ -182,6 +191,7 @@ def test_an_unfinished_run_has_no_report(tmp_path: Path, tiny_bert: Path, letter
     reproduce("mixing", tiny_bert, letters, out, limit=4, **FEW)  # it is resumed
 
 
+@pytest.mark.usefixtures("sketched")
 def test_causal_models_have_one_run_and_their_own_components(tmp_path: Path, letters: Path) -> None:
     checkpoint = examples.tiny_checkpoint(tmp_path / "gpt2", model_type="gpt2")
     out = tmp_path / "out"
@@ -192,7 +202,11 @@ def test_causal_models_have_one_run_and_their_own_components(tmp_path: Path, let
 
 
 @pytest.mark.parametrize("model_type", ["gpt_neox", "gemma2", "olmo2"])
-def test_other_architectures(tmp_path: Path, letters: Path, model_type: str) -> None:
+def test_other_architectures(
+    tmp_path: Path, letters: Path, model_type: str, request: pytest.FixtureRequest
+) -> None:
+    if model_type == "olmo2":  # its pictures are gemma2's with fewer norms
+        request.getfixturevalue("sketched")
     checkpoint = examples.tiny_checkpoint(tmp_path / model_type, model_type=model_type)
     report = reproduce(KINDS, checkpoint, letters, tmp_path / "out", limit=6, **FEW)
     assert report.is_file()
@@ -227,6 +241,7 @@ def test_what_cannot_go_into_one_folder(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_loaded_lens_and_a_users_own_relation(
     tmp_path: Path, tiny_bert: Path, letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,7 +267,7 @@ class Failing:
 def test_a_failure_at_any_step_leaves_the_same_bits(
     small: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    at, failures = 0, 0
+    at, failures, expected = 0, 0, examples.frames_of(small)
     while True:
         at += 1
         out = Path(shutil.copytree(small.folder.url, tmp_path / f"run-{at}"))
@@ -279,11 +279,11 @@ def test_a_failure_at_any_step_leaves_the_same_bits(
                 assert str(error).startswith("the disk is full")  # noqa: PT017
                 failures += 1
         found = Run.open(out)
-        examples.assert_same_tables(found, small, tolerance=0)
+        examples.assert_same_tables(found, expected, tolerance=0)
         if failing.left > 0:
             break
         found.compact()
-        examples.assert_same_tables(found, small, tolerance=0)
+        examples.assert_same_tables(found, expected, tolerance=0)
         assert found.check().sound
         assert len(files(out)) == len(found.tables)
         shutil.rmtree(out)
