@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,26 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 ASKED = ("status", "query", "resume")
 #: By the store that a run lies in, one result for each size.
 Results = dict[str, list[dict[str, Any]]]
+#: What each plot shows: lines by their names.
+DRAWN: dict[str, dict[str, Callable[[dict[str, Any]], float]]] = {
+    "driver (ms CPU per shard)": {"": lambda row: row["driver"]},
+    "compaction (ms CPU per shard)": {"": lambda row: row["compaction"]},
+    "memory of the driver (MiB)": {
+        "at a tenth": lambda row: row["memory"][0],
+        "at the end": lambda row: row["memory"][-1],
+        "at most": lambda row: row["peak"],
+    },
+    "files at the end": {"": lambda row: row["files"]},
+    "a finished run answers (s CPU)": {
+        "status": lambda row: row["status"]["seconds"],
+        "query": lambda row: row["query"]["seconds"],
+        "resume": lambda row: row["resume"]["seconds"],
+    },
+    "requests per shard": {
+        "run": lambda row: row["requests"]["run"],
+        "compaction": lambda row: row["requests"]["compaction"],
+    },
+}
 
 
 def report(results: Results, workers: int) -> str:
@@ -67,25 +88,16 @@ def plot(results: Results, path: Path) -> None:
     figure = Figure(figsize=(10, 6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 3).ravel()
-    drawn = {
-        "driver (ms CPU per shard)": lambda row: row["driver"],
-        "compaction (ms CPU per shard)": lambda row: row["compaction"],
-        "memory at the end (MiB)": lambda row: row["memory"][-1],
-        "files at the end": lambda row: row["files"],
-        "status, query, resume (s CPU)": None,
-        "requests per shard": lambda row: row["requests"]["run"],
-    }
     styles = {"local": "o-", "objects": "s--"}
-    for axis, (title, value) in zip(axes, drawn.items(), strict=True):
+    for axis, (title, lines) in zip(axes, DRAWN.items(), strict=True):
         for store, rows in results.items():
-            sizes = [row["sequences"] for row in rows]
-            if value is None:
-                for what in ASKED:
-                    seconds = [row[what]["seconds"] for row in rows]
-                    axis.plot(sizes, seconds, styles[store], label=f"{what}, {store}")
-                axis.axhline(10, color="grey", linewidth=0.8)
-            elif "requests" not in title or store == "objects":
-                axis.plot(sizes, [value(row) for row in rows], styles[store], label=store)
+            measured = [row for row in rows if "requests" not in title or "requests" in row]
+            sizes = [row["sequences"] for row in measured]
+            for place, (name, value) in enumerate(lines.items()):
+                label = f"{name}, {store}".removeprefix(", ")
+                heights = [value(row) for row in measured]
+                if sizes:
+                    axis.plot(sizes, heights, styles[store], color=f"C{place}", label=label)
         axis.set(title=title, xlabel="sequences", xscale="log", ylim=(0, None))
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize="x-small")

@@ -146,8 +146,9 @@ class SimulatedCrew(Crew):
         events, self._joined = self._joined, []
         if events:
             return events
-        for pipe in wait(self._pipes):
-            while not events or pipe.poll():
+        ready = wait(self._pipes)
+        for pipe in (pipe for pipe in self._pipes if pipe in ready):
+            while pipe.poll():
                 answer = pipe.recv()
                 if isinstance(answer, BaseException):
                     raise answer
@@ -172,8 +173,9 @@ def _serve(task: Task, pipe: Connection, store: Path | None) -> None:
     pipe.send((stand_in.identity, stand_in.by))
 
     def answer(worker: int, number: int, call: Call) -> None:
+        (shard,) = call.arguments
         try:
-            finished: Any = (worker, number, stand_in.compute(*call.arguments, worker))
+            finished: Any = (worker, number, stand_in.compute(shard, worker))
         except BaseException as error:
             finished = error
         with turn:
@@ -204,4 +206,4 @@ class SimulatedEngine(Engine):
 
 def simulate(workers: int, store: Path | None) -> None:
     """From now on, engines of this process are simulated; `store` is where objects lie, if any."""
-    runs.open_engine = lambda task, *_: SimulatedEngine(task, workers, store)  # type: ignore[assignment]
+    runs.open_engine = lambda task, *_: SimulatedEngine(task, workers, store)  # type: ignore[attr-defined]
