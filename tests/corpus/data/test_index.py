@@ -307,3 +307,20 @@ def test_what_a_user_reads_in_order_is_read_past(tmp_path: Path) -> None:
     data = Texts("mine")
     assert not data.seeks
     check(data, 2)
+
+
+def test_records_that_are_kept_count_with_their_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "KEPT", 1 << 20)
+    path = tmp_path / "short.txt"
+    path.write_text("".join(f"{n}\n" for n in range(50_000)))  # 0.3 MB, as objects 18 MB
+    data = open_data(path)
+    tracemalloc.start()
+    try:
+        _, first = read_through(data, 64)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(first) > 1000
+    assert held < 2 << 20

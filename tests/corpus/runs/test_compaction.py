@@ -22,7 +22,7 @@ from normlens.corpus.runs import compaction_plan
 from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.log import read_state
+from normlens.corpus.runs.log import empty_state, read_state
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError, NormLensError, OutputError
 
@@ -573,3 +573,20 @@ def test_memory_is_that_of_a_few_files(copied: Run, monkeypatch: pytest.MonkeyPa
     copied.compact()
     assert max(read) == 4
     assert sum(read) == SHARDS * len(copied.tables)
+
+
+def test_no_table_waits_behind_another(copied: Run, three_at_a_time: None) -> None:
+    joined: list[str] = []
+    done = read_state(copied.folder, copied.manifest).done
+    compaction = compaction_module.Compaction(
+        copied.folder,
+        copied.manifest,
+        empty_state(copied.manifest),
+        2,
+        lambda entry: joined.append(entry.table),
+    )
+    for number in range(SHARDS):
+        compaction.add(done[number])
+        if number % 3 == 2:  # each table has three more files, and one of them is joined
+            assert compaction.step()
+    assert len(set(joined)) == len(joined) == SHARDS // 3 < len(copied.tables)

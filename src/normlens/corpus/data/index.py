@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from normlens.corpus.data.reading import Mark
 from normlens.corpus.data.records import Data, Record, written
 
-#: Bytes of records that are kept from the reading, so that small data is read once in all.
-KEPT = 8 << 20
+#: Bytes of memory for records that are kept from the reading: small data is read once in all.
+KEPT = 32 << 20
+#: Bytes that a record takes beside its contents.
+_OBJECT = 350
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def read_through(data: Data, size: int) -> tuple[Index, list[Record]]:
     for count, record in enumerate(islice(reading, data.limit), 1):
         contents = _contents(record)
         value = zlib.crc32(contents, value)
-        held += len(contents)
+        held += _OBJECT + len(contents)
         if held <= KEPT:
             first.append(record)
         if count % size == 0:

@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from normlens.corpus.engines.attempts import Attempts
@@ -35,7 +36,8 @@ class _Post:
     @property
     def free(self) -> int:
         """How many shards it can take beside those that it holds."""
-        return 0 if any(job.alone for job in self.jobs.values()) else EACH - len(self.jobs)
+        room = EACH - len(self.jobs)  # most workers are full, which is quickly seen
+        return 0 if room and any(job.alone for job in self.jobs.values()) else room
 
 
 class Dispatcher:
@@ -69,9 +71,9 @@ class Dispatcher:
             self._hire()
             more = more and self._hand_out(remaining, attempts)
             self._hand_to_idle()
-            if self.results:
+            while self.results:
                 yield self.results.popleft()
-            elif more or self._waiting or any(post.jobs for post in self._posts.values()):
+            if more or self._waiting or any(post.jobs for post in self._posts.values()):
                 for event in self.crew.events():
                     self._handle(event, attempts)
             else:
@@ -94,28 +96,29 @@ class Dispatcher:
             self._posts[self.crew.hire()] = _Post()
 
     def _hand_out(self, remaining: Iterator[Shard], attempts: Attempts) -> bool:
-        """Give new shards to workers that have room; False if there are no more."""
-        while (worker := self._roomiest()) is not None:
-            shard = next(remaining, None)
-            if shard is None:
-                return False
-            deaths = attempts[shard.number]
-            if deaths:
-                self._waiting.append(self._suspect(shard, deaths))
-            else:
-                self._give(worker, Whole(shard))
-        return True
-
-    def _roomiest(self) -> int | None:
-        """The worker with most room for a new shard.
+        """Give new shards to the workers with most room; False if there are no more.
 
         As many workers as there are suspects get nothing new, until they are idle and take them.
         """
-        joined = [worker for worker, post in self._posts.items() if post.joined]
-        joined.sort(key=lambda worker: len(self._posts[worker].jobs))
-        with_room = [worker for worker in joined if self._posts[worker].free]
-        left = with_room[len(self._waiting) :]
-        return left[0] if left else None
+        with_room = sorted(
+            (len(post.jobs), worker)
+            for worker, post in self._posts.items()
+            if post.joined and post.free
+        )
+        heap = with_room[len(self._waiting) :]
+        while heap:
+            shard = next(remaining, None)
+            if shard is None:
+                return False
+            held, worker = heappop(heap)
+            deaths = attempts[shard.number]
+            if deaths:
+                self._waiting.append(self._suspect(shard, deaths))
+                continue
+            self._give(worker, Whole(shard))
+            if self._posts[worker].free:
+                heappush(heap, (held + 1, worker))
+        return True
 
     def _hand_to_idle(self) -> None:
         for worker, post in self._posts.items():

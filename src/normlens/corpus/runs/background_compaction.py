@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from queue import Empty, SimpleQueue
+from queue import Full, Queue
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,12 @@ from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+#: Finished shards that the thread may be behind before the run waits for it.
+BEHIND = 2048
+#: Seconds after which one who waits looks whether the thread is still there.
+_LOOK = 0.5
 
 
 class NoCompaction:
@@ -35,13 +41,14 @@ class NoCompaction:
 class BackgroundCompaction(NoCompaction):
     """A thread that is told of finished shards and joins their files when some are due.
 
-    The run does not wait for it before its end, and does not fail with it: files that were not
-    joined are as good as others. At the end, if anything was joined, the rest is, too.
+    The run waits for it only where it is far behind, so that neither memory nor small files pile
+    up, and does not fail with it: files that were not joined are as good as others. At the end, if
+    anything was joined, the rest is, too.
     """
 
     def __init__(self, compaction: Compaction):
         self._compaction = compaction
-        self._new: SimpleQueue[Done | None] = SimpleQueue()
+        self._new: Queue[Done | None] = Queue(BEHIND)
         self._problem: BaseException | None = None
         self._thread = Thread(target=self._work, name="normlens-compact", daemon=True)
 
@@ -51,16 +58,23 @@ class BackgroundCompaction(NoCompaction):
 
     def __exit__(self, *_: object) -> None:
         self._compaction.stopped.set()
-        self._new.put(None)
+        self._tell(None)
         self._thread.join()
 
     def add(self, shards: Iterable[Done]) -> None:
-        if self._thread.is_alive():  # or it has met a problem, and nobody would listen
-            for shard in shards:
-                self._new.put(shard)
+        for shard in shards:
+            self._tell(shard)
+
+    def _tell(self, shard: Done | None) -> None:
+        """Tell the thread of a shard, or of the end, unless it has met a problem and ended."""
+        while self._thread.is_alive():
+            try:
+                return self._new.put(shard, timeout=_LOOK)
+            except Full:
+                continue
 
     def finish(self) -> str | None:
-        self._new.put(None)
+        self._tell(None)
         self._thread.join()
         if self._problem is not None and not isinstance(self._problem, NormLensError):
             raise self._problem
@@ -68,8 +82,10 @@ class BackgroundCompaction(NoCompaction):
 
     def _work(self) -> None:
         try:
-            while self._listen():
-                while self._step(rest=False) and self._listen(wait=False):
+            listening = True
+            while listening:
+                listening = self._listen()
+                while self._step(rest=False):
                     pass
             while self._compaction.has_joined and self._step(rest=True):
                 pass
@@ -78,16 +94,13 @@ class BackgroundCompaction(NoCompaction):
         except BaseException as error:
             self._problem = error
 
-    def _listen(self, wait: bool = True) -> bool:
-        """Take in the shards that are new, at least one if it may wait; False at the end."""
-        try:
-            while (done := self._new.get(block=wait)) is not None:
-                self._compaction.add(done)
-                wait = False
-        except Empty:
-            return True
-        self._new.put(None)  # for whoever listens next
-        return False
+    def _listen(self) -> bool:
+        """Wait for new shards and take in those that are there; False at the end."""
+        for _ in range(max(1, self._new.qsize())):  # what comes meanwhile is taken in next time
+            if (done := self._new.get()) is None:
+                return False
+            self._compaction.add(done)
+        return True
 
     def _step(self, rest: bool) -> bool:
         if self._compaction.stopped.is_set():

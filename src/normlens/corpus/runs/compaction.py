@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from threading import Event
 
+import pyarrow as pa
+
 from normlens.corpus.runs.compaction_plan import Piece, Sizes, SmallFiles
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
@@ -80,7 +82,8 @@ class Compaction:
 
         Files that are missing or damaged are left out from then on, with an error.
         """
-        for table, small in self._small.items():
+        # The largest backlog first: no table waits for ever behind one that always has some due.
+        for table, small in sorted(self._small.items(), key=lambda each: -len(each[1])):
             if group := small.due(rest=rest):
                 try:
                     taken, entry = self._join(table, group)
@@ -92,6 +95,8 @@ class Compaction:
                 small.add(Piece(entry.first, entry.last, entry.file))
                 self.folder.remove_all([piece.file.name for piece in taken])
                 self.has_joined = True
+                # The rows are gone; pyarrow would keep their memory for the next ones.
+                pa.default_memory_pool().release_unused()
                 return True
         return False
 

@@ -1,0 +1,209 @@
+"""Simulated workers: they write made-up tables where a run's workers write theirs.
+
+They are threads of a few processes beside the driver, so that the driver's process does what a
+driver does and nothing else. It talks to them through pipes, as to other workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from object_store import CountingStore
+
+from normlens.corpus.engines.attempts import Attempts
+from normlens.corpus.engines.base import Engine
+from normlens.corpus.engines.crew import Answered, Crew, Event, Joined
+from normlens.corpus.engines.dispatch import opened
+from normlens.corpus.engines.jobs import Call
+from normlens.corpus.engines.shard_files import parquet, write_tables
+from normlens.corpus.engines.shard_rows import FAILURES, SEQUENCES
+from normlens.corpus.engines.worker import Task
+from normlens.corpus.measures.columns import build
+from normlens.corpus.measures.norms_rows import TABLES
+from normlens.corpus.runs import identity, runs
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.shards import Done, Shard
+
+LAYERS, WIDTH = 2, 16
+#: Processes that the workers share, and threads of each; more would only wait for the same cores.
+PROCESSES, THREADS = 4, 4
+
+
+class StandIn:
+    """Makes the tables of a shard out of nothing, and writes them as a worker does."""
+
+    def __init__(self, task: Task):
+        self.folder = open_folder(task.folder)
+        self.identity = {
+            "name": task.options.model, "revision": None, "weights": "none", "config": "none",
+            "tokenizer": "none", "device": "cpu", "dtype": "float32",
+        }  # fmt: skip
+        self.by = {
+            "host": "here",
+            "model": identity.digest(self.identity),
+            "versions": identity.software(),
+        }
+        layers, dimensions = np.divmod(np.arange(LAYERS * WIDTH), WIDTH)
+        sums = {
+            "sequences": 64,
+            "count": 640,
+            "sum_input_abs": 0.5 + dimensions,
+            "sum_output_abs": 1.5 + dimensions,
+            "gamma": 1.0,
+            "special": dimensions == 3,
+        }
+        # The same in every shard, so they are encoded once.
+        self.constant = {
+            "failures": parquet(FAILURES.empty_table()),
+            "special_dimensions": parquet(TABLES["special_dimensions"].empty_table()),
+            "norms_dimensions": parquet(
+                build(
+                    TABLES["norms_dimensions"], {"layer": layers, "dimension": dimensions, **sums}
+                )
+            ),
+        }
+
+    def compute(self, shard: Shard, worker: int) -> Done:
+        started, n = time.time(), len(shard.records)
+        index = np.arange(shard.first, shard.first + n)
+        names = pa.array([record.id for record in shard.records])
+        whole, none = pa.array(np.full(n, 10, np.int32)), pa.nulls(n, pa.int32())
+        columns = [index, names, whole, none, pa.array(np.zeros(n)), none, pa.nulls(n, pa.string())]
+        norms = {
+            "index": np.repeat(index, LAYERS),
+            "sequence": names.take(pa.array(np.repeat(np.arange(n), LAYERS))),
+            "layer": np.tile(np.arange(LAYERS), n),
+            "ff_output_norm": np.repeat(index * 0.1, LAYERS),
+            "bypassed_norm": np.repeat(index * 0.3, LAYERS),
+        }
+        tables = {
+            "sequences": parquet(
+                pa.Table.from_arrays(list(map(pa.array, columns)), schema=SEQUENCES)
+            ),
+            "norms": parquet(build(TABLES["norms"], norms)),
+            **self.constant,
+        }
+        return Done(
+            number=shard.number,
+            epoch=shard.epoch,
+            attempt=shard.attempt,
+            sequences=n,
+            failures=0,
+            tokens=10 * n,
+            started=started,
+            finished=time.time(),
+            seconds={"reading": shard.seconds},
+            tables=write_tables(self.folder, shard, tables),
+            by={**self.by, "pid": worker},
+        )
+
+
+class SimulatedCrew(Crew):
+    """Workers that share a few processes, each at the other end of a pipe."""
+
+    def __init__(self, task: Task, workers: int, store: Path | None):
+        self._size = workers
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for _ in range(PROCESSES):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(task, theirs, store))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._described, *_ = [pipe.recv() for pipe in self._pipes]
+        self._workers, self._calls = count(), count()
+        self._joined: list[Event] = []
+
+    @property
+    def wanted(self) -> int:
+        return self._size
+
+    def hire(self) -> int:
+        worker = next(self._workers)
+        self._joined.append(Joined(worker, *self._described))
+        return worker
+
+    def ask(self, worker: int, call: Call) -> int:
+        number = next(self._calls)
+        self._pipes[worker % PROCESSES].send((worker, number, call))
+        return number
+
+    def events(self) -> list[Event]:
+        events, self._joined = self._joined, []
+        if events:
+            return events
+        ready = wait(self._pipes)
+        for pipe in (pipe for pipe in self._pipes if pipe in ready):
+            while pipe.poll():
+                answer = pipe.recv()
+                if isinstance(answer, BaseException):
+                    raise answer
+                events.append(Answered(*answer))
+        return events
+
+    def close(self) -> None:
+        """Let the workers go, and count what they have asked of the store."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            while not isinstance(requests := pipe.recv(), Counter):
+                pass  # answers that nobody waits for any more
+            CountingStore.requests.update(requests)
+            process.join()
+
+
+def _serve(task: Task, pipe: Connection, store: Path | None) -> None:
+    """Answer calls, in a process of the workers."""
+    if store is not None:
+        CountingStore.at(store)
+    stand_in, turn = StandIn(task), threading.Lock()
+    pipe.send((stand_in.identity, stand_in.by))
+
+    def answer(worker: int, number: int, call: Call) -> None:
+        (shard,) = call.arguments
+        try:
+            finished: Any = (worker, number, stand_in.compute(shard, worker))
+        except BaseException as error:
+            finished = error
+        with turn:
+            pipe.send(finished)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        while (asked := pipe.recv()) is not None:
+            threads.submit(answer, *asked)
+    pipe.send(CountingStore.requests)
+
+
+class SimulatedEngine(Engine):
+    """The dispatcher of every engine with several workers, and a crew that costs nothing."""
+
+    def __init__(self, task: Task, workers: int, store: Path | None):
+        self.crew = SimulatedCrew(task, workers, store)
+        self._dispatcher, self.identity, self.by = opened(self.crew, 3)
+
+    def compute(self, shards: Iterable[Shard], attempts: Attempts | None = None) -> Iterator[Done]:
+        return self._dispatcher.compute(shards, attempts or Attempts())
+
+    def has_result(self) -> bool:
+        return bool(self._dispatcher.results)
+
+    def close(self) -> None:
+        self.crew.close()
+
+
+def simulate(workers: int, store: Path | None) -> None:
+    """From now on, engines of this process are simulated; `store` is where objects lie, if any."""
+    runs.open_engine = lambda task, *_: SimulatedEngine(task, workers, store)  # type: ignore[attr-defined]
