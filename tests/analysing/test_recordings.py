@@ -126,3 +126,28 @@ def test_weights_that_moved_drop_all_recordings(model, made, record) -> None:
     for _ in range(BEFORE):
         lend(recordings, model, record)
     assert len(made) == 2
+
+
+def test_nobody_waits_while_another_thread_records(model, made, record) -> None:
+    """It may wait for the model, which whoever asks may hold."""
+    recordings, begun, go_on = Recordings(), threading.Event(), threading.Event()
+
+    def slow(state: ModelState) -> Fake:
+        begun.set()
+        assert go_on.wait(10)
+        return record(state)
+
+    for _ in range(BEFORE):
+        lend(recordings, model, record)
+    thread = threading.Thread(target=lambda: lend(recordings, model, slow))
+    thread.start()
+    assert begun.wait(10)
+    lent: list[object] = []
+    asking = threading.Thread(target=lambda: lent.append(lend(recordings, model, record)))
+    asking.start()
+    asking.join(10)
+    go_on.set()
+    thread.join()
+    assert lent == [None]
+    assert lend(recordings, model, record) is made[0]
+    assert len(made) == 1

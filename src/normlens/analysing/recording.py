@@ -100,6 +100,9 @@ class Recorded(Protocol):
 
 R = TypeVar("R", bound=Recorded)
 
+#: One thread of the process records at a time.
+_capturing = threading.Lock()
+
 
 class Recordings:
     """The recordings of one lens."""
@@ -124,10 +127,9 @@ class Recordings:
         follow each other have two recordings in turn, so that a GPU does not wait for what it has
         computed to be taken, nor one thread for another.
         """
-        with self._lock:
-            recording = self._find(model, key, record)
-            if recording is not None and _is_engaged(recording) and 2 * recording.bytes <= KEPT:
-                recording = self._find(model, (key, "next"), record, before=0) or recording
+        recording = self._find(model, key, record, BEFORE)
+        if recording is not None and _is_engaged(recording) and 2 * recording.bytes <= KEPT:
+            recording = self._find(model, (key, "next"), record, 0) or recording
         if recording is None:
             yield None
             return
@@ -145,25 +147,34 @@ class Recordings:
         self._changes += 1
 
     def _find(
-        self,
-        model: nn.Module,
-        key: Hashable,
-        record: Callable[[ModelState], R],
-        before: int | None = None,
+        self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R], before: int
     ) -> R | None:
-        recording = self._recorded.get(key)
-        if recording is not None and recording.state.holds_memory():
-            self._recorded.move_to_end(key)
-            return recording
-        if recording is not None:
-            self._drop()
-        if self._failures.get(key, 0) >= FAILURES or self._changes > CHANGES:
+        """The recording with this key; it is made if more than `before` batches asked for it."""
+        with self._lock:
+            recording = self._recorded.get(key)
+            if recording is not None and recording.state.holds_memory():
+                self._recorded.move_to_end(key)
+                return recording
+            if recording is not None:
+                self._drop()
+            if not self._is_due(key, before):
+                return None
+        # To record is to run the model, which another thread may hold while it asks for a recording
+        # itself. So no lock is waited for here, and none that others wait for is held.
+        if not _capturing.acquire(blocking=False):
             return None
+        try:
+            return self._recording(model, key, record)
+        finally:
+            _capturing.release()
+
+    def _is_due(self, key: Hashable, before: int) -> bool:
+        if self._failures.get(key, 0) >= FAILURES or self._changes > CHANGES:
+            return False
         self._counts[key] = self._counts.pop(key, 0) + 1
         while len(self._counts) > COUNTED:
             self._counts.popitem(last=False)
-        enough = self._counts[key] > (BEFORE if before is None else before)
-        return self._recording(model, key, record) if enough else None
+        return self._counts[key] > before
 
     def _recording(
         self, model: nn.Module, key: Hashable, record: Callable[[ModelState], R]
@@ -175,15 +186,17 @@ class Recordings:
             recording = record(state)
         except RuntimeError as error:
             # Something waits for the GPU on the way, which a recording cannot.
-            self._note_failure(key)
-            if is_out_of_memory(error):
-                self._recorded.clear()
+            with self._lock:
+                self._note_failure(key)
+                if is_out_of_memory(error):
+                    self._recorded.clear()
             return None
-        self._recorded[key] = recording
-        while len(self._recorded) > RECORDINGS or (
-            len(self._recorded) > 1 and sum(r.bytes for r in self._recorded.values()) > KEPT
-        ):
-            self._recorded.popitem(last=False)
+        with self._lock:
+            self._recorded[key] = recording
+            while len(self._recorded) > RECORDINGS or (
+                len(self._recorded) > 1 and sum(r.bytes for r in self._recorded.values()) > KEPT
+            ):
+                self._recorded.popitem(last=False)
         return recording
 
     def _note_failure(self, key: Hashable) -> None:
