@@ -27,6 +27,7 @@ from normlens.corpus.runs import verified
 from normlens.corpus.runs.entries import sealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.log import read_state
+from normlens.corpus.runs.side_files import ACTIVITY
 from normlens.errors import InputError, NormLensError, OutputError
 
 N = 40
@@ -78,6 +79,20 @@ def leftovers(out: Path) -> list[str]:
 
 
 # Stopped ------------------------------------------------------------------------------------------
+
+
+def test_what_a_driver_leaves_when_all_shards_are_done_is_removed(copy: Path) -> None:
+    """It may be stopped behind the last record, before it has removed what nobody needs."""
+    written = min(copy.glob("shards/*/*.parquet"))
+    stray = written.with_name(f"{written.name.partition('.')[0]}.0-7.parquet")
+    stray.write_bytes(b"left over")
+    [problem] = Run.open(copy).check().problems
+    assert problem.file == str(stray.relative_to(copy))
+    (copy / ACTIVITY).write_bytes(b"whatever it did last")
+    resume(copy)
+    assert not stray.exists()
+    assert not (copy / ACTIVITY).exists()
+    assert Run.open(copy).check().sound
 
 
 def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corpus: Path) -> None:

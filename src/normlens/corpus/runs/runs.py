@@ -48,7 +48,7 @@ from normlens.corpus.runs.refusals import (
     check_targets,
 )
 from normlens.corpus.runs.results import Run
-from normlens.corpus.runs.side_files import clear_side_files
+from normlens.corpus.runs.side_files import ACTIVITY, clear_side_files
 from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError
@@ -177,7 +177,7 @@ def resume(
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
-        clear_side_files(folder)
+        was_stopped = folder.read(ACTIVITY) is not None  # a driver that comes to its end removes it
         source = opened_data(fixed, data)
         indexed = reopen(folder, manifest, source)
         kept = load_kept_pairs(folder, manifest)
@@ -201,7 +201,9 @@ def resume(
             )
             _warn(manifest, engine, progress)
             state = recover(folder, manifest, verify=execution.verify)
-            if state.damaged or len(state.done) < manifest.shards:
+            clear_side_files(folder)
+            # Behind its last record a driver still joins files and removes what nobody needs.
+            if state.damaged or len(state.done) < manifest.shards or was_stopped:
                 log = go_on(folder, manifest, state)
                 indexed.save(folder)
                 if kept is None:
