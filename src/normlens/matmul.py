@@ -100,11 +100,9 @@ def by_head(v: Tensor, weights: Tensor) -> Tensor:
 
 def _is_split_by_head(v: Tensor, weights: Tensor) -> bool:
     heads, inner, columns = weights.shape
-    if not (v.is_cuda and _HAS_TRITON and v.dtype == weights.dtype == torch.float32):
-        return False
     if inner % ALIGNED or columns < _NARROWEST or v.numel() < _FEWEST * heads * inner:
         return False
-    return _is_recent(v.device)
+    return _kernels_take(v, weights)
 
 
 def rough_product(v: Tensor, weight: Tensor) -> Tensor:
@@ -114,12 +112,18 @@ def rough_product(v: Tensor, weight: Tensor) -> Tensor:
 
 def is_split(v: Tensor, weight: Tensor) -> bool:
     """Whether the product of these float32 numbers is formed from float16 numbers."""
-    if not (v.is_cuda and _HAS_TRITON and v.dtype == weight.dtype == torch.float32):
+    if not _kernels_take(v, weight):
         return False
     inner, columns = weight.shape[-2:]
     if weight.dim() != 2 or inner % ALIGNED or min(inner, columns) < _NARROWEST:
         return False
-    return v.numel() >= _FEWEST * inner and _is_recent(v.device)
+    return v.numel() >= _FEWEST * inner
+
+
+def _kernels_take(v: Tensor, weight: Tensor) -> bool:
+    if not (v.is_cuda and _HAS_TRITON and v.dtype == weight.dtype == torch.float32):
+        return False
+    return _is_recent(v.device)
 
 
 @cache

@@ -59,7 +59,8 @@ class FrozenNorm:
         return self._normalised(y, self.norm.beta)
 
     def _normalised(self, v: Tensor, beta: Tensor | None = None) -> Tensor:
-        if takes_one_pass(v):
+        # The kernel has a row of v for each σ; PyTorch would also repeat one for several.
+        if v.shape[-3:-1] == self.inverse_deviation.shape and takes_one_pass(v):
             from normlens.decomposition.fused.rows import normalised  # Triton is slow to import
 
             return normalised(v, self.norm, self.inverse_deviation, beta)

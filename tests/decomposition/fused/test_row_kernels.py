@@ -96,6 +96,14 @@ def test_vectors_of_a_cpu_or_with_a_gradient_are_left_to_pytorch() -> None:
             assert not devices.takes_one_pass(v.requires_grad_())
 
 
+def test_a_vector_for_several_targets_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "takes_one_pass", lambda v: True)
+    deviation = random(2, 3).abs().to(DEVICE)
+    step = norm.FrozenNorm(Norm(None, None, 1e-5, False), deviation)
+    v = random(1, 1, 8, seed=1).to(DEVICE)
+    torch.testing.assert_close(step.linear(v), v * deviation[..., None])
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
 def test_maps_are_those_of_float64(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every norm and every scope passes the kernels."""
