@@ -24,7 +24,9 @@ from gpu_stage import MIB, Shape, ceiling
 from normlens.decomposition.fused.precision import PRECISIONS
 
 #: Kernels that stand for the operations of the feed-forward stage, by any method.
-KERNELS = r"feed_forward_sums|store_hidden|target_sums|mix_parts|scale_projections|nvjet|hss"
+KERNELS = (
+    r"feed_forward_sums|pair_sums|store_hidden|target_sums|mix_parts|scale_projections|nvjet|hss"
+)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from normlens.decomposition.feedforward_job import FeedForwardJob
-from normlens.decomposition.fused.by_source import BySource
-from normlens.decomposition.fused.choice import costs_of
+from normlens.decomposition.fused.choice import by_source, costs_of
 from normlens.decomposition.fused.gather import Activity, Gather
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.precision import PRECISIONS
@@ -33,7 +32,7 @@ OPT = [
 ]
 LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
 METHODS = {
-    "by source": BySource,
+    "by source": by_source,
     "gather": lambda stage: Gather(stage, Activity.of(stage)),
     "matrices": Matrices,
 }

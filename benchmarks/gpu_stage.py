@@ -35,7 +35,7 @@ from normlens.decomposition.tiles import feed_forward_norms
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}
 MIB = 1 << 20
-OWN = r"feed_forward_sums|store_hidden"
+OWN = r"feed_forward_sums|pair_sums|store_hidden"
 
 
 @dataclass(frozen=True)

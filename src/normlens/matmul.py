@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 #: Products of bfloat16 with a float32 result came with this version.
 _AVAILABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Vectors from which on splitting a weight pays.
 _FEWEST = 256
+_FEWEST_BY_HEAD = 64  # whose sums are short
 #: Terms of a split product's sums come in such numbers: so a GPU copies its operands.
 ALIGNED = 8
 #: The smallest side of a weight for whose product a whole tile is not wasted.
@@ -94,13 +97,16 @@ def by_head(v: Tensor, weights: Tensor) -> Tensor:
         return torch.einsum("...he,hed->...hd", v, weights)
     from normlens.split_products import SplitRows, multiply  # Triton is slow to import
 
-    rows = SplitRows.of(weights.transpose(1, 2).reshape(heads * columns, inner))
+    def split() -> SplitRows:
+        return SplitRows.of(weights.transpose(1, 2).reshape(heads * columns, inner))
+
+    rows = _kept_operand(weights, split)
     return multiply(v.reshape(-1, heads * inner), rows, heads=heads).view(*v.shape[:-1], columns)
 
 
 def _is_split_by_head(v: Tensor, weights: Tensor) -> bool:
     heads, inner, columns = weights.shape
-    if inner % ALIGNED or columns < _NARROWEST or v.numel() < _FEWEST * heads * inner:
+    if inner % ALIGNED or columns < _NARROWEST or v.numel() < _FEWEST_BY_HEAD * heads * inner:
         return False
     return _kernels_take(v, weights)
 
@@ -134,12 +140,19 @@ def _is_recent(device: torch.device) -> bool:
 def _split(v: Tensor, weight: Tensor, bias: Tensor | None = None, digits: int = 22) -> Tensor:
     from normlens.split_products import SplitRows, multiply  # Triton is slow to import
 
+    rows = _kept_operand(weight, lambda: SplitRows.of(weight.T))
+    made = multiply(v.flatten(0, -2), rows, bias, digits=digits)
+    return made.unflatten(0, v.shape[:-1])
+
+
+def _kept_operand(weight: Tensor, make: Callable[[], T]) -> T:
+    """The operand that stands for a weight: kept, or made."""
     kept = {} if _kept.operands is None else _kept.operands
     place = weight.data_ptr(), weight.shape, weight.stride()
     if place not in kept:
-        kept[place] = weight, SplitRows.of(weight.T)
-    made = multiply(v.flatten(0, -2), kept[place][1], bias, digits=digits)
-    return made.unflatten(0, v.shape[:-1])
+        kept[place] = weight, make()
+    operand: T = kept[place][1]
+    return operand
 
 
 def weighted(alpha: Tensor, v: Tensor) -> Tensor:

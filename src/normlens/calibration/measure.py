@@ -17,8 +17,7 @@ from normlens.calibration.jobs import RandomJob
 from normlens.calibration.record import Checked
 from normlens.decomposition.costs.calibrated import BlockShape
 from normlens.decomposition.feedforward_job import FeedForwardJob
-from normlens.decomposition.fused.by_source import BySource
-from normlens.decomposition.fused.choice import fused_norms
+from normlens.decomposition.fused.choice import by_source, fused_norms
 from normlens.decomposition.fused.gather import Activity, Gather
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.method import Method
@@ -76,7 +75,7 @@ def measured(
                 if time.monotonic() > until:
                     return
                 job = RandomJob(shape, n, share).on(device)
-                base = clock(BySource(_stage(job, n, precision)).run)
+                base = clock(by_source(_stage(job, n, precision)).run)
                 if share == SHARES[0]:  # the others do not look at activity
                     yield _beside(base, Matrices(_stage(job, n, precision)), None, clock)
                 stage = _stage(job, n, precision)

@@ -57,12 +57,12 @@ def force_method(name: str, monkeypatch: Any) -> None:
     """One method through the stage, whatever it costs."""
     from normlens.decomposition import head_products
     from normlens.decomposition.fused import choice
-    from normlens.decomposition.fused.by_source import BySource
     from normlens.decomposition.fused.gather import Activity, Gather
     from normlens.decomposition.fused.matrices import Matrices
 
     known = {
-        "by source": BySource,
+        "by source": choice.by_source,
+        "by pair": choice.ByPair,
         "gather": lambda stage: Gather(stage, Activity.of(stage)),
         "matrices": Matrices,
     }

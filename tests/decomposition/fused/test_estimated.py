@@ -114,7 +114,7 @@ def test_memory_by_source_is_that_of_the_run(precision, lens, first_stage):
     stage, _ = first_stage(lens, [[5] * 30] * 2, precision=precision)
     sizes = sizes_of(lens)
     memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
-    method = choice.BySource(stage)
+    method = choice.by_source(stage)
     assert memory.slots == stage.slots.count
     assert not method.stored
     sums = stage.prepare_sums(method.tiling.dims)

@@ -24,7 +24,7 @@ from normlens.models.tiny import tiny_model
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.fused import by_source, operands, source_rows, tiling
+from normlens.decomposition.fused import by_pair, operands, source_rows, tiling
 from normlens.decomposition.fused.choice import fused_norms
 from normlens.decomposition.fused.tail import Slots, tail_of
 from normlens.decomposition.fused.tiling import TargetTiling, Tiling
@@ -47,7 +47,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(engine, "has_kernels", lambda weight: weight.dtype == torch.float32)
     monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: TINY))
     monkeypatch.setattr(TargetTiling, "choose", classmethod(lambda cls, *_: TINY_TARGETS))
-    monkeypatch.setattr(source_rows, "ROWS", 16)
+    monkeypatch.setattr(source_rows, "SOURCE_BLOCK", 16)
     monkeypatch.setattr(source_rows, "COLUMNS", 16)
 
 
@@ -73,7 +73,7 @@ def forced(monkeypatch, fused):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
-@pytest.mark.parametrize("method", ["gather", "matrices"])
+@pytest.mark.parametrize("method", ["by pair", "gather", "matrices"])
 def test_other_methods_give_the_reference(method, name, precision, problem, forced):
     forced(method)
     options = LAYERS.get(name, GATED_RELU)
@@ -86,7 +86,7 @@ def test_other_methods_give_the_reference(method, name, precision, problem, forc
         assert error <= INTERPRETED[precision], f"{scope}: {error:.1e}"
 
 
-@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
 def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     """Sequences of 18 and 5 tokens, in tiles of 16 targets and blocks of 16 sources."""
     forced(method)
@@ -111,7 +111,7 @@ def test_stored_hidden_rows_give_the_same_numbers(precision, problem, fused, mon
     mixed_anew = given.solve(precision=precision)
     monkeypatch.setattr(tiling, "STORED_FROM", 1)
     monkeypatch.setattr(tiling, "STORED_BEYOND", 0)
-    monkeypatch.setattr(by_source, "HIDDEN_RUN", 16)
+    monkeypatch.setattr(by_pair, "HIDDEN_RUN", 16)
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
@@ -139,7 +139,7 @@ def test_a_ragged_batch_equals_one_by_one(problem, fused):
         assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
 
 
-@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
 def test_nan_never_passes_for_a_number(method, problem, forced):
     forced(method)
     given = problem("post", n=3, dtype=torch.float32)
@@ -167,7 +167,7 @@ def job_of(given, monkeypatch) -> FeedForwardJob:
     return caught[0]
 
 
-@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
 @pytest.mark.parametrize("order", ["pre", "both"])
 def test_every_element_of_the_output_is_written(method, order, problem, forced, monkeypatch):
     given = problem(order, n=5, dtype=torch.float32, causal=True)
@@ -213,7 +213,7 @@ def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("method", ["by source", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
 @pytest.mark.parametrize("order", ["post", "pre", "both"])
 def test_errors_of_both_signs_are_noticed_by_a_sample(method, order, problem, forced, monkeypatch):
     """One source's parts 5 % too large and another's too small: their sum may hide it."""

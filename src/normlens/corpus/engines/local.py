@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import replace
 from itertools import islice, takewhile
 
@@ -103,14 +103,15 @@ class ThreadEngine(Engine):
         """Several shards at once, so that the GPU has work while the CPU measures."""
         station = Station(self.worker)
         threads = ThreadPoolExecutor(EACH, thread_name_prefix="normlens-shard")
-        running: deque[Future[Finished]] = deque()
+        running: set[Future[Finished]] = set()
         try:
             for shard in shards:
-                running.append(threads.submit(station.compute, shard))
+                running.add(threads.submit(station.compute, shard))
                 if len(running) == EACH:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
+                    # Whichever it is: behind a slow one the GPU would run out of work.
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (each.result() for each in done)
+            yield from (each.result() for each in as_completed(running))
         finally:
             threads.shutdown(cancel_futures=True)
             station.close()

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from normlens.decomposition.costs.head_products import head_product_elements
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.precision import Precision
-from normlens.decomposition.fused.tiling import TargetTiling, Tiling, aligned, stores_hidden
+from normlens.decomposition.fused.tiling import (
+    TargetTiling,
+    Tiling,
+    aligned,
+    sources_at_once,
+    stores_hidden,
+)
 
 #: The most bytes of one kind of intermediate; more would make no launch faster.
 CHUNK_BYTES = 256 << 20
@@ -34,9 +40,9 @@ def value_bytes(heads: int, d: int) -> int:
     return 4 * heads * d
 
 
-def hidden_row_bytes(n: int, m: int, itemsize: int) -> int:
-    """Bytes of one source's hidden rows (i, M)."""
-    return n * m * itemsize
+def hidden_row_bytes(m: int, itemsize: int) -> int:
+    """Bytes of one pair's hidden row (M,)."""
+    return m * itemsize
 
 
 def at_once(limit: int, size: int) -> int:
@@ -121,11 +127,12 @@ class KernelMemory:
         stored = stores_hidden(heads, k, shape.d, self._m, self.precision)
         tiling = Tiling.choose(shape.n, shape.d, self._m, self.precision, k > 1, stored)
         row = source_row_bytes(heads, self._m, k, item)
-        sources = min(self.batch * shape.n, at_once(limit, row))
+        sources = min(self.batch * shape.n, sources_at_once(limit, row))
         total = self.sums(tiling.dims) + self.operands(self.head_products) + sources * row
         if stored:
-            hidden = hidden_row_bytes(shape.n, self._m, item)
-            total += min(sources, at_once(limit, hidden)) * hidden
+            block = tiling.targets * hidden_row_bytes(self._m, item)
+            blocks = -(-min(self.batch * shape.pairs, sources * shape.n) // tiling.targets)
+            total += min(blocks, at_once(limit, block)) * block
         return total
 
     @property

@@ -11,19 +11,28 @@ from normlens.decomposition.costs.calibrated import constants_for
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.tiles import MATRICES
 from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
-from normlens.decomposition.fused.by_source import BySource
+from normlens.decomposition.fused.by_pair import ByPair
+from normlens.decomposition.fused.by_source import BySource, InOneKernel
 from normlens.decomposition.fused.gather import Activity, Gather
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
+from normlens.decomposition.fused.tiling import stores_hidden
 from normlens.decomposition.plan import choose_kernel_plan, gather_pays
 
 
 def costs_of(stage: Stage) -> KernelCosts:
     """The cost of each method for this stage."""
     return KernelCosts(stage.shape, stage.precision, constants_for(stage.weights.device))
+
+
+def by_source(stage: Stage) -> BySource:
+    """The method source by source; where mixing is expensive, it stores hidden rows."""
+    projections = len(stage.slopes)
+    stored = stores_hidden(stage.heads, projections, stage.d, stage.m, stage.precision)
+    return ByPair(stage) if stored else InOneKernel(stage)
 
 
 def cheapest_method(stage: Stage) -> Method:
@@ -39,7 +48,7 @@ def cheapest_method(stage: Stage) -> Method:
         activity = Activity.of(stage)
         if gather_pays(costs, activity.share):
             return Gather(stage, activity)
-    return Matrices(stage) if plan.method == MATRICES else BySource(stage)
+    return Matrices(stage) if plan.method == MATRICES else by_source(stage)
 
 
 def fused_norms(

@@ -11,7 +11,7 @@ keeps as many digits as any other. The sizes are multiplied back in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,11 @@ class Operand:
     def split(self) -> bool:
         return self.low is not self.high
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Operand:
+        """The same with both tensors changed."""
+        high = change(self.high)
+        return Operand(high, change(self.low) if self.split else high)
+
     @property
     def nbytes(self) -> int:
         return self.high.nbytes + (self.low.nbytes if self.split else 0)
@@ -59,6 +64,15 @@ def rounded(x: Tensor, dtype: torch.dtype, split: bool) -> Operand:
     """Round `x` to an operand; `split` keeps the rounding error as well."""
     high = x.to(dtype)
     return Operand(high, (x - high).to(dtype) if split else high)
+
+
+def divided(x: Tensor, size: Tensor, dtype: torch.dtype, split: bool) -> Operand:
+    """``x / size`` as an operand, in one pass where it is one number."""
+    if split:
+        return rounded(x / size, dtype, split)
+    high = torch.empty_like(x, dtype=dtype)
+    torch.div(x, size, out=high)
+    return Operand(high, high)
 
 
 def described_both(operand: Operand | None, block: list[int]) -> list[Any]:
@@ -114,10 +128,10 @@ def slopes(given: Sequence[Tensor], precision: Precision) -> tuple[list[Tensor],
 
 def down(weight: Tensor, precision: Precision) -> tuple[Operand, Tensor]:
     """W_down divided by its largest element, padded, and that element."""
-    size = nonzero(weight.abs().amax())
-    m, d = weight.shape
-    scaled = padded(weight / size, aligned(m), aligned(d))
-    return rounded(scaled, precision.operand, precision.split), size
+    size = nonzero(torch.linalg.vector_norm(weight, torch.inf))
+    m, d = map(aligned, weight.shape)
+    made = divided(weight, size, precision.operand, precision.split)
+    return made.mapped(lambda x: padded(x, m, d)), size
 
 
 @dataclass(frozen=True)
@@ -132,8 +146,9 @@ class ScaledWeights:
         columns = [torch.linalg.vector_norm(w, dim=-2).amax() for w in given]
         size = nonzero(torch.stack(columns).amax())
         m = aligned(given[0].shape[-1])
-        whole = [padded(w / size, m).view(-1, w.shape[-2], m) for w in given]
-        return cls(tuple(rounded(w, torch.float16, precision.split) for w in whole), size)
+        made = [divided(w, size, torch.float16, precision.split) for w in given]
+        e = given[0].shape[-2]
+        return cls(tuple(w.mapped(lambda x: padded(x, m).view(-1, e, m)) for w in made), size)
 
     @property
     def nbytes(self) -> int:

@@ -12,9 +12,9 @@ from normlens.decomposition.fused.kernels import preparation
 from normlens.decomposition.fused.launching import launch, strided
 from normlens.decomposition.fused.operands import Operand, ScaledWeights
 from normlens.decomposition.fused.precision import Precision
-from normlens.decomposition.fused.tiling import power_of_two
+from normlens.decomposition.fused.tiling import SOURCE_BLOCK, power_of_two
 
-ROWS, COLUMNS, INNER = 128, 128, 64  # of a block of projected rows
+COLUMNS, INNER = 128, 64  # of a block of projected rows
 LONGEST_ROW_SUM = 1024
 
 
@@ -104,7 +104,7 @@ class SourceRows:
         columns, inner = min(COLUMNS, power_of_two(m)), max(16, min(INNER, power_of_two(e)))
         launch(
             preparation.project_rows,
-            -(-m // columns) * groups * -(-rows // ROWS),
+            -(-m // columns) * groups * -(-rows // SOURCE_BLOCK),
             *out.both,
             by_head if shared else by_row,
             by_head,
@@ -121,7 +121,7 @@ class SourceRows:
             SPLIT=self.split,
             OUT_SPLIT=out.split,
             TURNED=by_row == 1,
-            ROWS=ROWS,
+            ROWS=SOURCE_BLOCK,
             BLOCK=columns,
             INNER=inner,
             CHUNK=LONGEST_ROW_SUM,

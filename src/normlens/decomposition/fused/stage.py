@@ -43,6 +43,7 @@ class Stage:
         self.job, self.tail, self.precision = job, tail, precision
         factors, device = job.factors, job.factors.scale.device
         self.b, self.n = factors.scale.shape
+        self.given_lengths = tuple(lengths)
         self.tokens, self.real_tokens = self.b * self.n, sum(lengths)
         self.pairs = sum(job.reach.pairs(length) for length in lengths)
         self.d, self.heads = job.ff.down.weight.shape[1], factors.weights.shape[-1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from normlens.decomposition.fused.precision import Precision
 
 ALIGNMENT = 16  # elements; rows that the copy engine reads start at multiples of 16 bytes
+SOURCE_BLOCK = 128  # sources whose rows one program forms
 FEWEST_HEADS = 16  # of one product of the matrix units
 #: The most neurons that "float32" sums up in one go: where its three products share one running
 #: sum, and where the two small ones are added first.
@@ -37,6 +38,12 @@ def block_of_heads(heads: int) -> int:
 def block_of_dims(d: int) -> int:
     """The block of dimensions that pads d least, the widest of such blocks."""
     return min((256, 128, 64), key=lambda width: -(-d // width) * width)
+
+
+def sources_at_once(limit: int, size: int) -> int:
+    """How many sources with rows of `size` bytes fit into `limit`, in whole blocks of rows."""
+    most = max(1, limit // size)
+    return most - most % SOURCE_BLOCK if most > SOURCE_BLOCK else most
 
 
 def stores_hidden(heads: int, projections: int, d: int, m: int, precision: Precision) -> bool:

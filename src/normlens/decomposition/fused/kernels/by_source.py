@@ -13,7 +13,6 @@ import triton.language as tl
 
 from normlens.decomposition.fused.kernels.hidden_rows import hidden_rows
 from normlens.decomposition.fused.kernels.pieces import (
-    dot,
     is_void,
     keep_behind_block,
     keep_behind_bypass,
@@ -24,40 +23,16 @@ from normlens.decomposition.fused.kernels.pieces import (
 )
 
 
-@triton.jit
-def _multiply(
-    total,
-    left,
-    right,
-    local,
-    start,
-    d_start,
-    chunk,
-    CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
-    PLAIN: tl.constexpr,
-):
-    """``total + hidden W_down`` over a chunk of the neurons."""
-    TARGETS: tl.constexpr = left.block_shape[1]
-    NEURONS: tl.constexpr = left.block_shape[2]
-    for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
-        x = left.load([local, start, k]).reshape(TARGETS, NEURONS)
-        total = dot(x, right.load([k, d_start]), total, PLAIN)
-    return total
-
-
-@triton.jit(do_not_specialize=["first", "offset", "batch"])
+@triton.jit(do_not_specialize=["first", "batch"])
 def feed_forward_sums(
     sums,  # as `pieces` leaves them
     weights,  # A (b, j, i, h) float32
-    rows_high,  # Q (j, h, m) of the first projection; source `first` is at its place `offset`
+    rows_high,  # Q (j, h, m) of the first projection, from the token `first` on
     rows_low,  # the rounding error of Q; None where operands are not split
     gated_high,  # the same of the second projection
     gated_low,
     slopes,  # r (b·i, m)
     gated_slopes,
-    hidden_high,  # (j, i, m) as `store_hidden` leaves them, if `STORED`
-    hidden_low,
     down_high,  # W_down (m, d)
     down_low,
     scale,  # s (b, i); then the sizes that the operands were divided by
@@ -74,7 +49,6 @@ def feed_forward_sums(
     ordinary,  # (d,) 1 where a dimension is ordinary, else 0
     lengths,  # (b,) int32
     first,
-    offset,
     batch,
     n,
     back,
@@ -85,7 +59,6 @@ def feed_forward_sums(
     H_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     SPLIT: tl.constexpr,
-    STORED: tl.constexpr,
     OPERAND: tl.constexpr,
     PLAIN: tl.constexpr,
     BYPASS: tl.constexpr,
@@ -109,9 +82,8 @@ def feed_forward_sums(
     i_blocks = tl.cdiv(n, TARGETS)
     d_start = program % d_blocks * DIMS
     start = (program // d_blocks % i_blocks) * TARGETS
-    local = program // d_blocks // i_blocks  # the source's place in this launch
-    source = offset + local  # among the rows
-    token = (first + local).to(tl.int64)  # in the batch
+    source = program // d_blocks // i_blocks  # among the rows
+    token = (first + source).to(tl.int64)  # in the batch
     j = (token % n).to(tl.int32)
     b = (token // n).to(tl.int32)
     length = tl.load(lengths + b)
@@ -131,42 +103,29 @@ def feed_forward_sums(
     v = tl.zeros((TARGETS, DIMS), tl.float32)
     for chunk in tl.range(0, M, CHUNK, num_stages=1):
         total = tl.zeros((TARGETS, DIMS), tl.float32)
-        if STORED:
-            # The small products first: a running sum that is still small rounds less.
-            if SPLIT:
-                total = _multiply(
-                    total, hidden_low, down_high, local, start, d_start, chunk, CHUNK, STAGES, PLAIN
-                )
-                total = _multiply(
-                    total, hidden_high, down_low, local, start, d_start, chunk, CHUNK, STAGES, PLAIN
-                )
-            total = _multiply(
-                total, hidden_high, down_high, local, start, d_start, chunk, CHUNK, STAGES, PLAIN
+        for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
+            hidden = hidden_rows(
+                a_high,
+                a_low,
+                rows_high,
+                rows_low,
+                gated_high,
+                gated_low,
+                slopes,
+                gated_slopes,
+                source,
+                row,
+                k,
+                GATED,
+                SPLIT,
+                PLAIN,
             )
-        else:
-            for k in tl.range(chunk, chunk + CHUNK, NEURONS, num_stages=STAGES):
-                hidden = hidden_rows(
-                    a_high,
-                    a_low,
-                    rows_high,
-                    rows_low,
-                    gated_high,
-                    gated_low,
-                    slopes,
-                    gated_slopes,
-                    source,
-                    row,
-                    k,
-                    GATED,
-                    SPLIT,
-                    PLAIN,
-                )
-                x_high, x_low = split(hidden, OPERAND)
-                w = down_high.load([k, d_start])
-                w_low = w
-                if SPLIT:
-                    w_low = down_low.load([k, d_start])
-                total = split_dot(x_high, x_low, w, w_low, total, SPLIT, PLAIN)
+            x_high, x_low = split(hidden, OPERAND)
+            w = down_high.load([k, d_start])
+            w_low = w
+            if SPLIT:
+                w_low = down_low.load([k, d_start])
+            total = split_dot(x_high, x_low, w, w_low, total, SPLIT, PLAIN)
         # The matrix units round their running sum towards zero; short sums keep that small.
         v = total if CHUNK >= M else v + total
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from normlens.decomposition.fused.kernels.pieces import is_void, pair_weights, split, split_dot
+from normlens.decomposition.fused.kernels.pieces import pair_weights, split, split_dot
 
 
 @triton.jit
@@ -50,23 +50,26 @@ def hidden_rows(
     return hidden
 
 
-@triton.jit(do_not_specialize=["first", "offset"])
+@triton.jit(do_not_specialize=["start", "begin", "end", "first", "i_blocks"])
 def store_hidden(
-    hidden_high,  # (j, i, m) from source `first` on
+    hidden_high,  # (pairs, M) from pair `begin` on
     hidden_low,
-    weights,
-    rows_high,
+    weights,  # A (b, j, i, h) float32
+    rows_high,  # Q (j, h, m) from the token `first` on
     rows_low,
     gated_high,
     gated_low,
     slopes,
     gated_slopes,
-    lengths,
+    tokens,  # of a `PairList`
+    lows,
+    begins,
+    start,  # the first source
+    begin,  # the pairs to store
+    end,
     first,
-    offset,
+    i_blocks,
     n,
-    back,
-    ahead,
     M: tl.constexpr,
     H: tl.constexpr,
     H_BLOCK: tl.constexpr,
@@ -79,27 +82,32 @@ def store_hidden(
     RUN: tl.constexpr,  # neurons of one program
     STAGES: tl.constexpr,
 ):
-    """The hidden rows of one source and a block of targets, for `feed_forward_sums` to multiply.
+    """The hidden rows of one source and a block of targets, for `pair_sums` to multiply.
 
     Without it a row is mixed again for each block of dimensions. With many of them, storing the
-    row costs less, and both kernels run at the same time.
+    row costs less.
     """
     program = tl.program_id(0)
     runs = tl.cdiv(M, RUN)
-    i_blocks = tl.cdiv(n, TARGETS)
-    start = (program // runs % i_blocks) * TARGETS
-    local = program // runs // i_blocks
-    token = (first + local).to(tl.int64)
-    b = (token // n).to(tl.int32)
-    length = tl.load(lengths + b)
-    if is_void((token % n).to(tl.int32), start, length, back, ahead, TARGETS):
+    source = start + program // runs // i_blocks
+    skipped = program // runs % i_blocks * TARGETS
+    place = tl.load(begins + source) + skipped
+    stop = tl.minimum(tl.load(begins + source + 1), end)
+    if (place >= stop) | (place + TARGETS <= begin):
         return
-    i = start + tl.arange(0, TARGETS)
-    a, _ = pair_weights(weights, token * n + i, i < length, H, H_BLOCK)
+    token = tl.load(tokens + source).to(tl.int64)
+    target = tl.load(lows + source) + skipped
+    rows = tl.arange(0, TARGETS)
+    real = place + rows < stop
+    a, _ = pair_weights(weights, token * n + target + rows, real, H, H_BLOCK)
     a_high, a_low = split(a, tl.float16)
-    begin = program % runs * RUN
+    local = (token - first).to(tl.int32)
+    row = (token // n).to(tl.int32) * n + target
+    run = program % runs * RUN
+    out = (place - begin + rows)[:, None] * M
+    kept = (real & (place + rows >= begin))[:, None]
     for step in tl.range(0, RUN, NEURONS, num_stages=STAGES):
-        k = begin + step
+        k = run + step
         hidden = hidden_rows(
             a_high,
             a_low,
@@ -109,14 +117,15 @@ def store_hidden(
             gated_low,
             slopes,
             gated_slopes,
-            offset + local,
-            b * n + start,
+            local,
+            row,
             k,
             GATED,
             SPLIT,
             PLAIN,
         )
         high, low = split(hidden, OPERAND)
-        hidden_high.store([local, start, k], high.reshape(1, TARGETS, NEURONS))
+        neurons = (k + tl.arange(0, NEURONS))[None, :]
+        tl.store(hidden_high + out + neurons, high, mask=kept & (neurons < M))
         if SPLIT:
-            hidden_low.store([local, start, k], low.reshape(1, TARGETS, NEURONS))
+            tl.store(hidden_low + out + neurons, low, mask=kept & (neurons < M))
