@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from normlens.analysing import recording
 from normlens.analysing.model_state import ModelState
 from normlens.analysing.recording import BEFORE, FAILURES, Recordings
+from normlens.tracing.turns import alone_with_model
 
 
 class Fake:
@@ -151,3 +153,49 @@ def test_nobody_waits_while_another_thread_records(model, made, record) -> None:
     assert lent == [None]
     assert lend(recordings, model, record) is made[0]
     assert len(made) == 1
+
+
+class Analysing:
+    """Another thread that analyses with a model, with a hook on it, for as long as it is told."""
+
+    def __init__(self, model: nn.Module):
+        self._model, self._begun, self._enough = model, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: alone_with_model(model, self._work))
+
+    def _work(self) -> None:
+        hook = self._model.register_forward_hook(lambda *_: None)
+        self._begun.set()
+        self._enough.wait(30)
+        hook.remove()
+
+    def __enter__(self) -> Analysing:
+        self._thread.start()
+        assert self._begun.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join()
+
+
+def test_an_analysis_in_another_thread_is_no_change_of_the_model(model) -> None:
+    state = ModelState.of(model)
+    with Analysing(model) as other, ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(state.holds), threads.submit(ModelState.of, model)
+        assert wait(asked, timeout=0.2).not_done == set(asked)  # while the hook is there
+        other.__exit__()
+        assert asked[0].result(30) is True
+        assert asked[1].result(30) is not None
+
+
+def test_a_thread_that_analyses_does_not_wait_for_itself(model) -> None:
+    state = ModelState.of(model)
+    model.register_forward_hook(lambda *_: None)
+    assert alone_with_model(model, state.holds) is False
+
+
+def test_a_hook_of_the_user_is_a_change_of_the_model(model) -> None:
+    state = ModelState.of(model)
+    model.register_forward_hook(lambda *_: None)
+    assert not state.holds()
+    assert ModelState.of(model) is None

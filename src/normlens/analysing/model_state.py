@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlens.tracing.turns import while_idle
+
 #: Packages whose modules do nothing but what their tensors and plain attributes say.
 PLAIN = ("torch.", "transformers.")
 #: Attributes of a module that, if they are there, may do something else.
@@ -37,6 +39,7 @@ class ModelState:
     configurations.
     """
 
+    model: nn.Module
     attributes: list[tuple[dict[str, Any], list[Any]]] = field(default_factory=list)
     tensors: list[tuple[Tensor, tuple[Any, ...]]] = field(default_factory=list)
     forward: dict[type[nn.Module], Callable[..., Any]] = field(default_factory=dict)
@@ -44,10 +47,18 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelState | None:
-        """The state of a model to whose calls nobody listens; None if anything could be hidden."""
+        """The state of a model to whose calls nobody listens; None if anything could be hidden.
+
+        Another thread that analyses with it is waited for: hooks of an analysis are not the
+        model's.
+        """
+        return while_idle(model, lambda: cls._of(model))
+
+    @classmethod
+    def _of(cls, model: nn.Module) -> ModelState | None:
         if any(getattr(nn.modules.module, name, None) for name in GLOBAL_HOOKS):
             return None
-        state = cls(settings=_settings())
+        state = cls(model, settings=_settings())
         for module in model.modules():
             attributes = vars(module)
             if any(attributes.get(name) for name in HIDDEN):
@@ -74,7 +85,10 @@ class ModelState:
         self.attributes.append((attributes, list(attributes.values())))
 
     def holds(self) -> bool:
-        """Whether the model is still as it was."""
+        """Whether the model is still as it was, or will be when other threads are done with it."""
+        return self._holds() or while_idle(self.model, self._holds)
+
+    def _holds(self) -> bool:
         return (
             self.settings == _settings()
             and not any(getattr(nn.modules.module, name, None) for name in GLOBAL_HOOKS)

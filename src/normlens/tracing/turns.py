@@ -41,9 +41,12 @@ _without_weak_references = _Turn()
 
 def alone_with_model(model: nn.Module, work: Callable[[], T]) -> T:
     """Call `work` while no other thread uses this model or a part of it, and return its result."""
-    modules = list(model.modules())
-    configs = [m.config for m in modules if getattr(m, "config", None) is not None]
-    return alone_with([*modules, *configs], work, what="model")
+    return alone_with(_parts_of(model), work, what="model")
+
+
+def while_idle(model: nn.Module, work: Callable[[], T]) -> T:
+    """Call `work` while no other thread uses this model; one that uses it itself need not wait."""
+    return _holding(_turns_of(_parts_of(model)), work)
 
 
 def alone_with(shared: Iterable[Any], work: Callable[[], T], what: str = "object") -> T:
@@ -55,6 +58,12 @@ def alone_with(shared: Iterable[Any], work: Callable[[], T], what: str = "object
             "function); wait for that call to return"
         )
     return _holding(turns, work)
+
+
+def _parts_of(model: nn.Module) -> list[Any]:
+    """What a model shares with others: its modules and their configurations."""
+    modules = list(model.modules())
+    return [*modules, *(m.config for m in modules if getattr(m, "config", None) is not None)]
 
 
 def _holding(turns: Sequence[_Turn], work: Callable[[], T]) -> T:
