@@ -18,7 +18,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from normlens.decomposition.feedforward_job import FeedForwardJob
-from normlens.decomposition.fused.choice import by_source, costs_of
+from normlens.decomposition.fused.by_pair import ByPair
+from normlens.decomposition.fused.by_source import InOneKernel
+from normlens.decomposition.fused.choice import by_source, costs_of, hidden_rows_of
 from normlens.decomposition.fused.gather import Activity, Gather
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.precision import PRECISIONS
@@ -31,8 +33,24 @@ OPT = [
     Shape("OPT-1.3b", 1024, d=2048, m=8192, heads=32, causal=True),
 ]
 LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
+SMOL = Shape("SmolLM2", 256, d=576, m=1536, heads=9, gated=True, causal=True, batch=4)
+HIDDEN = [
+    Shape("BERT-base", 13, batch=512),
+    Shape("BERT-base", 32, batch=256),
+    Shape("BERT-base", 100, batch=64),
+    Shape("BERT-base", 128, batch=64),
+    Shape("BERT-base", 16),
+    *(Shape("GPT-2", n, causal=True, batch=b) for n, b in ((128, 16), (256, 4), (512, 2))),
+    Shape("GPT-2", 1024, causal=True),
+    Shape("MiniLM", 13, d=384, m=1536, batch=512),
+    Shape("MiniLM", 128, d=384, m=1536, batch=64),
+    SMOL,
+    replace(SMOL, n=1024, batch=1),
+]
 METHODS = {
     "by source": by_source,
+    "in one kernel": InOneKernel,
+    "by pair": ByPair,
     "gather": lambda stage: Gather(stage, Activity.of(stage)),
     "matrices": Matrices,
 }
@@ -141,6 +159,33 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
     return [*lines, ""]
 
 
+def hidden_rows(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
+    """Hidden rows stored against mixed anew, by shape and length."""
+    lines = [
+        "Hidden rows, source by source: the time of mixing them anew for each block of dimensions "
+        "÷ the time of storing them (GPU time of one layer's stage), in brackets what the cost "
+        "model expects:",
+        "",
+        "| shape | texts × n | " + " | ".join(precisions) + " |",
+        "|---|---|" + "---|" * len(precisions),
+    ]
+    for shape in shapes:
+        job, cells = job_of(shape), []
+        for precision in precisions:
+            times_by_method = [
+                busy(partial(run, job, precision, method))
+                for method in ("in one kernel", "by pair")
+            ]
+            rows = hidden_rows_of(stage_of(job, precision))
+            expected = rows.cost_of_mixing / rows.cost_of_storing
+            cells.append(f"{times_by_method[0] / times_by_method[1]:.2f} ({expected:.2f})")
+        causal = ", causal" if shape.causal else ""
+        cells = [shape.name, f"{shape.batch} × {shape.n}{causal}", *cells]
+        lines.append("| " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+    return [*lines, ""]
+
+
 def from_python(shape: Shape, precision: str) -> str:
     """What one text costs from Python, launches included."""
     job = job_of(replace(shape, active=0.05))
@@ -155,9 +200,10 @@ def from_python(shape: Shape, precision: str) -> str:
 
 
 def tables(quick: bool = False) -> list[str]:
-    """Both tables, and one line about launches."""
+    """The tables, and one line about launches."""
     precisions = ["bfloat16"] if quick else ["float32", "bfloat16"]
     shapes, longer = (OPT[:1], LONG[:2]) if quick else (OPT, LONG)
     lines = silent_neurons(shapes, precisions)
     lines += [from_python(shape, "float32") for shape in shapes] + [""]
+    lines += hidden_rows(HIDDEN[:1] if quick else HIDDEN, ["float32", "tf32"])
     return lines + long_inputs(longer, precisions)

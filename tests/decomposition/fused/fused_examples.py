@@ -53,6 +53,13 @@ def entry_error(found: Tensor, expected: Tensor) -> float:
     return float(error) if torch.isfinite(error) else float("inf")
 
 
+def force_storing(stored: bool, monkeypatch: Any) -> None:
+    """Hidden rows stored or mixed anew by the method source by source, whatever that costs."""
+    from normlens.decomposition.costs.hidden_rows import HiddenRows
+
+    monkeypatch.setattr(HiddenRows, "stored", stored)
+
+
 def force_method(name: str, monkeypatch: Any) -> None:
     """One method through the stage, whatever it costs."""
     from normlens.decomposition import head_products
@@ -61,7 +68,7 @@ def force_method(name: str, monkeypatch: Any) -> None:
     from normlens.decomposition.fused.matrices import Matrices
 
     known = {
-        "by source": choice.by_source,
+        "in one kernel": choice.InOneKernel,
         "by pair": choice.ByPair,
         "gather": lambda stage: Gather(stage, Activity.of(stage)),
         "matrices": Matrices,

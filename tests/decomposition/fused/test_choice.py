@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 from normlens.components import Reach
 from normlens.decomposition import head_products
 from normlens.decomposition.costs import kernels
+from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.by_source import BySource
@@ -57,6 +58,57 @@ def test_gathering_costs_more_the_more_neurons_are_active(precision):
 def test_a_short_text_is_not_worth_more_launches():
     costs = opt(8, 768, 3072, 16, "float32")
     assert costs.by_source < costs.gather(0)
+
+
+#: d, m, heads and projections
+SIZES = {
+    "BERT-base": (768, 3072, 12, 1),
+    "MiniLM": (384, 1536, 12, 1),
+    "SmolLM2": (576, 1536, 9, 2),
+    "Llama-1B": (2048, 8192, 32, 2),
+    "Llama-8B": (4096, 14336, 32, 2),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize(
+    ("name", "n", "batch", "causal", "stored"),
+    [  # as they took less time on an H200
+        ("BERT-base", 13, 512, False, True),
+        ("BERT-base", 32, 256, False, True),
+        ("BERT-base", 128, 64, False, False),
+        ("BERT-base", 128, 1, False, False),
+        ("BERT-base", 16, 1, False, False),
+        ("BERT-base", 16, 1, True, False),
+        ("BERT-base", 64, 16, True, True),
+        ("BERT-base", 128, 16, True, True),
+        ("BERT-base", 256, 4, True, True),
+        ("BERT-base", 1024, 1, True, False),
+        ("MiniLM", 13, 512, False, True),
+        ("MiniLM", 128, 64, False, False),
+        ("SmolLM2", 64, 16, True, True),
+        ("SmolLM2", 1024, 1, True, True),
+        ("Llama-1B", 64, 1, True, True),
+        ("Llama-1B", 512, 1, True, True),
+        ("Llama-8B", 512, 1, True, True),
+    ],
+)
+def test_hidden_rows_are_stored_where_that_takes_less_time(
+    name, n, batch, causal, stored, precision
+):
+    d, m, heads, projections = SIZES[name]
+    reach = Reach(None, 0) if causal else Reach()
+    texts = [Text(n, reach.pairs(n))] * batch
+    assert HiddenRows(texts, heads, projections, d, m, PRECISIONS[precision]).stored == stored
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 100, 128, 200, 512])
+def test_blocks_of_targets_are_those_of_the_kernel(n):
+    for targets in (64, 128):
+        starts = range(0, n, targets)
+        assert Text(n, n * n).blocks(targets) == n * len(starts)
+        causal = sum(j < start + targets for j in range(n) for start in starts)
+        assert Text(n, Reach(None, 0).pairs(n)).blocks(targets) == causal
 
 
 def table(title: str) -> list[list[str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_examples import force_storing
 
 import normlens
 from normlens.decomposition import engine
@@ -18,6 +19,7 @@ from normlens.models.tiny import tiny_model
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
 from normlens.decomposition.costs import kernels
+from normlens.decomposition.costs.kernel_memory import CHUNK_BYTES
 from normlens.decomposition.fused import by_target, choice, matrices
 from normlens.decomposition.fused.stage import Stage
 
@@ -110,16 +112,20 @@ def lens(request) -> normlens.Lens:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_memory_by_source_is_that_of_the_run(precision, lens, first_stage):
+@pytest.mark.parametrize("stored", [False, True], ids=["anew", "stored"])
+def test_memory_by_source_is_that_of_the_run(stored, precision, lens, first_stage, monkeypatch):
+    force_storing(stored, monkeypatch)
     stage, _ = first_stage(lens, [[5] * 30] * 2, precision=precision)
     sizes = sizes_of(lens)
     memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
     method = choice.by_source(stage)
     assert memory.slots == stage.slots.count
-    assert not method.stored
+    assert method.stored == stored
     sums = stage.prepare_sums(method.tiling.dims)
     rows = stage.rows.take(0, stage.tokens)
     held = [sums, stage.down, *stage.slopes, *stage.rows.weights, *rows]
+    if stored:
+        held.append(method.room(method.pairs_at_once(CHUNK_BYTES, len(method.pairs))))
     assert memory.by_source == sum(operand.nbytes for operand in held)
 
 

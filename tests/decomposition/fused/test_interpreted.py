@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method
+from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method, force_storing
 from reference import largest_error, mixing_of, pair_references, reference
 from torch import nn
 
@@ -24,7 +24,7 @@ from normlens.models.tiny import tiny_model
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.fused import by_pair, operands, source_rows, tiling
+from normlens.decomposition.fused import by_pair, operands, source_rows
 from normlens.decomposition.fused.choice import fused_norms
 from normlens.decomposition.fused.tail import Slots, tail_of
 from normlens.decomposition.fused.tiling import TargetTiling, Tiling
@@ -51,9 +51,17 @@ def fused(monkeypatch):
     monkeypatch.setattr(source_rows, "COLUMNS", 16)
 
 
+@pytest.fixture
+def forced(monkeypatch, fused):
+    return lambda method: force_method(method, monkeypatch)
+
+
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_and_precision_gives_the_reference(name, precision, problem, fused):
+def test_every_layer_and_precision_gives_the_reference(
+    name, precision, problem, fused, monkeypatch
+):
+    force_storing(False, monkeypatch)
     given = problem(n=3, d=20, m=24, heads=4, dtype=torch.float32, **LAYERS[name])
     found = given.solve(precision=precision)
     assert found.precision == precision
@@ -64,11 +72,6 @@ def test_every_layer_and_precision_gives_the_reference(name, precision, problem,
             mixing_of(found, scope)[0].double(), expected.mixing[scope], atol=1e-5, rtol=0
         )
     assert found.kernel_error <= KERNEL_TOLERANCE[precision]
-
-
-@pytest.fixture
-def forced(monkeypatch, fused):
-    return lambda method: force_method(method, monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -86,7 +89,7 @@ def test_other_methods_give_the_reference(method, name, precision, problem, forc
         assert error <= INTERPRETED[precision], f"{scope}: {error:.1e}"
 
 
-@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["in one kernel", "by pair", "gather", "matrices"])
 def test_many_tiles_of_a_ragged_batch(method, problem, forced):
     """Sequences of 18 and 5 tokens, in tiles of 16 targets and blocks of 16 sources."""
     forced(method)
@@ -106,11 +109,11 @@ def test_many_tiles_of_a_ragged_batch(method, problem, forced):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_stored_hidden_rows_give_the_same_numbers(precision, problem, fused, monkeypatch):
+def test_stored_hidden_rows_give_the_same_numbers(precision, problem, forced, monkeypatch):
     given = problem("post", n=3, d=20, m=40, dtype=torch.float32)
+    forced("in one kernel")
     mixed_anew = given.solve(precision=precision)
-    monkeypatch.setattr(tiling, "STORED_FROM", 1)
-    monkeypatch.setattr(tiling, "STORED_BEYOND", 0)
+    forced("by pair")
     monkeypatch.setattr(by_pair, "HIDDEN_RUN", 16)
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
@@ -139,7 +142,7 @@ def test_a_ragged_batch_equals_one_by_one(problem, fused):
         assert entry_error(together.norms[scope][1, :3, :3], norms[0]) < 1e-5, scope
 
 
-@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["in one kernel", "by pair", "gather", "matrices"])
 def test_nan_never_passes_for_a_number(method, problem, forced):
     forced(method)
     given = problem("post", n=3, dtype=torch.float32)
@@ -167,7 +170,7 @@ def job_of(given, monkeypatch) -> FeedForwardJob:
     return caught[0]
 
 
-@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["in one kernel", "by pair", "gather", "matrices"])
 @pytest.mark.parametrize("order", ["pre", "both"])
 def test_every_element_of_the_output_is_written(method, order, problem, forced, monkeypatch):
     given = problem(order, n=5, dtype=torch.float32, causal=True)
@@ -213,7 +216,7 @@ def test_parts_that_do_not_add_up_are_noticed(problem, fused, monkeypatch):
     assert given.solve(precision="float32").kernel_error > KERNEL_TOLERANCE["bfloat16"]
 
 
-@pytest.mark.parametrize("method", ["by source", "by pair", "gather", "matrices"])
+@pytest.mark.parametrize("method", ["in one kernel", "by pair", "gather", "matrices"])
 @pytest.mark.parametrize("order", ["post", "pre", "both"])
 def test_errors_of_both_signs_are_noticed_by_a_sample(method, order, problem, forced, monkeypatch):
     """One source's parts 5 % too large and another's too small: their sum may hide it."""

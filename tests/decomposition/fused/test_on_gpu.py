@@ -8,7 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fused_examples import GATED_RELU, LAYERS, TOLERANCE, entry_error, force_method, on
+from fused_examples import (
+    GATED_RELU,
+    LAYERS,
+    TOLERANCE,
+    entry_error,
+    force_method,
+    force_storing,
+    on,
+)
 from reference import reference, references
 
 import normlens
@@ -84,7 +92,9 @@ def test_ragged_batches_give_the_reference(family, precision):
     ],
     ids=lambda sizes: f"n{sizes['n']}-d{sizes['d']}",
 )
-def test_odd_sizes(sizes, name, precision, problem):
+@pytest.mark.parametrize("stored", [False, True], ids=["anew", "stored"])
+def test_odd_sizes(stored, sizes, name, precision, problem, monkeypatch):
+    force_storing(stored, monkeypatch)
     settings = {**LAYERS[name], **sizes}
     settings.pop("groups", None)
     given = on(problem(batch=2, dtype=torch.float32, seed=sizes["n"], **settings), "cuda")
@@ -128,7 +138,7 @@ def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
     sizes = {"n": 300, "d": 768, "m": 3072, "heads": 12, "scale": 0.03, "groups": None}
     given = on(problem(dtype=torch.float32, **{**settings, **sizes}), "cuda")
     expected = exactly(given)
-    for method in ("by source", "gather", "matrices"):
+    for method in ("in one kernel", "by pair", "gather", "matrices"):
         force_method(method, monkeypatch)
         for scope, norms in given.solve(precision=precision).norms.items():
             error = entry_error(norms, expected.norms[scope])

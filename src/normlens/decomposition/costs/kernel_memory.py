@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normlens.decomposition.costs.head_products import head_product_elements
+from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
 from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import (
@@ -15,7 +16,6 @@ from normlens.decomposition.fused.tiling import (
     Tiling,
     aligned,
     sources_at_once,
-    stores_hidden,
 )
 
 #: The most bytes of one kind of intermediate; more would make no launch faster.
@@ -124,8 +124,10 @@ class KernelMemory:
         """Sums, operands, rows of some sources, and their hidden rows where these are stored."""
         shape, item, limit = self.shape, self.precision.itemsize, chunk_limit(self.memory_limit)
         k, heads = shape.projections, shape.heads
-        stored = stores_hidden(heads, k, shape.d, self._m, self.precision)
-        tiling = Tiling.choose(shape.n, shape.d, self._m, self.precision, k > 1, stored)
+        texts = [Text(shape.n, shape.pairs)] * self.batch
+        stored = HiddenRows(texts, heads, k, shape.d, self._m, self.precision).stored
+        rows = self.batch * shape.pairs if stored else shape.n
+        tiling = Tiling.choose(rows, shape.d, self._m, self.precision, k > 1, stored)
         row = source_row_bytes(heads, self._m, k, item)
         sources = min(self.batch * shape.n, sources_at_once(limit, row))
         total = self.sums(tiling.dims) + self.operands(self.head_products) + sources * row

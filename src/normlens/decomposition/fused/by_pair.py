@@ -9,10 +9,11 @@ from normlens.decomposition.costs.kernel_memory import at_once, hidden_row_bytes
 from normlens.decomposition.fused.by_source import BySource
 from normlens.decomposition.fused.kernels.by_pair import pair_sums
 from normlens.decomposition.fused.kernels.hidden_rows import store_hidden
-from normlens.decomposition.fused.launching import launch, processors
+from normlens.decomposition.fused.launching import launch
 from normlens.decomposition.fused.operands import Operand, described_both
 from normlens.decomposition.fused.pair_list import PairList
 from normlens.decomposition.fused.stage import Stage
+from normlens.decomposition.fused.tiling import PROCESSORS
 
 HIDDEN_RUN = 512  # neurons of one program that stores hidden rows
 
@@ -27,9 +28,14 @@ class ByPair(BySource):
     stored = True
 
     def __init__(self, stage: Stage):
-        super().__init__(stage)
         lengths = stage.given_lengths
         self.pairs = PairList.of(stage.job.reach, lengths, stage.n, stage.weights.device)
+        super().__init__(stage)
+
+    @property
+    def row_count(self) -> int:
+        """Rows that a block of them is cut from: all pairs."""
+        return len(self.pairs)
 
     def begin(self) -> None:
         self.sums.zero_()  # what pairs that are not listed keep
@@ -39,8 +45,8 @@ class ByPair(BySource):
         begin, end = int(self.pairs.begins[start]), int(self.pairs.begins[stop])
         if begin == end:
             return
-        step = self._pairs_at_once(limit, end - begin)
-        hidden, bypassed = self._room(step), self.stage.bypassed(first, last)
+        step = self.pairs_at_once(limit, end - begin)
+        hidden, bypassed = self.room(step), self.stage.bypassed(first, last)
         for pair in range(begin, end, step):
             self._store(pair, min(pair + step, end), first, rows, hidden)
             self._sum(pair, min(pair + step, end), first, bypassed, hidden)
@@ -93,18 +99,17 @@ class ByPair(BySource):
             **self.sum_constants,
         )
 
-    def _pairs_at_once(self, limit: int, most: int) -> int:
+    def pairs_at_once(self, limit: int, most: int) -> int:
         """Rows that are stored at once: whole blocks, which keep all processors busy to the end."""
         stage, targets = self.stage, self.tiling.targets
         size = targets * hidden_row_bytes(stage.m, stage.precision.itemsize)
         blocks = min(at_once(limit, size), -(-most // targets))
-        every = processors(stage.weights.device)
-        even = every // gcd(every, stage.d_blocks)
+        even = PROCESSORS // gcd(PROCESSORS, stage.d_blocks)
         if blocks > even:
             blocks -= blocks % even
         return blocks * targets
 
-    def _room(self, pairs: int) -> Operand:
+    def room(self, pairs: int) -> Operand:
         """Memory for the hidden rows (pair, m)."""
         stage, precision = self.stage, self.stage.precision
         shape = (pairs, stage.m)

@@ -23,7 +23,12 @@ class BySource(Method):
     def __init__(self, stage: Stage):
         super().__init__(stage)
         s = stage
-        self.tiling = Tiling.choose(s.n, s.d, s.m, s.precision, s.gated, self.stored)
+        self.tiling = Tiling.choose(self.row_count, s.d, s.m, s.precision, s.gated, self.stored)
+
+    @property
+    def row_count(self) -> int:
+        """Rows that a block of them is cut from: a source's targets."""
+        return self.stage.n
 
     @property
     def least_bytes(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from normlens.decomposition.activations import activation
 from normlens.decomposition.costs.calibrated import constants_for
+from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.tiles import MATRICES
 from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
@@ -19,7 +20,6 @@ from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
-from normlens.decomposition.fused.tiling import stores_hidden
 from normlens.decomposition.plan import choose_kernel_plan, gather_pays
 
 
@@ -29,10 +29,15 @@ def costs_of(stage: Stage) -> KernelCosts:
 
 
 def by_source(stage: Stage) -> BySource:
-    """The method source by source; where mixing is expensive, it stores hidden rows."""
-    projections = len(stage.slopes)
-    stored = stores_hidden(stage.heads, projections, stage.d, stage.m, stage.precision)
-    return ByPair(stage) if stored else InOneKernel(stage)
+    """The method source by source; where that costs less, it stores hidden rows."""
+    return ByPair(stage) if hidden_rows_of(stage).stored else InOneKernel(stage)
+
+
+def hidden_rows_of(stage: Stage) -> HiddenRows:
+    """The hidden rows of a stage, and what they cost."""
+    texts = [Text(length, stage.job.reach.pairs(length)) for length in stage.given_lengths]
+    s = stage
+    return HiddenRows(texts, s.heads, len(s.slopes), s.d, s.m, s.precision)
 
 
 def cheapest_method(stage: Stage) -> Method:

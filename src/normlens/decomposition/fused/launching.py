@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,14 +33,6 @@ def launch(
         options["OPERAND"] = tl.bfloat16 if operand == torch.bfloat16 else tl.float16
         options["PLAIN"] = INTERPRETED
     kernel[(programs,)](*arguments, **options)
-
-
-def processors(device: torch.device) -> int:
-    """The number of processors that run programs side by side."""
-    return _properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-_properties = cache(torch.cuda.get_device_properties)
 
 
 def strided(values: Tensor) -> tuple[Tensor, int, int]:

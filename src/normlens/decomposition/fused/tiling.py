@@ -15,9 +15,7 @@ FEWEST_HEADS = 16  # of one product of the matrix units
 #: The most neurons that "float32" sums up in one go: where its three products share one running
 #: sum, and where the two small ones are added first.
 LONGEST_SUM, LONGEST_SORTED_SUM = 4096, 16384
-#: Rows are mixed again for each block of dimensions. From so many heads (times projections) on it
-#: costs less to store the mixed rows.
-STORED_FROM, STORED_BEYOND = 48, 256  # heads times projections; dimensions
+PROCESSORS = 132  # of a large GPU, each of which runs one program at a time
 
 
 def aligned(size: int) -> int:
@@ -46,12 +44,6 @@ def sources_at_once(limit: int, size: int) -> int:
     return most - most % SOURCE_BLOCK if most > SOURCE_BLOCK else most
 
 
-def stores_hidden(heads: int, projections: int, d: int, m: int, precision: Precision) -> bool:
-    """Whether the method by source stores hidden rows; `m` is padded."""
-    many = heads * projections >= STORED_FROM and d > STORED_BEYOND
-    return many or (precision.split and m > LONGEST_SUM)
-
-
 @dataclass(frozen=True)
 class Tiling:
     """Sizes of one program of the method by source, and how it is run."""
@@ -78,6 +70,10 @@ class Tiling:
         if precision.split and m > (LONGEST_SORTED_SUM if stored else LONGEST_SUM):
             return cls(targets, min(dims, 128), neurons, warps, stages, LONGEST_SUM // 2)
         return cls(targets, dims, neurons, warps, stages)
+
+    def waves(self, blocks: int, d: int) -> int:
+        """How many programs a processor runs one after the other, for so many blocks of rows."""
+        return -(-blocks * -(-d // self.dims) // PROCESSORS)
 
 
 @dataclass(frozen=True)
