@@ -52,3 +52,35 @@ def test_constant_maps_and_nan_have_no_correlation():
     assert not found[2].isnan().any()
     keep = torch.tensor([0, 1, 3])
     assert not found[1][keep][:, keep].isnan().any()
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_infinite_entries_have_ranks_beside_what_is_not_allowed(value):
+    maps, allowed = drawn(values=5), masks()
+    maps[:, 1, :2, 0] = value
+    found = spearman_matrices(maps.masked_fill(~allowed[:, None], value), allowed)
+    for index in range(3):
+        flat = maps[index].numpy()[:, allowed[index].numpy()]
+        np.testing.assert_allclose(found[index], spearman_matrix(flat), atol=1e-14)
+
+
+def test_maps_may_lie_scope_by_scope():
+    maps, allowed = drawn(values=5), masks()
+    in_front = maps.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not in_front.is_contiguous()
+    assert torch.equal(spearman_matrices(in_front, allowed), spearman_matrices(maps, allowed))
+
+
+def test_sums_of_products_are_exact_for_512_tokens():
+    # Two rankings of all pairs, one the reverse of the other but for the first two: the products
+    # of ranks differ in their last digits, which only an exact sum keeps.
+    count = 512 * 512
+    up = torch.arange(count, dtype=torch.float32)
+    down = up.flip(0)
+    down[:2] = down[:2].flip(0)
+    maps = torch.stack([up, down]).view(1, 2, 512, 512)
+    found = spearman_matrices(maps, torch.ones(1, 512, 512, dtype=torch.bool))
+    ranks = [2 * int(value) - (count - 1) for value in up.tolist()]
+    square = sum(rank * rank for rank in ranks)
+    # Neighbours that change places add 2 · 2 to the sum of products, which was minus the square.
+    assert found[0, 0, 1].item() == (4 - square) / square

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from normlens.analysis.device_ranks import spearman_matrices
+from normlens.device_constants import on_device
 from normlens.scopes import holds
 
 
@@ -23,7 +23,7 @@ def correlations_of(maps: Tensor, scopes: Sequence[str], allowed: Tensor, others
     for kind, columns in (((True, False), slice(others, None)), ((False, True), slice(others))):
         some = [place for place, scope in enumerate(scopes) if holds(scope) == kind]
         if some:
-            at = torch.tensor(some, device=maps.device)
+            at = on_device(tuple(some), maps.device)
             part = spearman_matrices(maps[:, at][..., columns], allowed[..., columns])
             rho[:, at[:, None], at] = part
     return rho

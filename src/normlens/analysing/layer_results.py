@@ -131,9 +131,10 @@ class Wanted:
         if not self.correlations or not here:
             return {}
         norms = {self.scopes[place]: result.norms[self.scopes[place]] for place in here}
+        # Scopes lie in front, as ranking takes them.
         maps = torch.stack(
-            [self.columns.padded(norms[scope], "arrays", scope, layer) for scope in norms], dim=1
-        )
+            [self.columns.padded(norms[scope], "arrays", scope, layer) for scope in norms]
+        ).transpose(0, 1)  # (b, s, i, j)
         allowed = self._allowed(layer, maps.shape[-2], maps.device)
         rho = correlations_of(maps, list(norms), allowed, self.columns.width)
         if len(here) == len(self.scopes):

@@ -24,30 +24,34 @@ def spearman_matrices(maps: Tensor, allowed: Tensor) -> Tensor:
 
 
 def _matrices(maps: Tensor, allowed: Tensor) -> Tensor:
-    ranks = _centred_ranks(maps.flatten(-2), allowed.flatten(-2))
-    products = ranks @ ranks.transpose(-1, -2)
+    batch, scopes, targets, sources = maps.shape
+    values = maps.flatten(-2).transpose(0, 1)
+    ranks, broken = _centred_ranks(values, allowed.flatten(-2))  # (s, b, i·j), (s, b)
+    # One product per target keeps a GPU busier than one per sequence; sums of whole numbers are
+    # the same either way. With scopes in front, targets of all sequences are one batch, uncopied.
+    by_target = ranks.view(scopes, batch * targets, sources).transpose(0, 1)
+    products = (by_target @ by_target.mT).view(batch, targets, scopes, scopes).sum(1)
     squares = products.diagonal(dim1=-2, dim2=-1)
-    squares = torch.where(squares > 0, squares, torch.nan)
+    squares = torch.where((squares > 0) & ~broken.T, squares, torch.nan)
     return (products / (squares[..., :, None] * squares[..., None, :]).sqrt()).clamp(-1, 1)
 
 
-def _centred_ranks(values: Tensor, allowed: Tensor) -> Tensor:
-    """``2 · rank − (p + 1)`` of the p allowed values of each row (b, s, ·), 0 for the others."""
-    size = values.shape[-1]
-    count = allowed.sum(-1, dtype=torch.int32)[:, None, None]
-    broken = (values.isnan() & allowed[:, None]).any(-1, keepdim=True)
-    # What is not allowed comes last, behind all numbers.
+def _centred_ranks(values: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """``2 · rank − (p + 1)`` of the p allowed values of each row (s, b, ·), 0 for the others.
+
+    Also whether a row has NaN among them (s, b); its ranks are then undefined.
+    """
+    # What is not allowed comes behind all numbers, and NaN behind that.
     numbers = values.clamp_max(torch.finfo(values.dtype).max)
-    ordered, order = torch.where(allowed[:, None], numbers, torch.inf).sort(-1)
-    place = torch.arange(size, dtype=torch.int32, device=values.device)
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    torch.ne(ordered[..., 1:], ordered[..., :-1], out=new[..., 1:])
-    # Equal values are runs [s, e), and their average rank is (s + e + 1) / 2.
-    starts = torch.where(new, place, 0).cummax(-1).values
-    following = torch.full_like(starts, size)
-    following[..., :-1] = torch.where(new[..., 1:], place[1:], size)
-    ends = following.flip(-1).cummin(-1).values.flip(-1)
-    centred = torch.where(place < count, starts + torch.minimum(ends, count) - count, 0)
-    ranks = torch.empty(values.shape, dtype=torch.float64, device=values.device)
-    ranks.scatter_(-1, order, centred.double())
-    return ranks.masked_fill_(broken, torch.nan)
+    ordered, order = torch.where(allowed, numbers, torch.inf).contiguous().sort(-1)
+    # Equal values are runs [s, e), and their average rank is (s + e + 1) / 2. Two searches for
+    # sorted values read neighbours together, which is cheaper than scans, or than searches for
+    # values in the order of the map.
+    ends = torch.searchsorted(ordered, ordered, right=True, out_int32=True)
+    sums = torch.searchsorted(ordered, ordered, out_int32=True).add_(ends)
+    placed = torch.empty_like(sums).scatter_(-1, order, sums)
+    # (s + e − p) where it is allowed, in one pass.
+    count = allowed.sum(-1, keepdim=True, dtype=torch.int32)
+    ranks = torch.empty(placed.shape, dtype=torch.float64, device=values.device)
+    torch.addcmul(-count * allowed, placed, allowed, out=ranks)
+    return ranks, ordered[..., -1:].isnan().any(-1)

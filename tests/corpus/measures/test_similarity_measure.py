@@ -46,6 +46,23 @@ def test_layers_keep_their_numbers_and_rows_say_whose_they_are():
     assert table["sequence"].unique().to_pylist() == ["text-3"]
 
 
+def test_sequences_with_other_layers_and_scopes_do_not_share_their_labels():
+    one = item(0)
+    last = one.maps.scopes[-1]
+    arrays = dict(one.maps.arrays) | {last: one.maps[last][:1]}
+    others = (
+        replace(one.maps, layers=[4, 7]),
+        replace(one.maps, arrays=dict(reversed(one.maps.arrays.items()))),
+        replace(one.maps, arrays=arrays, coverage={f"arrays/{last}": one.maps.layers[:1]}),
+    )
+    expected = rows(one)
+    found = [rows(replace(one, maps=maps)) for maps in others]
+    assert rows(one) == expected
+    assert found[0] == {(4 + 3 * layer, a, b): rho for (layer, a, b), rho in expected.items()}
+    assert found[1] == {(layer, b, a): rho for (layer, a, b), rho in expected.items()}
+    assert found[2] == {key: rho for key, rho in expected.items() if key[0] == 0 or last not in key}
+
+
 def test_a_constant_map_has_no_similarity():
     one = item(0)
     arrays = dict(one.maps.arrays) | {"ATTN-N": np.full_like(one.maps["ATTN-N"], 0.25)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -168,7 +168,14 @@ def alike(maps: Maps, *scopes: str) -> list[NDArray[np.intp]]:
 
 def has_layers(maps: Maps, scope: str) -> NDArray[np.bool_]:
     """Whether each of the maps' layers has a scope."""
-    return np.isin(maps.layers, maps.layers_of(scope))
+    return are_among(maps.layers, maps.layers_of(scope))
+
+
+def are_among(layers: Iterable[int], others: Iterable[int]) -> NDArray[np.bool_]:
+    """Whether each of these layers is one of the others."""
+    # A model has few layers: `numpy.isin` takes ten times as long.
+    others = set(others)
+    return np.array([layer in others for layer in layers], dtype=bool)
 
 
 def at_layers(maps: Maps, scope: str, group: NDArray[np.intp]) -> NDArray[Any]:

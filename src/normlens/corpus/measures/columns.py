@@ -34,27 +34,37 @@ def build(
 ) -> pa.Table:
     """Build a table from arrays; a text column with `labels` is given as integers that index them.
 
-    Scalars fill their column, NaN becomes null, exact sums are given as floats, and no columns at
-    all make an empty table.
+    Scalars fill their column, NaN becomes null, exact sums are given as floats, Arrow's arrays are
+    taken as they are, and no columns at all make an empty table.
     """
     if not columns:
         return schema.empty_table()
-    size = max(len(values) for values in columns.values() if np.ndim(values))
+    size = max(len(values) for values in columns.values() if _is_column(values))
     arrays = []
     for field in schema:
         values = columns[field.name]
-        if not np.ndim(values):
+        if isinstance(values, pa.Array):
+            arrays.append(values)
+        elif not _is_column(values):
             value = None if values != values else values
             arrays.append(pa.repeat(pa.scalar(value, field.type), size))
         elif labels and field.name in labels:
             indices = pa.array(np.asarray(values, np.int32))
-            array = pa.DictionaryArray.from_arrays(indices, pa.array(labels[field.name]))
-            arrays.append(array.cast(field.type))
+            names = pa.array(labels[field.name], pa.string())
+            if field.type == LABEL:
+                arrays.append(pa.DictionaryArray.from_arrays(indices, names))
+            else:
+                arrays.append(names.take(indices))
         elif field.type == EXACT:
             arrays.append(exact(np.asarray(values, np.float64)))
         else:
             arrays.append(pa.array(values, field.type, from_pandas=True))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _is_column(values: Any) -> bool:
+    """Whether these are the values of all rows, not one for all."""
+    return isinstance(values, pa.Array) or np.ndim(values) > 0
 
 
 class Blocks:

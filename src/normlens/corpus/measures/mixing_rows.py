@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from normlens.corpus.measures.base import Item, RowMeasure
+from normlens.corpus.measures.base import Item, RowMeasure, are_among
 from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import WHOSE, build
 from normlens.corpus.measures.tokens import CATEGORIES, categories
@@ -43,7 +43,7 @@ class Mixing(RowMeasure):
         scopes = [scope for scope in maps.scopes if scope in maps.mixing]
         ratios = [maps.over_layers("mixing", scope) for scope in scopes]
         ratio = np.array(ratios).reshape(-1, len(maps.layers), n).swapaxes(0, 1)
-        here = np.array([np.isin(maps.layers, maps.covered("mixing", name)) for name in scopes])
+        here = np.array([are_among(maps.layers, maps.covered("mixing", name)) for name in scopes])
         layer, scope = np.nonzero(here.T.reshape(ratio.shape[:2]))
         columns = {
             "index": item.index,

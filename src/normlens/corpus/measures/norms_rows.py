@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.corpus.measures.base import Item, Needs, alike, at_layers
+from normlens.corpus.measures.base import Item, Needs, alike, are_among, at_layers
 from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import (
     EXACT,
@@ -115,7 +115,7 @@ class Norms:
             return {}
         maps = item.maps
         layers = maps.covered("statistics", "ff_output_norm")
-        places = np.isin(maps.layers, layers)
+        places = are_among(maps.layers, layers)
         means = {
             name: maps.over_layers("statistics", name)[places].mean(axis=1, dtype=np.float64)
             if name in statistics
@@ -133,7 +133,7 @@ class Norms:
         gamma = np.full((layers, width), np.nan)
         special = np.zeros((layers, width), dtype=bool)
         if "gamma" in statistics:  # of the layers that have a norm behind the block
-            normed = np.isin(blocks, item.maps.covered("statistics", "gamma"))
+            normed = are_among(blocks, item.maps.covered("statistics", "gamma"))
             gamma[normed] = statistics["gamma"]
             flags = np.zeros((int(normed.sum()), width), dtype=bool)
             np.put_along_axis(flags, statistics["special_dimensions"], True, axis=1)
@@ -154,7 +154,7 @@ class Norms:
         if "ff_without_special" not in maps.statistics:
             return {}
         ordinary = maps.over_layers("statistics", "ff_without_special")
-        normed = np.isin(maps.layers, maps.covered("statistics", "ff_without_special"))
+        normed = are_among(maps.layers, maps.covered("statistics", "ff_without_special"))
         blocks = Blocks()
         for pair in feed_forward_pairs(maps.scopes):
             for group in alike(maps, *pair):

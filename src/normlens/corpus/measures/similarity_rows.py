@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens.analysis.ranks import spearman_matrix
-from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, at_layers
+from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, are_among, at_layers
 from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import WHOSE, build
 from normlens.results.maps import Correlations, Maps
@@ -44,27 +46,52 @@ class Similarity(RowMeasure):
     def rows(self, item: Item) -> dict[str, pa.Table]:
         maps = item.maps
         correlations = maps.correlations or correlate(maps)
-        a, b = np.triu_indices(len(correlations.scopes), k=1)
-        columns = {
-            "layer": np.repeat(maps.layers, len(a)),
-            "scope_a": np.tile(a, len(maps.layers)),
-            "scope_b": np.tile(b, len(maps.layers)),
-            "rho": correlations.rho[:, a, b].ravel(),
-        }
+        covered = None
         if maps.coverage:
-            # Both scopes are in the layer; ρ itself is NaN for a map without differences, too.
-            here = np.array([_has_layers(maps, scope) for scope in correlations.scopes])
-            both = (here[a] & here[b]).T.ravel()
-            columns = {name: values[both] for name, values in columns.items()}
-        labels = {"scope_a": correlations.scopes, "scope_b": correlations.scopes}
-        whose = {"index": item.index, "sequence": item.sequence}
-        return {"similarity": build(SCHEMA, {**whose, **columns}, labels)}
+            covered = tuple(_layers_with(maps, scope) for scope in correlations.scopes)
+        pairs = _pairs(tuple(maps.layers), tuple(correlations.scopes), covered)
+        columns = {
+            "index": item.index,
+            "sequence": item.sequence,
+            **pairs.columns,
+            "rho": correlations.rho[:, pairs.a, pairs.b][pairs.here],
+        }
+        return {"similarity": build(SCHEMA, columns)}
 
 
-def _has_layers(maps: Maps, scope: str) -> NDArray[np.bool_]:
-    """Whether each layer has a scope; its mixing ratios are there even where its maps are not."""
-    covered = [maps.covered(group, scope) for group in ("arrays", "mixing")]
-    return np.isin(maps.layers, covered[0]) & np.isin(maps.layers, covered[1])
+@dataclass(frozen=True)
+class _Pairs:
+    """Every two scopes, by their places, and the columns that name them in each layer."""
+
+    a: NDArray[np.intp]
+    b: NDArray[np.intp]
+    here: NDArray[np.bool_]  # (layer, pair), whether the layer has both
+    columns: dict[str, pa.Array]
+
+
+@lru_cache(maxsize=16)
+def _pairs(
+    layers: tuple[int, ...],
+    scopes: tuple[str, ...],
+    covered: tuple[frozenset[int], ...] | None,
+) -> _Pairs:
+    """The pairs of scopes, the same for all sequences; `covered` are the layers of each scope."""
+    a, b = np.triu_indices(len(scopes), k=1)
+    here = np.ones((len(layers), len(a)), dtype=bool)
+    if covered is not None:
+        # ρ alone does not tell: it is NaN for a map without differences, too.
+        having = np.array([are_among(layers, some) for some in covered])  # (scope, layer)
+        here = (having[a] & having[b]).T
+    layer, pair = np.nonzero(here)
+    columns = {"layer": np.array(layers)[layer], "scope_a": a[pair], "scope_b": b[pair]}
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    named = build(schema, columns, {"scope_a": scopes, "scope_b": scopes})
+    return _Pairs(a, b, here, {name: named[name].chunk(0) for name in columns})
+
+
+def _layers_with(maps: Maps, scope: str) -> frozenset[int]:
+    """The layers that have a scope; its mixing ratios are there even where its maps are not."""
+    return frozenset(maps.covered("arrays", scope)) & frozenset(maps.covered("mixing", scope))
 
 
 def _of_one_sequence(maps: Maps, places: list[int]) -> list[list[int]]:
