@@ -1,7 +1,8 @@
 """What a run's driver is doing: shards in flight, workers, and how fast it goes at present.
 
 The driver writes it to a small file in the run's folder every now and then. It is no part of the
-run: the log tells what is done, and the lock who works on it.
+run: the log tells what is done, and the lock who works on it. The file is removed when the run
+comes to its end; a driver that an exception ends leaves it empty.
 """
 
 from __future__ import annotations

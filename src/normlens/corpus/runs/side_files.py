@@ -13,7 +13,7 @@ LOCK = "lock"
 DATA_INDEX = "data-index.json"
 #: Which pairs of subwords are kept.
 KEPT_PAIRS = "kept-pairs.bin"
-#: What the process that works here is doing now.
+#: What the process that works here is doing now; it stays behind one that was stopped.
 ACTIVITY = "activity.json"
 
 SIDE_FILES = (LOCK, DATA_INDEX, KEPT_PAIRS, ACTIVITY)
@@ -40,8 +40,11 @@ def write_side_file(folder: Folder, name: str, contents: bytes) -> None:
 
 
 def clear_side_files(folder: Folder) -> None:
-    """Remove what a process that was killed has left: half-written files and its activity."""
+    """Remove the half-written side files that a process left when it was killed.
+
+    Its activity stays until the next process writes its own: were it removed before, and that
+    process killed too, nobody would know that there is something left to end.
+    """
     if isinstance(folder, LocalFolder):
-        folder.remove(ACTIVITY)
         for name in (ACTIVITY, DATA_INDEX, KEPT_PAIRS):
             folder.remove(name + TEMPORARY)

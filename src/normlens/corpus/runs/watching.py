@@ -25,7 +25,7 @@ from normlens.corpus.runs.activity import (
 from normlens.corpus.runs.folder import Folder, LocalFolder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import Done, Shard
-from normlens.corpus.runs.side_files import ACTIVITY
+from normlens.corpus.runs.side_files import ACTIVITY, write_side_file
 from normlens.corpus.runs.state import State
 from normlens.errors import NormLensError, OutputError, system_reason
 
@@ -82,7 +82,12 @@ class Watching:
             with suppress(OSError):
                 self._lines.close()
         with suppress(NormLensError):
-            self._folder.remove(ACTIVITY)
+            if kind is None:
+                self._folder.remove(ACTIVITY)
+            else:
+                # An empty file shows nobody as alive, and tells the next driver that there may be
+                # files to join or to remove, even if all shards are done.
+                write_side_file(self._folder, ACTIVITY, b"")
 
     # What happens -------------------------------------------------------------------------------
 

@@ -74,8 +74,9 @@ def compute_shards(
             progress.say(f"note: some files were not compacted: {problem}")
     lock.check()
     state = check_complete(folder, manifest, log)
-    # Only a driver or a worker that was stopped leaves anything; the store need not be listed.
-    if log.epoch > 1 or state.attempts or not manifest.has_log:
+    # A driver or a worker that was stopped leaves files that nobody needs, and so may a compaction
+    # that met a problem. Otherwise there are none, and the store need not be listed.
+    if log.epoch > 1 or state.attempts or not manifest.has_log or problem:
         sweep(folder, state)
 
 

@@ -1,0 +1,121 @@
+"""Runs as a user starts them, for `kills.py`: their processes, and what their folders hold."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from normlens.corpus.runs.activity import read_activity
+from normlens.corpus.runs.folder import TEMPORARY, LocalFolder
+from normlens.corpus.runs.log import read_state
+from normlens.corpus.runs.log_files import ROOT as LOG
+from normlens.corpus.runs.manifest import NAME as MANIFEST
+from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.shards import PARTS, ROOT
+
+
+class Driver:
+    """A run as a user starts it: a process, in a group of its own with its workers."""
+
+    def __init__(self, out: Path, options: argparse.Namespace):
+        self.out, self.started = out, time.monotonic()
+        self._left, self._begun = half_written(out), len(done_numbers(out))  # by those before it
+        how = [f"--workers={options.workers}", f"--batch-size={options.batch_size}"]
+        how += [f"--file-size={options.file_size}", f"--device={options.device}"]
+        if (out / MANIFEST).exists():
+            what = ["--resume", str(out)]
+        else:
+            what = ["--model=minilm", f"--data=sst2:{options.data}", f"--out={out}"]
+            what += [f"--measures={options.measures}", f"--shard-size={options.shard_size}"]
+            what += [f"--set={setting}" for setting in options.set]
+            what += [f"--limit={options.sequences}"] if options.sequences else []
+        self.said = out.with_suffix(".log")
+        with self.said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "normlens", "run", *what, *how],
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def is_compacting(self) -> bool:
+        return not half_written(self.out) <= self._left
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its workers have shards: one is done, or it says that it has handed some out."""
+        return bool(self.handed_out()) or len(done_numbers(self.out)) > self._begun
+
+    def workers(self) -> list[int]:
+        """The processes of its group that wait for its calls."""
+        return [
+            int(place.name)
+            for place in Path("/proc").iterdir()
+            if place.name.isdecimal() and is_worker(place, self.process.pid)
+        ]
+
+    def handed_out(self) -> set[int]:
+        """Shards in flight, as the driver itself last said, at most some seconds ago."""
+        activity = read_activity(LocalFolder(self.out))
+        if activity is None or activity.pid != self.process.pid:
+            return set()
+        return {int(number) for number in activity.oldest}
+
+    def finish(self) -> None:
+        """Wait until it ends by itself, which must be without an error."""
+        if self.process.wait() != 0:
+            last = self.said.read_text(errors="replace").strip().splitlines()[-1:]
+            raise SystemExit(f"a run ended with status {self.process.returncode}: {last}")
+
+    def stop(self) -> None:
+        """Kill it with its workers, unless it has ended."""
+        if not self.ended:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def is_worker(place: Path, group: int) -> bool:
+    """Whether a folder of /proc is that of a worker in this group of processes."""
+    try:
+        # Behind the name, which is in brackets: state, parent, group.
+        state, _, its_group = (place / "stat").read_text().rpartition(")")[2].split()[:3]
+        command = (place / "cmdline").read_bytes()
+    except OSError:  # it has ended meanwhile
+        return False
+    return int(its_group) == group and state != "Z" and b"spawn_main" in command
+
+
+def done_numbers(out: Path) -> set[int]:
+    """The shards that are done, as the log says; none before the run has begun."""
+    if not (out / MANIFEST).exists():
+        return set()
+    folder = LocalFolder(out)
+    return set(read_state(folder, Manifest.load(folder), salvage=True).numbers.tolist())
+
+
+def unvouched(out: Path) -> list[str]:
+    """Files of tables, and half-written ones, that no record vouches for."""
+    if not (out / MANIFEST).exists():
+        return []
+    folder = LocalFolder(out)
+    manifest = Manifest.load(folder)
+    state = read_state(folder, manifest, salvage=True)
+    listed = {file.name for table in manifest.tables for file in state.files(table)}
+    names = [*folder.names(ROOT), *folder.names(PARTS)]
+    names += [name for name in folder.names(LOG) if name.endswith(TEMPORARY)]
+    return [name for name in names if name not in listed]
+
+
+def half_written(out: Path) -> set[Path]:
+    """Compacted files that are not complete."""
+    return set(out.glob(f"{PARTS}/*/.*{TEMPORARY}"))
