@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 from normlens.decomposition import freeze, layer_maps
 from normlens.decomposition.feedforward import FrozenFeedForward
+from normlens.decomposition.parts import Bias
 from normlens.decomposition.rules import hidden
 from normlens.errors import InputError
 
@@ -233,3 +234,23 @@ def test_residuals_do_not_add_two_mixtures_of_the_same_tokens(problem):
     steps = [attention, Branch(), norm, Residual()]
     with pytest.raises(ValueError, match="must branch where its sources are not mixed yet"):
         replace(given, layer=Layer(steps)).solve()
+
+
+@pytest.mark.parametrize("biased", [None, "gate", "up", "down", "incoming"])
+@pytest.mark.parametrize("rule", ["ig", "ig-bias", "gradient"])
+def test_a_block_without_biases_adds_none_of_its_own(rule, biased):
+    draw = torch.Generator().manual_seed(0)
+
+    def linear(name: str, rows: int, columns: int) -> Linear:
+        weight = torch.randn(rows, columns, generator=draw, dtype=torch.float64)
+        return Linear(weight, torch.ones(columns, dtype=torch.float64) if name == biased else None)
+
+    block = FeedForward(linear("up", 6, 10), linear("down", 10, 6), "silu", linear("gate", 6, 10))
+    y = torch.randn(2, 3, 6, generator=draw, dtype=torch.float64)
+    bias = Bias.none(y)
+    if biased == "incoming":
+        bias = bias.plus(torch.ones(6, dtype=torch.float64))
+    frozen = FrozenFeedForward.at(block, y, bias, rule)
+    slow = block.down(frozen.neurons.bias)
+    torch.testing.assert_close(frozen.outgoing.vectors, slow)
+    assert frozen.outgoing.is_none == (biased is None and rule == "ig")

@@ -94,6 +94,8 @@ class FrozenFeedForward:
     @cached_property
     def outgoing(self) -> Bias:
         """The bias behind the block: the incoming one passed through it, and the block's."""
+        if self._all_owned and self.incoming.is_none:
+            return Bias.none(self.neurons.hidden, self.ff.down.weight.shape[1])
         return Bias.dense(self.ff.down(self.neurons.bias))
 
     @property

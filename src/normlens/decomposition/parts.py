@@ -48,6 +48,11 @@ class Bias:
         """A bias given as vectors (b, i, d)."""
         return replace(cls.none(vectors), rest=vectors)
 
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing has been added yet."""
+        return not len(self.rows) and self.rest is None
+
     def from_token(self, first: int) -> Bias:
         """The same for the targets from `first` on."""
         rest = None if self.rest is None else self.rest[:, first:]

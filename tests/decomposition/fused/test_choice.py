@@ -17,6 +17,7 @@ from normlens.decomposition.costs import kernels
 from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.shape import Shape
+from normlens.decomposition.fused.by_pair import ByPair
 from normlens.decomposition.fused.by_source import BySource
 from normlens.decomposition.fused.choice import cheapest_method
 from normlens.decomposition.fused.gather import Activity, Gather
@@ -201,6 +202,14 @@ def test_nobody_counts_the_neurons_of_a_smooth_activation(
     monkeypatch.setattr(Activity, "of", refuse)
     given = problem("pre", n=4, activation="gelu", dtype=torch.float32)
     assert isinstance(cheapest_method(stage_of(given)), BySource)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("heads", "stages"), [(4, 2), (68, 1)])
+def test_many_heads_leave_room_for_fewer_stages(heads, stages, problem, stage_of):
+    given = problem("pre", n=12, d=68, heads=heads, gated=True, dtype=torch.float32)
+    assert ByPair(stage_of(given)).hidden_stages == stages
 
 
 @interpreted

@@ -16,6 +16,7 @@ from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tiling import PROCESSORS
 
 HIDDEN_RUN = 512  # neurons of one program that stores hidden rows
+SHARED = 200 << 10  # bytes of shared memory for what it reads ahead
 
 
 class ByPair(BySource):
@@ -73,7 +74,7 @@ class ByPair(BySource):
             GATED=stage.gated,
             NEURONS=tiling.neurons,
             RUN=run,
-            STAGES=2 if stage.precision.split else 3,
+            STAGES=self.hidden_stages,
             **self.constants,
         )
 
@@ -98,6 +99,14 @@ class ByPair(BySource):
             stage.n,
             **self.sum_constants,
         )
+
+    @property
+    def hidden_stages(self) -> int:
+        """Blocks of neurons that a program which stores hidden rows has in shared memory."""
+        stage, tiling, split = self.stage, self.tiling, self.stage.precision.split
+        numbers = 2 * (1 + split) * stage.head_block + (4 if split else 2) * tiling.targets
+        size = len(stage.slopes) * tiling.neurons * numbers
+        return max(1, min(2 if split else 3, SHARED // size))
 
     def pairs_at_once(self, limit: int, most: int) -> int:
         """Rows that are stored at once: whole blocks, which keep all processors busy to the end."""
