@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,9 +27,9 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return examples.corpus_file(tmp_path_factory.mktemp("data") / "letters.txt", 24)
 
 
-@pytest.fixture
-def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure is drawn but not rendered: the files of pictures are empty ones.
+@contextmanager
+def sketching() -> Iterator[None]:
+    """Draw every figure but render none: the files of pictures are empty ones.
 
     For tests of what is computed, kept or refused; rendering takes most of a report's time.
     """
@@ -35,4 +37,19 @@ def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
         "svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt"/>',
         "png": b"",
     }
-    monkeypatch.setattr(pictures, "_saved", lambda _, kind, **options: empty[kind])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "_saved", lambda _, kind, **options: empty[kind])
+        yield
+
+
+@pytest.fixture
+def sketched() -> Iterator[None]:
+    with sketching():
+        yield
+
+
+@pytest.fixture(scope="module")
+def sketched_module() -> Iterator[None]:
+    """The same for a whole file of tests."""
+    with sketching():
+        yield

@@ -22,7 +22,12 @@ print(json.dumps({"status": status, "roots": roots}))
 
 
 @pytest.fixture(scope="module")
-def results(tiny_bert: Path, letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(
+    sketched_module: None,
+    tiny_bert: Path,
+    letters: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     out = tmp_path_factory.mktemp("results") / "out"
     how = {"device": "cpu"}
     reproduce("mixing", tiny_bert, letters, out, limit=6, execution=how, resamples=100)
