@@ -76,6 +76,16 @@ def tiny() -> Any:
     return make
 
 
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes are forked from one that has imported what they need."""
+    from forking import MULTIPROCESSING
+
+    from normlens.corpus.engines import processes
+
+    monkeypatch.setattr(processes, "multiprocessing", MULTIPROCESSING)
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Any:
     """A lens on the embedded MiniLM, which has a real tokenizer."""

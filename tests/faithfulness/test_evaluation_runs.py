@@ -75,6 +75,7 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_give_the_same_tables(
     places: examples.Places, classified: Run, tmp_path: Path
 ) -> None:
