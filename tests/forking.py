@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from normlens.corpus.engines import processes
 
@@ -49,26 +54,34 @@ MULTIPROCESSING = SimpleNamespace(
 )
 
 
-def run_command(words: Sequence[Any], path: Path, said: Path, patience: float) -> int:
-    """Run the command line in a process of its own, and return its exit status.
+def run_python(
+    source: str | Path, *words: Any, path: Path | None = None, patience: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """Run code or a script with arguments, as `subprocess.run` does with a Python of its own.
 
-    Modules in `path` can be imported there, and what it writes to stderr goes to the file `said`.
+    Modules in the folder `path` can be imported there.
     """
-    process = _process(_command, ([str(word) for word in words], str(path), str(said)))
-    process.start()
-    process.join(patience)
-    process.kill()
-    process.join()
-    return int(process.exitcode)
+    with TemporaryDirectory() as folder:
+        said = [Path(folder, name) for name in ("stdout", "stderr")]
+        arguments = [str(word) for word in words]
+        process = _process(_run, (source, arguments, path, [str(file) for file in said]))
+        process.start()
+        process.join(patience)
+        process.kill()
+        process.join()
+        texts = [file.read_text() for file in said]
+    return subprocess.CompletedProcess([str(source), *arguments], process.exitcode, *texts)
 
 
-def _command(words: list[str], path: str, said: str) -> None:
-    import torch
-
-    from normlens import cli
-
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
-    sys.path.insert(0, path)
+def _run(source: str | Path, words: list[str], path: Path | None, said: list[str]) -> None:
+    for number, file in enumerate(said, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
     torch.set_num_threads(1)
     processes.multiprocessing = MULTIPROCESSING  # type: ignore[attr-defined]
-    sys.exit(cli.main(words))
+    sys.path[:0] = [] if path is None else [str(path)]
+    sys.argv = [str(source), *words]
+    if isinstance(source, Path):
+        sys.path.insert(0, str(source.parent))
+        runpy.run_path(str(source), run_name="__main__")
+    else:
+        exec(source, {"__name__": "__main__"})

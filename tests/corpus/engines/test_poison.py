@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
-from forking import run_command
+from forking import run_python
 
 from normlens.corpus import Run, run
 from normlens.corpus.engines import dispatch
@@ -119,10 +119,10 @@ def test_one_process_that_is_resumed_each_time_outlives_a_culprit(
 
 
 def command(place: Path, words: list[Any]) -> int:
-    said = place / "said"
-    status = run_command(words, place, said, PATIENCE)
-    assert status in (-9, 3), said.read_text()
-    return status
+    code = "import sys; from normlens import cli; sys.exit(cli.main())"
+    done = run_python(code, *words, path=place, patience=PATIENCE)
+    assert done.returncode in (-9, 3), done.stderr
+    return done.returncode
 
 
 def test_workers_that_die_at_every_sequence_end_in_one_line(
