@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,6 +25,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 pytest.register_assert_rewrite("reference")
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # see quick_ray
 
 try:
     from hypothesis import settings
@@ -46,6 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the collector need not look through them each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 50)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # packages complain of what is left when the process ends
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -84,6 +99,15 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     from normlens.corpus.engines import processes
 
     monkeypatch.setattr(processes, "multiprocessing", MULTIPROCESSING)
+
+
+@pytest.fixture
+def quick_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of Ray import less, and the package from where this process has it."""
+    import normlens
+
+    source, quick = Path(normlens.__file__).parents[1], Path(__file__).with_name("quick_ray")
+    monkeypatch.setenv("PYTHONPATH", f"{quick}{os.pathsep}{source}")
 
 
 @pytest.fixture(scope="session")

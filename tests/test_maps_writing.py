@@ -227,7 +227,6 @@ def most_held(lens: normlens.Lens, ids: list[int], **asked: Any) -> tuple[int, i
         at_most = max(*sizes, tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
-        gc.unfreeze()
     return at_most, sum(array.nbytes for array in maps.arrays.values()) + maps.allowed.nbytes
 
 

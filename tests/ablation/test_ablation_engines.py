@@ -91,6 +91,7 @@ def test_several_processes_come_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_ray")
 def test_ray_comes_to_the_same_numbers(
     tmp_path: Path,
     models: dict[str, Path],

@@ -77,11 +77,11 @@ def test_workers_give_the_same_tables(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_ray")
 def test_ray_gives_the_same_tables(
-    places: examples.Places, classified: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: examples.Places, classified: Run, tmp_path: Path
 ) -> None:
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
-    monkeypatch.setenv("PYTHONPATH", str(Path(normlens.__file__).parents[1]))
     try:
         done = again(places, tmp_path / "ray", engine="ray", address="local", gpus_per_worker=0)
         assert done.manifest.execution["engine"] == "ray"
