@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,27 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def sketched() -> Iterator[None]:
+    """Every figure of a report is drawn but not rendered: the files of pictures are empty ones.
+
+    For tests of what is computed, kept or refused; rendering takes most of a report's time.
+    """
+    from quick_reports import rendering_nothing
+
+    with rendering_nothing():
+        yield
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Figures are not even drawn, for reports like others whose figures are."""
+    from quick_reports import drawing_nothing
+
+    with drawing_nothing():
+        yield
+
+
+@pytest.fixture
 def quick_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of Ray import less, and the package from where this process has it."""
     import normlens
@@ -129,4 +151,9 @@ def smollm2() -> Any:
 
     if not EMBEDDED["smollm2"].installed:
         pytest.skip("the embedded model is not installed (normlens models --install smollm2)")
-    return normlens.load("smollm2", device="cpu")
+    import gguf
+
+    # transformers reads the file for the configuration, the tokenizer and the weights in turn.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+        return normlens.load("smollm2", device="cpu")
