@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,6 +26,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 pytest.register_assert_rewrite("reference")
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # see quick_ray
 
 try:
     from hypothesis import settings
@@ -46,6 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the collector need not look through them each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 50)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # packages complain of what is left when the process ends
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -76,6 +92,46 @@ def tiny() -> Any:
     return make
 
 
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes are forked from one that has imported what they need."""
+    from forking import MULTIPROCESSING
+
+    from normlens.corpus.engines import processes
+
+    monkeypatch.setattr(processes, "multiprocessing", MULTIPROCESSING)
+
+
+@pytest.fixture
+def sketched() -> Iterator[None]:
+    """Every figure of a report is drawn but not rendered: the files of pictures are empty ones.
+
+    For tests of what is computed, kept or refused; rendering takes most of a report's time.
+    """
+    from quick_reports import rendering_nothing
+
+    with rendering_nothing():
+        yield
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Figures are not even drawn, for reports like others whose figures are."""
+    from quick_reports import drawing_nothing
+
+    with drawing_nothing():
+        yield
+
+
+@pytest.fixture
+def quick_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of Ray import less, and the package from where this process has it."""
+    import normlens
+
+    source, quick = Path(normlens.__file__).parents[1], Path(__file__).with_name("quick_ray")
+    monkeypatch.setenv("PYTHONPATH", f"{quick}{os.pathsep}{source}")
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Any:
     """A lens on the embedded MiniLM, which has a real tokenizer."""
@@ -95,4 +151,9 @@ def smollm2() -> Any:
 
     if not EMBEDDED["smollm2"].installed:
         pytest.skip("the embedded model is not installed (normlens models --install smollm2)")
-    return normlens.load("smollm2", device="cpu")
+    import gguf
+
+    # transformers reads the file for the configuration, the tokenizer and the weights in turn.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+        return normlens.load("smollm2", device="cpu")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forking import run_python
 from safetensors import safe_open
 from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
@@ -170,8 +169,7 @@ normlens.load(tiny_model("bert")).maps(input_ids=[3, 9, 27], out=sys.argv[1], pr
 
 def test_a_killed_call_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
-    assert ended.returncode == -9
+    assert run_python(KILLED, path).returncode == -9
     assert not path.exists()
 
 
@@ -229,7 +227,6 @@ def most_held(lens: normlens.Lens, ids: list[int], **asked: Any) -> tuple[int, i
         at_most = max(*sizes, tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
-        gc.unfreeze()
     return at_most, sum(array.nbytes for array in maps.arrays.values()) + maps.allowed.nbytes
 
 

@@ -70,6 +70,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
     assert done.status().stages["ablations"] > 0
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_several_processes_come_to_the_same_bits(
     tmp_path: Path,
     models: dict[str, Path],
@@ -90,6 +91,7 @@ def test_several_processes_come_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_ray")
 def test_ray_comes_to_the_same_numbers(
     tmp_path: Path,
     models: dict[str, Path],

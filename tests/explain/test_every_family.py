@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +41,15 @@ def explain(model, ids=IDS, **asked):
     return lens.explain(input_ids=ids, **asked)
 
 
+kept_model = cache(headed)
+
+
+@cache  # both tests below ask for each of them
+def explained(family: str, task: str, rule: str) -> Any:
+    with in_float64():
+        return explain(kept_model(family, task), target=2, contrast=1, nonlinearity=rule)
+
+
 def own_logits(model, ids=IDS) -> torch.Tensor:
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids])).logits[0]
@@ -45,10 +57,9 @@ def own_logits(model, ids=IDS) -> torch.Tensor:
 
 @pytest.mark.parametrize(("family", "task", "rule"), HEADS_AND_RULES)
 def test_contributions_and_biases_are_the_models_own_score(family, task, rule):
-    model = headed(family, task)
+    why = explained(family, task, rule)
     with in_float64():
-        why = explain(model, target=2, contrast=1, nonlinearity=rule)
-        logits = own_logits(model)
+        logits = own_logits(kept_model(family, task))
     if logits.dim() == 2:
         logits = logits[-1 if task == "CausalLM" else 3]
     value = float(logits[2] - logits[1])
@@ -63,10 +74,9 @@ def test_contributions_and_biases_are_the_models_own_score(family, task, rule):
 @pytest.mark.parametrize(("family", "task", "rule"), HEADS_AND_RULES)
 def test_autograd_through_a_frozen_copy_gives_the_same(family, task, rule):
     """The copy is plain tensor code: α, deviations and slopes are detached constants in it."""
-    model = headed(family, task)
+    why = explained(family, task, rule)
     with in_float64():
-        why = explain(model, target=2, contrast=1, nonlinearity=rule)
-        expected = frozen_copy(model, rule, columns=(2, 1))
+        expected = frozen_copy(kept_model(family, task), rule, columns=(2, 1))
     np.testing.assert_allclose(why.contributions, expected, rtol=0, atol=1e-9)
 
 

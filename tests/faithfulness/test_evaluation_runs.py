@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import evaluation_examples as examples
 import pytest
+from forking import run_python
 from run_examples import assert_each_once, assert_same_tables
 
 import normlens
@@ -61,13 +60,8 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
         "shard_size": 4,
     }
     arguments = [tmp_path / "killed", places.classifier, places.labelled, 6, 0]
-    done = subprocess.run(
-        [sys.executable, str(KILLED), *map(str, arguments), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = run_python(KILLED, *arguments, json.dumps(options))
+    assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["errors"] == 0, done.stderr
     assert report["killed"] > 0
@@ -75,6 +69,7 @@ def test_kill_9_at_any_moment(places: examples.Places, classified: Run, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_give_the_same_tables(
     places: examples.Places, classified: Run, tmp_path: Path
 ) -> None:
@@ -82,11 +77,11 @@ def test_workers_give_the_same_tables(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_ray")
 def test_ray_gives_the_same_tables(
-    places: examples.Places, classified: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: examples.Places, classified: Run, tmp_path: Path
 ) -> None:
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")
-    monkeypatch.setenv("PYTHONPATH", str(Path(normlens.__file__).parents[1]))
     try:
         done = again(places, tmp_path / "ray", engine="ray", address="local", gpus_per_worker=0)
         assert done.manifest.execution["engine"] == "ray"

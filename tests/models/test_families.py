@@ -59,6 +59,25 @@ def expected():
     return get
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """Maps of sequences alone, for all tests that compare others with them or look at them."""
+    return {}
+
+
+@pytest.fixture
+def maps_of(tiny, kept):
+    """The maps of a family's tiny model on one sequence, computed once for each precision."""
+
+    def get(family: str, dtype: torch.dtype = torch.float32, ids: list[int] = IDS):
+        key = family, dtype, tuple(ids)
+        if key not in kept:
+            kept[key] = normlens.load(tiny(family, dtype)).maps(input_ids=ids)
+        return kept[key]
+
+    return get
+
+
 def assert_same(found: normlens.Maps, expected: normlens.Maps, tolerance: float = 1e-6) -> None:
     assert found.scopes == expected.scopes
     assert found.layers == expected.layers
@@ -81,15 +100,14 @@ def test_every_family_is_tried():
 
 
 @every_family
-def test_float64_equals_the_reference(family, tiny, expected):
-    model = tiny(family, torch.float64)
-    maps = normlens.load(model).maps(input_ids=IDS)
-    assert_maps_match(maps, expected(model, family), 1e-9)
+def test_float64_equals_the_reference(family, tiny, maps_of, expected):
+    maps = maps_of(family, torch.float64)
+    assert_maps_match(maps, expected(tiny(family, torch.float64), family), 1e-9)
 
 
 @every_family
-def test_float32_is_close_to_the_float64_reference(family, tiny, expected):
-    maps = normlens.load(tiny(family, torch.float32)).maps(input_ids=IDS)
+def test_float32_is_close_to_the_float64_reference(family, tiny, maps_of, expected):
+    maps = maps_of(family)
     assert maps["ATTN-N"].dtype == np.float32
     assert_maps_match(maps, expected(tiny(family, torch.float64), family), 1e-4)
 
@@ -103,19 +121,18 @@ def test_other_rules_equal_the_reference(family, rule, tiny, expected):
 
 
 @every_family
-def test_parts_and_bias_add_up_to_the_hidden_states(family, tiny):
-    maps = normlens.load(tiny(family, torch.float32)).maps(input_ids=IDS)
-    assert 0 < maps.completeness <= 1e-4
+def test_parts_and_bias_add_up_to_the_hidden_states(family, maps_of):
+    assert 0 < maps_of(family).completeness <= 1e-4
 
 
 @every_family
-def test_parts_and_bias_add_up_in_float64(family, tiny):
+def test_parts_and_bias_add_up_in_float64(family, tiny, maps_of):
     """To rounding, so that an activation with a constant of fewer digits is told from another."""
     lens = normlens.load(tiny(family, torch.float64))
     # transformers computes norms of its own in float32 whatever the model runs in.
     norms = [step for layer in lens.layers for step in layer.steps if isinstance(step, Norm)]
     single = not all(isinstance(norm.module, torch.nn.LayerNorm) for norm in norms)
-    assert 0 < lens.maps(input_ids=IDS).completeness <= (1e-5 if single else 1e-13)
+    assert 0 < maps_of(family, torch.float64).completeness <= (1e-5 if single else 1e-13)
 
 
 @every_family
@@ -129,27 +146,26 @@ def test_head_maps_equal_the_reference(family, tiny, expected):
 
 
 @every_family
-def test_allowed_pairs_are_those_with_attention(family, tiny):
-    model = tiny(family, torch.float64)
-    adapter = adapt(model)
-    maps = normlens.load(model).maps(input_ids=IDS)
+def test_allowed_pairs_are_those_with_attention(family, tiny, maps_of):
+    adapter = adapt(tiny(family, torch.float64))
+    maps = maps_of(family, torch.float64)
     alpha = observe(adapter.model, list(adapter.blocks()), IDS).alpha
     for position, weights in enumerate(alpha):
         np.testing.assert_array_equal(maps.allowed[position], (weights > 0).any(0).numpy())
 
 
 @every_family
-def test_causal_maps_are_lower_triangles(family, tiny):
-    lens = normlens.load(tiny(family, torch.float32))
-    maps = lens.maps(input_ids=IDS)
+def test_causal_maps_are_lower_triangles(family, tiny, maps_of):
+    causal = normlens.load(tiny(family, torch.float32)).causal
+    maps = maps_of(family)
     for scope in maps.scopes:
         above = np.triu(maps[scope], k=1)
-        assert (np.abs(above).max() == 0) == lens.causal, scope
+        assert (np.abs(above).max() == 0) == causal, scope
 
 
 @every_family
-def test_maps_are_zero_where_attention_is_not_allowed(family, tiny):
-    maps = normlens.load(tiny(family, torch.float32)).maps(input_ids=IDS)
+def test_maps_are_zero_where_attention_is_not_allowed(family, maps_of):
+    maps = maps_of(family)
     for scope in maps.scopes:
         assert not maps[scope][~maps.allowed].any(), scope
         assert (maps[scope][maps.allowed] > 0).all(), scope
@@ -159,9 +175,9 @@ def test_maps_are_zero_where_attention_is_not_allowed(family, tiny):
 
 
 @every_family
-def test_batched_and_padded_equals_one_by_one(family, tiny):
+def test_batched_and_padded_equals_one_by_one(family, tiny, maps_of):
     lens = normlens.load(tiny(family, torch.float32))
-    alone = [lens.maps(input_ids=ids) for ids in BATCH]
+    alone = [maps_of(family, ids=ids) for ids in BATCH]
     together = lens.maps(input_ids=BATCH, batch_size=3)
     for found, expected in zip(together, alone, strict=True):
         assert found.token_ids == expected.token_ids
@@ -170,7 +186,7 @@ def test_batched_and_padded_equals_one_by_one(family, tiny):
 
 @every_family
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_taken_off(family, side, tiny):
+def test_padding_is_taken_off(family, side, tiny, maps_of):
     lens = normlens.load(tiny(family, torch.float32))
     width = max(map(len, BATCH))
     rows, mask = [], []
@@ -184,13 +200,13 @@ def test_padding_is_taken_off(family, side, tiny):
     )
     for found, ids in zip(padded, BATCH, strict=True):
         assert found.token_ids == ids
-        assert_same(found, lens.maps(input_ids=ids))
+        assert_same(found, maps_of(family, ids=ids))
 
 
 @every_family
-def test_a_choice_of_layers_and_scopes_changes_no_number(family, tiny):
+def test_a_choice_of_layers_and_scopes_changes_no_number(family, tiny, maps_of):
     lens = normlens.load(tiny(family, torch.float32))
-    whole = lens.maps(input_ids=IDS)
+    whole = maps_of(family)
     for scope in lens.scopes:
         some = lens.maps(input_ids=IDS, layers=[-1], scopes=[scope])
         assert some.scopes == [scope]
@@ -201,7 +217,7 @@ def test_a_choice_of_layers_and_scopes_changes_no_number(family, tiny):
 
 
 @every_family
-def test_a_little_memory_changes_no_number(family, tiny):
+def test_a_little_memory_changes_no_number(family, tiny, maps_of):
     lens = normlens.load(tiny(family, torch.float32))
     limit = "1KB"
     if any(layer.feed_forward is not None for layer in lens.layers):
@@ -210,7 +226,7 @@ def test_a_little_memory_changes_no_number(family, tiny):
         least = re.search(r"needs (\S+);", str(raised.value))
         assert least
         limit = least[1]
-    assert_same(lens.maps(input_ids=IDS, memory_limit=limit), lens.maps(input_ids=IDS))
+    assert_same(lens.maps(input_ids=IDS, memory_limit=limit), maps_of(family))
 
 
 @every_family
@@ -263,12 +279,12 @@ def test_the_model_is_left_as_it_was(family):
 
 
 @every_family
-def test_fused_attention_gives_the_maps_of_eager_attention(family, tiny):
+def test_fused_attention_gives_the_maps_of_eager_attention(family, tiny, maps_of):
     """transformers runs sdpa by itself wherever a family has it."""
     eager = tiny(family, torch.float32)
     model = model_of(tiny_config(family), attention=None)
     model.load_state_dict(eager.state_dict())
     chosen = model.config._attn_implementation
     assert chosen == ("sdpa" if model._supports_sdpa else "eager")
-    assert_same(normlens.load(model).maps(input_ids=IDS), normlens.load(eager).maps(input_ids=IDS))
+    assert_same(normlens.load(model).maps(input_ids=IDS), maps_of(family))
     assert model.config._attn_implementation == chosen

@@ -11,8 +11,6 @@ sys.path.append(str(Path(__file__).parents[1] / "corpus"))
 
 import run_examples as examples
 
-from normlens.reports import pictures
-
 
 @pytest.fixture(scope="session")
 def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,16 +21,3 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of 24 lines; words of several letters are split."""
     return examples.corpus_file(tmp_path_factory.mktemp("data") / "letters.txt", 24)
-
-
-@pytest.fixture
-def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure is drawn but not rendered: the files of pictures are empty ones.
-
-    For tests of what is computed, kept or refused; rendering takes most of a report's time.
-    """
-    empty = {
-        "svg": b'<svg xmlns="http://www.w3.org/2000/svg" width="1pt" height="1pt"/>',
-        "png": b"",
-    }
-    monkeypatch.setattr(pictures, "_saved", lambda _, kind, **options: empty[kind])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_reports import drawing_nothing
 
 from normlens.papers.reproduce import reproduce
 
@@ -25,7 +26,8 @@ print(json.dumps({"status": status, "roots": roots}))
 def results(tiny_bert: Path, letters: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("results") / "out"
     how = {"device": "cpu"}
-    reproduce("mixing", tiny_bert, letters, out, limit=6, execution=how, resamples=100)
+    with drawing_nothing():
+        reproduce("mixing", tiny_bert, letters, out, limit=6, execution=how, resamples=100)
     return out
 
 

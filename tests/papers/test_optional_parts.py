@@ -29,6 +29,7 @@ from normlens.papers.reporting import build_report, describe
 from normlens.papers.reproduce import plan, reproduce
 from normlens.papers.results_folder import load_settings
 from normlens.papers.settings import Settings, parse_kinds
+from normlens.reports.content import Report
 from normlens.reports.layout import arrange
 
 METHODS = "gradient-x-input,leave-one-out,random"
@@ -72,6 +73,11 @@ def results(tmp_path_factory: pytest.TempPathFactory, classifier: Path, labelled
     return out
 
 
+@pytest.fixture(scope="module")
+def described(results: Path) -> Report:
+    return describe(results)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """What a report has written, by file."""
     names = json.loads((folder / "results.json").read_text())["files"]
@@ -89,8 +95,10 @@ def computing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 # One folder and one report ---------------------------------------------------------------------
 
 
-def test_parts_have_their_headings_and_say_that_nothing_is_published(results: Path) -> None:
-    placed = arrange(describe(results))
+def test_parts_have_their_headings_and_say_that_nothing_is_published(
+    results: Path, described: Report
+) -> None:
+    placed = arrange(described)
     parts = [section.part for section in placed if section.part]
     assert parts[1:] == [ATTRIBUTIONS, WORTH]
     for heading in parts[1:]:
@@ -110,11 +118,12 @@ def test_parts_have_their_headings_and_say_that_nothing_is_published(results: Pa
     assert page.count(f'<h2 class="part">{WORTH}</h2>') == 1
 
 
-def test_figures_of_the_parts_are_on_the_page_with_their_style(results: Path) -> None:
-    report = describe(results)
-    assert report.style
-    assert report.style in (results / "report.html").read_text("utf-8")
-    names = [name for placed in arrange(report) for name in placed.files]
+def test_figures_of_the_parts_are_on_the_page_with_their_style(
+    results: Path, described: Report
+) -> None:
+    assert described.style
+    assert described.style in (results / "report.html").read_text("utf-8")
+    names = [name for placed in arrange(described) for name in placed.files]
     assert len(names) == len(set(names))
     # An experiment of the papers and one of an ablation have the same name.
     both = {f"tables/{part}special-dimensions.csv" for part in ("", "ablate-")}
@@ -163,7 +172,7 @@ def test_a_report_is_rebuilt_byte_for_byte_without_torch(results: Path) -> None:
     assert contents(results) == before
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_the_other_commands_know_the_folders_of_the_parts(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +185,7 @@ def test_the_other_commands_know_the_folders_of_the_parts(
     assert main(compared) == 0, capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("computing_fails", "sketched")
+@pytest.mark.usefixtures("computing_fails", "undrawn")
 def test_the_same_again_computes_nothing_and_keeps_the_options(
     results: Path, classifier: Path, labelled: Path, tmp_path: Path
 ) -> None:
@@ -192,7 +201,7 @@ def test_the_same_again_computes_nothing_and_keeps_the_options(
     assert contents(out) == before
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_a_part_may_stand_alone_on_several_data_sets_and_be_stopped(
     classifier: Path, labelled: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ from normlens.papers.results_folder import load_settings
 from normlens.papers.settings import KINDS, Settings
 from normlens.reports import words
 from normlens.reports.base import Table
+from normlens.reports.content import Report
 from normlens.reports.formatting import short_names
 from normlens.reports.layout import arrange
 
@@ -47,6 +48,11 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path, letters: 
     out = tmp_path_factory.mktemp("results") / "bert"
     reproduce(KINDS, tiny_bert, letters, out, **FEW)
     return out
+
+
+@pytest.fixture(scope="module")
+def described(results: Path) -> Report:
+    return describe(results)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_tables_of_runs_count_layers_from_0(masked: Evidence, plain: Evidence) -
     assert {"similarity", "mixing", "amplification_pairs", "norms"} <= counted
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_time_nothing_is_computed_again(
     results: Path,
     tiny_bert: Path,
@@ -149,7 +155,7 @@ def test_a_second_time_nothing_is_computed_again(
     assert (out / "report.html").read_bytes() == before
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_needs_neither_model_nor_data(
     tmp_path: Path, tiny_bert: Path, letters: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +171,7 @@ def test_a_report_needs_neither_model_nor_data(
     assert (out / "report.html").is_file()
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_ranks_are_checked_first_and_kept(tmp_path: Path, tiny_bert: Path, letters: Path) -> None:
     ranks = tmp_path / "ranks.txt"
     ranks.write_text("one two\n")
@@ -181,7 +187,7 @@ def test_ranks_are_checked_first_and_kept(tmp_path: Path, tiny_bert: Path, lette
     assert (out / "tables" / "frequency.csv").read_bytes() == before
 
 
-@pytest.mark.usefixtures("sketched")
+@pytest.mark.usefixtures("undrawn")
 def test_an_unfinished_run_has_no_report(tmp_path: Path, tiny_bert: Path, letters: Path) -> None:
     out = tmp_path / "out"
     reproduce("mixing", tiny_bert, letters, out, limit=4, **FEW)
@@ -344,9 +350,9 @@ def test_norms_and_dimensions(masked: Evidence) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_experiment_has_an_answer_and_its_pictures_can_be_drawn(
-    results: Path, kind: str
+    described: Report, kind: str
 ) -> None:
-    sections = {s.experiment.name: s for s in describe(results).sections}
+    sections = {s.experiment.name: s for s in described.sections}
     for experiment in EXPERIMENTS[kind]:
         assert experiment.question.endswith("?")
         assert experiment.method
@@ -367,10 +373,10 @@ def test_every_experiment_has_an_answer_and_its_pictures_can_be_drawn(
 # Against the papers ----------------------------------------------------------------------------
 
 
-def test_every_layer_of_the_report_says_that_it_is_counted_from_1(results: Path) -> None:
+def test_every_layer_of_the_report_says_that_it_is_counted_from_1(described: Report) -> None:
     numbered = re.compile(r"\blayers? \d")
     by_layer = set()
-    for placed in arrange(describe(results)):
+    for placed in arrange(described):
         sentences = [text for finding in placed.findings for text in finding.result.sentences]
         assert bool(placed.layers_note) == any(map(numbered.search, sentences))
         for finding in placed.findings:

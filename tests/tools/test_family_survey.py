@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forking import run_python
 
 pytest.importorskip("resource")  # limits of memory, which Windows has not
 
@@ -79,8 +79,9 @@ def test_a_traceback_fails(tool, monkeypatch):
 
 def test_the_walk_prints_and_writes_what_it_saw(tmp_path):
     target = tmp_path / "survey.json"
-    command = [sys.executable, ROOT / "tools" / "family_survey.py", "--only", "mamba2"]
-    run = subprocess.run([*command, "--json", target], capture_output=True, text=True, check=True)
+    tool = ROOT / "tools" / "family_survey.py"
+    run = run_python(tool, "--only", "mamba2", "--json", target)
+    assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines[0].split()[:2] == ["mamba2", "refused"]
     assert lines[-1].endswith("0 supported, 1 refused, 0 unknown, 0 not buildable, 0 FAILED")

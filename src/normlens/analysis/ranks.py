@@ -32,6 +32,14 @@ def centred_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     return ranks.reshape(values.shape)
 
 
+def average_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The rank of each value of a row (…, p), from 1; ties get their average, and NaN spreads.
+
+    `scipy.stats` has the same, and takes a second to import.
+    """
+    return (centred_ranks(values) + values.shape[-1] + 1) / 2
+
+
 def spearman_matrix(values: NDArray[Any]) -> NDArray[np.float64]:
     """Spearman's ρ between all rows, (…, s, p) → (…, s, s); NaN where a row is constant.
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+
+from normlens.analysis.ranks import average_ranks
 
 
 def spearman(a: NDArray[Any], b: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
@@ -20,7 +21,7 @@ def spearman(a: NDArray[Any], b: NDArray[Any], allowed: NDArray[Any]) -> NDArray
 
 
 def _spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
-    ranks = [rankdata(values) for values in (x, y)]
+    ranks = [average_ranks(values) for values in (x, y)]
     centred = [rank - rank.mean() for rank in ranks]
     sizes = [np.sqrt(np.square(c).sum()) for c in centred]
     if min(sizes) == 0:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +9,13 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from forking import run_python
 
-import normlens
 from normlens.corpus import Run, run
 from normlens.corpus.engines import dispatch
 from normlens.corpus.runs.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 N, SHARD, CULPRIT = 12, 4, 5
 PATIENCE = 300.0
 #: Kills its process at the sequences that the environment names, or fails there; notes each visit.
@@ -121,15 +119,8 @@ def test_one_process_that_is_resumed_each_time_outlives_a_culprit(
 
 
 def command(place: Path, words: list[Any]) -> int:
-    source = str(Path(normlens.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from normlens import cli; sys.exit(cli.main())"]
-        + [str(word) for word in words],
-        env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{place}", "OMP_NUM_THREADS": "1"},
-        timeout=PATIENCE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    code = "import sys; from normlens import cli; sys.exit(cli.main())"
+    done = run_python(code, *words, path=place, patience=PATIENCE)
     assert done.returncode in (-9, 3), done.stderr
     return done.returncode
 

@@ -27,6 +27,7 @@ ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')
 pytestmark = pytest.mark.slow
 N, SHARD = 40, 2
 PATIENCE = 180.0
+QUICK = Path(__file__).parents[2] / "quick_ray"
 #: Leaves a mark for each sequence in a note of the node that it runs on. Once a node was taken
 #: away, sequences wait until there are notes of three.
 SLOW = """
@@ -99,7 +100,7 @@ def cluster(folder: Path) -> Iterator[Any]:
 
     source = Path(normlens.__file__).parents[1]
     patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(source)]))
+    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (QUICK, folder, source))))
     patch.syspath_prepend(folder)
     # On a busy machine a node needs longer to start than Ray allows.
     patch.setenv("RAY_agent_register_timeout_ms", str(int(1000 * PATIENCE)))
@@ -231,7 +232,7 @@ def test_software_of_nodes_is_checked_before_anything_is_computed(
     for name, text in package.items():
         (tmp_path / "normlens" / name).write_text(text)
     with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
+        patch.setenv("PYTHONPATH", f"{QUICK}{os.pathsep}{tmp_path}")
         other = both.add_node(**NODE, resources={"other": 1})
     try:
         with pytest.raises(RunError, match=message):

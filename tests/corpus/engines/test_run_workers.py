@@ -57,6 +57,7 @@ def test_workers_give_the_same_tables_and_may_die(
     examples.assert_same_tables(done, alone)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_a_worker_cannot_load_is_one_line(tmp_path: Path) -> None:
     corpus = examples.corpus_file(tmp_path / "corpus.txt", 2)
     with pytest.raises(ModelLoadError, match="does not exist"):

@@ -10,7 +10,7 @@ import pytest
 from measure_examples import SCOPES, item, real_item
 from scipy.stats import rankdata, spearmanr
 
-from normlens.analysis.ranks import centred_ranks, spearman_matrix
+from normlens.analysis.ranks import average_ranks, centred_ranks, spearman_matrix
 from normlens.corpus import measures
 
 similarity = measures.get("similarity")
@@ -83,7 +83,9 @@ def test_ranks_are_average_ranks():
     for values in (rng.random(50), rng.integers(0, 5, 50), np.zeros(4), np.array([7.0])):
         expected = 2 * rankdata(values) - (len(values) + 1)
         np.testing.assert_array_equal(centred_ranks(values), expected)
-    assert np.isnan(centred_ranks(np.array([1.0, np.nan, 2.0]))).all()
+        np.testing.assert_array_equal(average_ranks(values), rankdata(values))
+    for ranks_of in (centred_ranks, average_ranks):
+        assert np.isnan(ranks_of(np.array([1.0, np.nan, 2.0]))).all()
 
 
 def test_the_order_of_pairs_changes_nothing():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from forking import run_python
 
 import normlens
 from normlens import cli
@@ -223,13 +224,8 @@ def test_a_damaged_compacted_file_is_computed_again(
 def test_a_kill_at_any_call_leaves_the_same_bits(small: Run, tmp_path: Path) -> None:
     """At each fifth; the script alone tries all of them."""
     script = Path(__file__).with_name("killed_compactions.py")
-    done = subprocess.run(
-        [sys.executable, str(script), small.folder.url, str(tmp_path), "5"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
+    done = run_python(script, small.folder.url, tmp_path, 5)
+    assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["failed"] == [], done.stderr
     assert report["calls"] > 60
@@ -329,13 +325,8 @@ def test_killed_runs_that_compact_themselves_come_to_the_same_bits(
     )
     out = tmp_path / "run"
     arguments = [out, place / "model", place / "corpus.txt", 15, 3, json.dumps(OPTIONS)]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = run_python(code, *arguments)
+    assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["errors"] == 0, done.stderr
     assert report["killed"] >= 4

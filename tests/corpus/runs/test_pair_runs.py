@@ -194,6 +194,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_come_to_the_same_tables(checkpoint, lines, tmp_path: Path):
     alone = normlens.run(checkpoint, lines, tmp_path / "a", measures=MEASURES, shard_size=1)
     several = normlens.run(checkpoint, lines, tmp_path / "b", measures=MEASURES, workers=2)
@@ -217,6 +218,7 @@ def fatal(item):
 """
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_dies_costs_no_row(checkpoint, lines, tmp_path: Path, monkeypatch):
     (tmp_path / "fatal_pairs.py").write_text(FATAL)
     monkeypatch.syspath_prepend(tmp_path)

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import run_examples as examples
 import torch
+from forking import run_python
 from run_logs import edit_entry, entries_file, forget
 
 import normlens
@@ -101,13 +101,8 @@ def test_kill_9_at_any_moment(whole: Run, tmp_path: Path, checkpoint: Path, corp
         out = tmp_path / f"killed-{seed}"
         script = Path(__file__).with_name("killed_runs.py")
         arguments = [out, checkpoint, corpus, 18 - killed, seed, json.dumps(OPTIONS)]
-        done = subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
+        done = run_python(script, *arguments)
+        assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)
         assert report["errors"] == 0, done.stderr
         killed += report["killed"]
@@ -130,13 +125,8 @@ def test_kill_9_at_every_point_of_writing(
     expected = examples.frames_of(undisturbed)
     script = Path(__file__).with_name("killed_at_points.py")
     arguments = [tmp_path / "killed", checkpoint, corpus, json.dumps(options)]
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
+    done = run_python(script, *arguments)
+    assert done.returncode == 0, done.stderr
     ended = json.loads(done.stdout)
     assert ended == [[-signal.SIGKILL, 0]] * len(ended), done.stderr
     for number in range(len(ended)):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,11 +48,16 @@ class FrameRun:
     def tables(self) -> list[str]:
         return list(self.frames)
 
+    @cached_property
+    def _connection(self) -> Any:
+        """Opened at the first question, and then kept: an experiment asks many."""
+        connection = duckdb.connect(":memory:")
+        for name, frame in self.frames.items():
+            connection.register(name, frame)
+        return connection
+
     def sql(self, query: str) -> pd.DataFrame:
-        with duckdb.connect(":memory:") as connection:
-            for name, frame in self.frames.items():
-                connection.register(name, frame)
-            return connection.sql(query).df()
+        return self._connection.sql(query).df()
 
 
 def evidence(run: Any, **settings: Any) -> Evidence:

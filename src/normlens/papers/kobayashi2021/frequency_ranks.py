@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import pandas as pd
-from scipy.stats import rankdata
 
+from normlens.analysis.ranks import average_ranks
 from normlens.errors import InputError
 from normlens.papers.base import Evidence
 
@@ -52,7 +52,7 @@ def subword_ranks(evidence: Evidence, groups: pd.DataFrame) -> tuple[pd.Series, 
     """
     counts = groups[groups["scope"] == groups["scope"].iloc[0]].set_index("token_id")["occurrences"]
     if evidence.settings.ranks is None:
-        return pd.Series(rankdata(-counts.to_numpy(), method="average"), index=counts.index), 0
+        return pd.Series(average_ranks(-counts.to_numpy()), index=counts.index), 0
     kept = evidence.folder / FILE
     ranked = read_ranks(kept if kept.is_file() else evidence.settings.ranks)
     ranks = pd.Series([ranked.get(token, math.nan) for token in counts.index], index=counts.index)
