@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 from forking import run_python
 
-import normlens
 from normlens import cli
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import compaction as compaction_module
@@ -31,20 +29,6 @@ pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 24, 2
 SHARDS = N // SHARD
 OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": examples.MEASURES}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("compaction")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 import typer
 from run_logs import edit_entry, entries_file, forget
 
-import normlens
 from normlens import cli
 from normlens.cli.run_folder import NOT_SOUND
 from normlens.corpus import Run, resume, run
@@ -26,20 +24,6 @@ from normlens.errors import NormLensError
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 20, 3
 FILE = "shards/mixing/shard-000002.1-1.parquet"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("damage")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 @pytest.fixture(scope="module")

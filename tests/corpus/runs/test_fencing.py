@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 from counting_store import URL, CountingStore, counting_store
 
-import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.worker import Task, Worker
 from normlens.corpus.runs.errors import RunError
@@ -25,20 +23,6 @@ from normlens.corpus.runs.shards import Shard, placed
 N = 16
 OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing"}
 OUT = f"{URL}/run"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("fencing")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 @pytest.fixture

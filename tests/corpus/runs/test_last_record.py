@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 
-import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import compaction_plan, work
 from normlens.corpus.runs.compaction import Compaction, Stopped
@@ -27,20 +25,6 @@ from normlens.errors import OutputError
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 14, 2
 OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": "norms"}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("last-record")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 @pytest.fixture(scope="module")

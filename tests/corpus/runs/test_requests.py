@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 from counting_store import URL, CountingStore, counting_store
 from run_logs import forget
 
-import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines.local import ThreadEngine
 from normlens.corpus.runs import log as logs
@@ -21,20 +19,6 @@ from normlens.corpus.runs import stamps, work
 N, SHARD = 40, 2
 SHARDS = N // SHARD
 OUT = f"{URL}/run"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("requests")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 @pytest.fixture

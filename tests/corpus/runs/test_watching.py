@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 from rich.console import Console
 
-import normlens
 from normlens.cli import main, watch
 from normlens.corpus import Run, run
 from normlens.corpus.runs import activity as activities
@@ -34,20 +32,6 @@ from normlens.errors import OutputError
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N, SHARD = 12, 2
 OPTIONS: dict[str, Any] = {"shard_size": SHARD, "measures": "mixing"}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("watched")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import run_examples as examples
-import torch
 from run_logs import forget
 
-import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs.folder import LocalFolder
 from normlens.corpus.runs.progress import Progress
@@ -20,20 +18,6 @@ from normlens.errors import NormLensError
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 N = 12
 OPTIONS: dict[str, Any] = {"shard_size": 2, "measures": "mixing"}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("running")
-    examples.tiny_checkpoint(place / "model")
-    examples.corpus_file(place / "corpus.txt", N)
-    return place
-
-
-@pytest.fixture(scope="module")
-def lens(place: Path) -> Any:
-    return normlens.load(place / "model", device="cpu")
 
 
 class Meddling(Progress):

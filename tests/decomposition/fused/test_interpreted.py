@@ -271,10 +271,12 @@ LONGER_SOURCE, LONGER_TARGET = ([3, 9, 27], [2, 5]), ([3], [2, 5, 8])
 @pytest.mark.parametrize(
     ("family", "method", "pair"),
     [
-        ("bart", "by source", LONGER_SOURCE),
+        ("bart", "in one kernel", LONGER_SOURCE),
+        ("bart", "by pair", LONGER_SOURCE),
         ("bart", "matrices", LONGER_TARGET),
         ("t5", "gather", LONGER_SOURCE),
-        ("mt5", "by source", LONGER_TARGET),
+        ("mt5", "in one kernel", LONGER_TARGET),
+        ("mt5", "by pair", LONGER_TARGET),
     ],
 )
 def test_layers_that_read_another_sequence(family, method, pair, forced):
@@ -293,8 +295,9 @@ def test_layers_that_read_another_sequence(family, method, pair, forced):
         assert largest_error(found[scope][0], decoder[0].maps[scope]) <= 1e-4, scope
 
 
-def test_a_ragged_batch_that_reads_another_sequence(forced):
-    forced("by source")
+@pytest.mark.parametrize("method", ["in one kernel", "by pair"])
+def test_a_ragged_batch_that_reads_another_sequence(method, forced):
+    forced(method)
     lens = normlens.load(tiny_model("bart", decoder_layers=1), device="cpu")
     scope = "ATTNRESLNCROSSRESLNFFRESLN-N"
     pairs = [LONGER_SOURCE, LONGER_TARGET]
