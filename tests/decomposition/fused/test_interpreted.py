@@ -26,6 +26,7 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 
 from normlens.decomposition.fused import by_pair, operands, source_rows
 from normlens.decomposition.fused.choice import fused_norms
+from normlens.decomposition.fused.launching import launch
 from normlens.decomposition.fused.tail import Slots, tail_of
 from normlens.decomposition.fused.tiling import TargetTiling, Tiling
 
@@ -118,6 +119,23 @@ def test_stored_hidden_rows_give_the_same_numbers(precision, problem, forced, mo
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
+
+
+def test_rows_that_nobody_stored_are_not_read(problem, forced, monkeypatch):
+    read = []
+
+    def watched(kernel, programs, *arguments, **options):
+        if kernel is by_pair.pair_sums:
+            *_, begin, end, _first, _batch, _n = arguments
+            read.append((arguments[2].shape[0], end - begin))
+        launch(kernel, programs, *arguments, **options)
+
+    forced("by pair")
+    monkeypatch.setattr(by_pair, "launch", watched)
+    given = problem("pre", n=7, d=20, m=24, causal=True, dtype=torch.float32)
+    given.solve(precision="float32")
+    assert sum(rows for rows, _ in read) == 28  # the pairs, in blocks of 16
+    assert all(rows == stored for rows, stored in read)
 
 
 def test_short_sums_change_nothing_but_rounding(problem, fused, monkeypatch):

@@ -81,12 +81,13 @@ class ByPair(BySource):
     def _sum(self, begin: int, end: int, first: int, bypassed: Any, hidden: Operand) -> None:
         """Fill the sums of the pairs [begin, end); vectors of sources begin at token `first`."""
         stage, tiling = self.stage, self.tiling
+        stored = hidden.mapped(lambda rows: rows[: end - begin])  # nobody wrote the others
         launch(
             pair_sums,
             stage.d_blocks * -(-(end - begin) // tiling.targets),
             self.sums,
             stage.weights,
-            *described_both(hidden, [tiling.targets, tiling.neurons]),
+            *described_both(stored, [tiling.targets, tiling.neurons]),
             *self.down,
             *stage.units(stage.rows),
             *bypassed,
