@@ -102,6 +102,24 @@ def test_one_shard_is_measured_while_the_model_works_on_another(
     examples.assert_each_once(done)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_slow_shard_does_not_hold_up_the_others(place: Path, lens: Any, tmp_path: Path) -> None:
+    last = threading.Event()
+
+    @measure(schema={"length": int})
+    def slow_at_first(item: Any) -> dict[str, list[int]]:
+        if item.index == N - 1:
+            last.set()
+        if item.index == 0:
+            assert last.wait(PATIENCE), "the last shard was never begun"
+        return {"length": [len(item)]}
+
+    options: dict[str, Any] = {"measures": [slow_at_first], "shard_size": SHARD}
+    done = run(lens, place / "corpus.txt", tmp_path / "run", **options)
+    assert done.status().failures == 0
+    examples.assert_each_once(done)
+
+
 @pytest.fixture(scope="module")
 def in_turn(place: Path, lens: Any) -> Run:
     return run(lens, place / "corpus.txt", place / "in-turn", shard_size=SHARD)

@@ -57,10 +57,10 @@ class ByPair(BySource):
         stage, tiling = self.stage, self.tiling
         start, stop = self.pairs.sources_of(begin, end)
         most = int((self.pairs.begins[start + 1 : stop + 1] - self.pairs.begins[start:stop]).max())
-        run = min(HIDDEN_RUN, self.whole)
+        run, blocks = min(HIDDEN_RUN, self.whole), -(-most // tiling.targets)
         launch(
             store_hidden,
-            -(-stage.m // run) * -(-most // tiling.targets) * (stop - start),
+            -(-stage.m // run) * blocks * (stop - start),
             *out.both,
             stage.weights,
             *self.mixing(rows),
@@ -69,7 +69,7 @@ class ByPair(BySource):
             begin,
             end,
             first,
-            -(-most // tiling.targets),
+            blocks,
             stage.n,
             GATED=stage.gated,
             NEURONS=tiling.neurons,
