@@ -133,11 +133,11 @@ def _row(
 
 def measured(run: Callable[[], object], times: int) -> tuple[float, float, float, float]:
     """Milliseconds of the call, of the GPU's work in it and of its kernels; the peak in MiB."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
     for _ in range(4 if times > 1 else 1):
         run()
     taken = []
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
     for _ in range(times):
         torch.cuda.synchronize()
         start = time.perf_counter()

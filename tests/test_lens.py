@@ -406,6 +406,24 @@ def test_a_batch_that_does_not_fit_is_halved(error, lens, monkeypatch):
     assert max(tried) == 5
 
 
+def test_recordings_make_room_before_a_batch_is_halved(tiny, monkeypatch):
+    lens = normlens.load(tiny("bert", torch.float32))
+    expected, tried = lens.maps(input_ids=IDS), []
+    real, recordings = stack_run.decompose_layer, lens.recordings
+    recordings._recorded["a batch"] = object()
+
+    def guarded(layer, x, *rest, **options):
+        tried.append(len(x))
+        if recordings._recorded:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(layer, x, *rest, **options)
+
+    monkeypatch.setattr(stack_run, "decompose_layer", guarded)
+    for maps in lens.maps(input_ids=[IDS, IDS], batch_size=2):
+        assert_equal(maps, expected)
+    assert set(tried) == {2}
+
+
 def test_a_single_sequence_that_does_not_fit(lens, monkeypatch):
     fail_above(monkeypatch, 0)
     with pytest.raises(MemoryLimitError, match="7 tokens do not fit into the memory of cpu"):

@@ -32,6 +32,8 @@ _FEWEST_BY_HEAD = 64  # whose sums are short
 ALIGNED = 8
 #: The smallest side of a weight for whose product a whole tile is not wasted.
 _NARROWEST = 64
+#: Parts of a sum that a GPU forms side by side.
+PIECES = 16
 _OLDEST = (8, 0)  # capability of the GPUs on which float16 is fast enough
 
 
@@ -118,12 +120,16 @@ def rough_product(v: Tensor, weight: Tensor) -> Tensor:
 
 def is_split(v: Tensor, weight: Tensor) -> bool:
     """Whether the product of these float32 numbers is formed from float16 numbers."""
+    return _is_split(v, weight, v.numel() // max(1, v.shape[-1]))
+
+
+def _is_split(v: Tensor, weight: Tensor, vectors: int) -> bool:
     if not _kernels_take(v, weight):
         return False
     inner, columns = weight.shape[-2:]
     if weight.dim() != 2 or inner % ALIGNED or min(inner, columns) < _NARROWEST:
         return False
-    return v.numel() >= _FEWEST * inner
+    return vectors >= _FEWEST
 
 
 def _kernels_take(v: Tensor, weight: Tensor) -> bool:
@@ -135,6 +141,21 @@ def _kernels_take(v: Tensor, weight: Tensor) -> bool:
 @cache
 def _is_recent(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= _OLDEST
+
+
+def few_times(v: Tensor, weight: Tensor, among: int) -> Tensor:
+    """``v W`` of a few vectors, the first ones of `among` that are multiplied by W in turn.
+
+    On a GPU both products share the split weight; where there is none, the sum is formed in pieces,
+    or most of the GPU would wait for a few.
+    """
+    rows, inner = v.shape
+    if _kept.operands is not None and _is_split(v, weight, among):
+        return _split(v, weight)
+    if not v.is_cuda or inner % PIECES:
+        return v @ weight
+    pieces = v.view(rows, PIECES, -1).transpose(0, 1)  # (piece, row, in)
+    return (pieces @ weight.unflatten(0, (PIECES, -1))).sum(0)
 
 
 def _split(v: Tensor, weight: Tensor, bias: Tensor | None = None, digits: int = 22) -> Tensor:

@@ -81,6 +81,26 @@ def test_large_recordings_have_no_second(model, made, monkeypatch) -> None:
     assert len(made) == 1
 
 
+def test_a_recording_that_takes_too_much_memory_is_not_kept(model, made) -> None:
+    recordings = Recordings()
+
+    def record(state: ModelState) -> Fake:
+        made.append(Fake(state, recording.KEPT + 1))
+        return made[-1]
+
+    assert [lend(recordings, model, record) for _ in range(BEFORE + 3)] == [None] * (BEFORE + 3)
+    assert len(made) == 1  # nor made again
+
+
+def test_recordings_tell_whether_they_gave_anything_back(model, record) -> None:
+    recordings = Recordings()
+    assert not recordings.forget()
+    for _ in range(BEFORE + 1):
+        lend(recordings, model, record)
+    assert recordings.forget()
+    assert not recordings.forget()
+
+
 def test_another_thread_takes_the_other_recording_and_a_third_waits(model, made, record) -> None:
     recordings = Recordings()
     for _ in range(BEFORE + 1):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from normlens.tracing import split_linears, trace
 from normlens.tracing.recorder import LayerTrace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 #: The interpreter cuts digits off where a GPU rounds.
 ERROR = {22: 1e-6, 11: 1e-3 if DEVICE == "cuda" else 2e-3}
 
@@ -72,6 +75,49 @@ def test_small_numbers_beside_large_ones_keep_their_share() -> None:
     v[:, 0] = 3000.0
     made = multiply(v.to(DEVICE), SplitRows.of(weight.to(DEVICE))).cpu()
     assert (made - v).abs().max() < 2**-22 * 3000
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_miss_nothing(dtype: torch.dtype) -> None:
+    """So the product with what they miss is left out, and no digit is another one."""
+    v, weight = random(70, 72), random(130, 72, seed=1).to(dtype).float()
+    split = SplitRows.of(weight.to(DEVICE))
+    assert not split.missed.any()
+    made = multiply(v.to(DEVICE), split)
+    assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
+    whole = replace(split, missed=torch.ones_like(split.missed))
+    assert torch.equal(made, multiply(v.to(DEVICE), whole))
+
+
+def test_one_weight_that_misses_something_is_enough() -> None:
+    v, weight = random(5, 72), random(200, 72, seed=1).bfloat16().float()
+    weight[150, 3] += 0.001
+    split = SplitRows.of(weight.to(DEVICE))
+    assert split.missed.nonzero().tolist() == [[150]]
+    made = multiply(v.to(DEVICE), split)
+    assert relative_errors(made, v.double() @ weight.double().T).max() < ERROR[22]
+    exact = v.double() @ weight[150].double()
+    assert relative_errors(made[:, 150:151], exact[:, None]).max() < ERROR[22]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_few_of_many_vectors(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    v, weight = random(8, 64).to(DEVICE), random(64, 96, seed=1).to(DEVICE)
+    monkeypatch.setattr(matmul, "_kernels_take", lambda *_: True)
+    formed: list[int] = []
+    real = SplitRows.of
+    monkeypatch.setattr(
+        split_products.SplitRows,
+        "of",
+        staticmethod(lambda given: (formed.append(len(given)), real(given))[1]),
+    )
+    with matmul.operands_kept() if kept else nullcontext():
+        for among in (8, 300):
+            made = matmul.few_times(v, weight, among)
+            exact = v.double().cpu() @ weight.double().cpu()
+            assert relative_errors(made, exact).max() < ERROR[22]
+        matmul.few_times(v, weight, 300)
+    assert formed.count(96) == kept  # the weight, once
 
 
 def test_a_bias_is_added() -> None:

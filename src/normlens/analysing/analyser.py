@@ -20,7 +20,7 @@ from normlens.analysing.stack_run import StackRun, collected_maps
 from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
-from normlens.decomposition.memory import DEFAULT_LIMIT
+from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.device_constants import current
 from normlens.errors import UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
@@ -122,11 +122,17 @@ class Analyser:
         runs = self._runs(batch, inputs, self.buffers, self.outbox)
         try:
             self._trace(runs, inputs)
-        except RuntimeError:
+            for run in runs:
+                run.collected.leave()
+        except RuntimeError as error:
             if self.outbox is not None:
                 self.outbox.wait()  # what waits there takes memory that a smaller batch needs
-            raise
-        return runs
+            may_repeat = is_out_of_memory(error) and self.file is None
+            if not may_repeat or not self.lens.recordings.forget():
+                raise
+        else:
+            return runs
+        return self._launch(batch)  # with the memory that recordings took
 
     def _recorded_run(self, batch: list[Item], inputs: dict[str, Tensor]) -> list[StackRun]:
         """Run a batch so that it can be replayed: large results stay on the device."""

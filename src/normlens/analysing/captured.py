@@ -27,18 +27,19 @@ class Captured(Generic[T]):
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in inputs.items()
         }
-        before = torch.cuda.memory_allocated()
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         with holding() as self._constants:
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 run(dict(self._inputs))  # compiles kernels and fills caches
             current.wait_stream(stream)
+            before = torch.cuda.memory_reserved()
             self._graph = torch.cuda.CUDAGraph()
             graph = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
             with graph, _NumbersFromPython(self._constants):
                 self._result = run(dict(self._inputs))
-        self.bytes = max(0, torch.cuda.memory_allocated() - before)
+        #: Memory of its own, which holds results and whatever a replay needs on its way.
+        self.bytes = max(0, torch.cuda.memory_reserved() - before)
 
     def replay(self, inputs: Inputs) -> T:
         """Start the same on other inputs; the tensors of the result are there when it is done."""

@@ -86,7 +86,7 @@ class Collected:
         self._settled: list[tuple[Tensor, list[_Alike]]] = []
         self._numbers: list[Tensor] = []  # errors, those of kernels, and peaks, once settled
         self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
-        self._replay: torch.cuda.Event | None = None  # the end of the one that these come from
+        self._leaving: torch.cuda.Event | None = None  # from when on all small results are home
         self._recording: object = None
         self._taking = threading.Lock()
 
@@ -128,6 +128,20 @@ class Collected:
                 f"{tuple(shape[1:])}; analyse such layers one by one (`layers`)"
             )
 
+    def leave(self) -> None:
+        """Send off what waits on a GPU, behind its last kernel and before those of another batch.
+
+        Results of several devices are asked for when they are needed.
+        """
+        if self._outbox is None or len(self.devices) > 1:
+            return
+        self.settle()
+        self.checks.bring_home()
+        self._numbers = [pinned_copy(numbers) for numbers in self._numbers]
+        self._settled = [(self._sent(flat), alike) for flat, alike in self._settled]
+        self._leaving = torch.cuda.Event()
+        self._leaving.record()
+
     # Recorded and replayed ------------------------------------------------------------------------
 
     def settle(self) -> None:
@@ -162,8 +176,8 @@ class Collected:
         The recording stays in memory until its results are taken.
         """
         self._recording = recording
-        self._replay = torch.cuda.Event()
-        self._replay.record()
+        self._leaving = torch.cuda.Event()
+        self._leaving.record()
         self.checks = copy(recorded.checks)
         self.precision, self.experts = recorded.precision, recorded.experts
         self.covered, self.devices = recorded.covered, recorded.devices
@@ -201,7 +215,7 @@ class Collected:
     @property
     def pending(self) -> bool:
         """Whether results still lie where the next replay would write."""
-        return self._replay is not None
+        return self._leaving is not None
 
     def take(self) -> None:
         """Bring home what is sent, and copy what a replay leaves: the next one writes over it.
@@ -210,13 +224,14 @@ class Collected:
         """
         with self._taking:
             self._large.wait()
-            if self._replay is None:
+            if self._leaving is None:
                 return
-            self._replay.synchronize()
-            self.checks.take()
-            self._numbers = [numbers.clone() for numbers in self._numbers]
-            self._settled = [(flat.clone(), alike) for flat, alike in self._settled]
-            self._replay = self._recording = None
+            self._leaving.synchronize()
+            if self._recording is not None:
+                self.checks.take()
+                self._numbers = [numbers.clone() for numbers in self._numbers]
+                self._settled = [(flat.clone(), alike) for flat, alike in self._settled]
+            self._leaving = self._recording = None
 
     def errors(self) -> list[tuple[int, str, float]]:
         """Every completeness error, with its layer and scope, in the order of the layers."""
@@ -298,7 +313,13 @@ class Collected:
     def _on_cpu(self, flat: Tensor) -> NDArray[Any]:
         if self._outbox is None or not flat.is_cuda:
             return flat.cpu().numpy()
-        arrived = torch.empty(flat.shape, dtype=flat.dtype)
-        self._outbox.send_flat(flat, arrived)
+        arrived = self._sent(flat)
         self._outbox.wait()
         return arrived.numpy()
+
+    def _sent(self, flat: Tensor) -> Tensor:
+        """Where numbers arrive that the outbox is on its way with."""
+        assert self._outbox is not None
+        arrived = torch.empty(flat.shape, dtype=flat.dtype)
+        self._outbox.send_flat(flat, arrived)
+        return arrived

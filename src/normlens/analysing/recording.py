@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 BEFORE = 2
 #: Operations of a layer's feed-forward stage, and tokens of a batch, up to which launching a layer
 #: may take longer than running it.
-OPERATIONS, TOKENS = 8e12, 1 << 14
+OPERATIONS, TOKENS = 4e13, 1 << 14
 #: Recordings of one lens; the one that was used longest ago makes room.
 RECORDINGS = 8
 #: Changes of a model after which it is no longer recorded.
@@ -136,10 +136,13 @@ class Recordings:
         with recording.used:
             yield recording
 
-    def forget(self) -> None:
-        """Drop every recording: the model has changed."""
+    def forget(self) -> bool:
+        """Drop every recording, whether there were any: the model has changed, or memory is out."""
         with self._lock:
+            if not self._recorded:
+                return False
             self._drop()
+            return True
 
     def _drop(self) -> None:
         self._recorded.clear()
@@ -192,6 +195,9 @@ class Recordings:
                     self._recorded.clear()
             return None
         with self._lock:
+            if recording.bytes > KEPT:
+                self._failures[key] = FAILURES
+                return None
             self._recorded[key] = recording
             while len(self._recorded) > RECORDINGS or (
                 len(self._recorded) > 1 and sum(r.bytes for r in self._recorded.values()) > KEPT

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normlens.components import Layer, Linear, Reach
 from normlens.device_constants import on_device
 from normlens.errors import UnsupportedModelError
+from normlens.matmul import few_times
 from normlens.models.base import Adapter
 from normlens.models.reading import class_name
 from normlens.pinned import pinned_copy
@@ -30,9 +31,6 @@ NEGLIGIBLE = 1e-8
 EVIDENCE = 8
 #: The share of pairs at the edge of a mask that has weight; small weights fade out instead.
 SHARP = 0.9
-
-#: Parts of a sum that a GPU forms side by side.
-PIECES = 16
 
 #: Largest error of a module's output against x W + b. In half precision it is four units of
 #: rounding: an output's own rounding is about half a unit of its norm, and the rest is room for
@@ -75,9 +73,10 @@ class Checks:
             self._layers.append((traced.index, layer.reach, attention.heads))
             self._outside.append(outside)
             self._offsets.append(offsets)
+        tokens = traced.x.shape[0] * traced.x.shape[1]
         for linear in layer.linear_maps:
             if linear.module is not None and linear.module in traced.rows:
-                sizes = linear_sizes(linear, traced.rows[linear.module])
+                sizes = linear_sizes(linear, traced.rows[linear.module], tokens)
                 self._linear.append((traced.index, linear.module, sizes))
 
     @property
@@ -211,27 +210,19 @@ def masked_beyond(counts: Sequence[int], limit: int | None, heads: int) -> int |
     return edge if sharp and empty >= n and empty * heads >= EVIDENCE else None
 
 
-def linear_sizes(linear: Linear, rows: Rows) -> Tensor:
+def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
     """Norms of each row's input, output, product x W, and error y − (x W + b), as (4, row).
 
+    So many `tokens` pass through the map in the algebra.
     All that is made of them waits until they are on the CPU: a GPU spends more on starting such
     small steps than on taking them.
     """
     dtype = linear.weight.dtype
     x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
-    product = _few_rows_times(x, linear.weight)
+    product = few_times(x, linear.weight, tokens)
     of_module = None if linear.bias_outside else linear.bias
     error = y - product if of_module is None else y - product - of_module
     return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
-
-
-def _few_rows_times(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W`` of a few rows; on a GPU in pieces of the sum, or most of it would wait for a few."""
-    rows, size = x.shape
-    if not x.is_cuda or size % PIECES:
-        return x @ weight
-    pieces = x.view(rows, PIECES, -1).transpose(0, 1)  # (piece, row, in)
-    return (pieces @ weight.unflatten(0, (PIECES, -1))).sum(0)
 
 
 def linear_errors(sizes: Sequence[Tensor]) -> list[float]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from normlens.decomposition.fused.kernels import preparation
@@ -24,6 +23,7 @@ from normlens.decomposition.fused.launching import described, launch
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import aligned, power_of_two
 
+TILE = 64  # rows and columns that are scaled at a time
 #: Whether torch multiplies short operands into float32 numbers.
 WIDE = torch.__version__ >= "2.8"
 
@@ -66,13 +66,27 @@ def rounded(x: Tensor, dtype: torch.dtype, split: bool) -> Operand:
     return Operand(high, (x - high).to(dtype) if split else high)
 
 
-def divided(x: Tensor, size: Tensor, dtype: torch.dtype, split: bool) -> Operand:
-    """``x / size`` as an operand, in one pass where it is one number."""
-    if split:
-        return rounded(x / size, dtype, split)
-    high = torch.empty_like(x, dtype=dtype)
-    torch.div(x, size, out=high)
-    return Operand(high, high)
+def scaled(
+    x: Tensor, size: Tensor, shape: Sequence[int], dtype: torch.dtype, split: bool
+) -> Operand:
+    """A matrix divided by one number, as an operand of this shape with zeros around it."""
+    made = Operand.empty(x, shape, dtype, split)
+    rows, columns = shape
+    launch(
+        preparation.scale_matrix,
+        -(-rows // TILE) * -(-columns // TILE),
+        *made.both,
+        x,
+        *x.stride(),
+        size,
+        ROWS=x.shape[0],
+        COLUMNS=x.shape[1],
+        PADDED_ROWS=rows,
+        PADDED_COLUMNS=columns,
+        SPLIT=split,
+        BLOCK=TILE,
+    )
+    return made
 
 
 def described_both(operand: Operand | None, block: list[int]) -> list[Any]:
@@ -88,14 +102,6 @@ def wide_product(x: Tensor, w: Tensor) -> Tensor:
     if x.is_cuda and WIDE:
         return torch.mm(x, w, out_dtype=torch.float32)
     return x.float() @ w.float()
-
-
-def padded(x: Tensor, *sizes: int) -> Tensor:
-    """Pad the last axes of `x` with zeros to `sizes`; the result is contiguous."""
-    missing = [size - axis for size, axis in zip(sizes, x.shape[-len(sizes) :], strict=True)]
-    if not any(missing):
-        return x.contiguous()
-    return F.pad(x, [place for more in reversed(missing) for place in (0, more)]).contiguous()
 
 
 def nonzero(size: Tensor) -> Tensor:
@@ -129,9 +135,8 @@ def slopes(given: Sequence[Tensor], precision: Precision) -> tuple[list[Tensor],
 def down(weight: Tensor, precision: Precision) -> tuple[Operand, Tensor]:
     """W_down divided by its largest element, padded, and that element."""
     size = nonzero(torch.linalg.vector_norm(weight, torch.inf))
-    m, d = map(aligned, weight.shape)
-    made = divided(weight, size, precision.operand, precision.split)
-    return made.mapped(lambda x: padded(x, m, d)), size
+    shape = [aligned(axis) for axis in weight.shape]
+    return scaled(weight, size, shape, precision.operand, precision.split), size
 
 
 @dataclass(frozen=True)
@@ -145,10 +150,10 @@ class ScaledWeights:
     def of(cls, given: Sequence[Tensor], precision: Precision) -> ScaledWeights:
         columns = [torch.linalg.vector_norm(w, dim=-2).amax() for w in given]
         size = nonzero(torch.stack(columns).amax())
-        m = aligned(given[0].shape[-1])
-        made = [divided(w, size, torch.float16, precision.split) for w in given]
-        e = given[0].shape[-2]
-        return cls(tuple(w.mapped(lambda x: padded(x, m).view(-1, e, m)) for w in made), size)
+        e, m = given[0].shape[-2], aligned(given[0].shape[-1])
+        rows = [w.flatten(0, -2) for w in given]
+        made = [scaled(w, size, (len(w), m), torch.float16, precision.split) for w in rows]
+        return cls(tuple(w.mapped(lambda x: x.view(-1, e, m)) for w in made), size)
 
     @property
     def nbytes(self) -> int:

@@ -53,6 +53,36 @@ def scale_slopes(
 
 
 @triton.jit
+def scale_matrix(
+    high,  # (PADDED_ROWS, PADDED_COLUMNS), and low alike
+    low,
+    given,  # (ROWS, COLUMNS) with these strides
+    row_stride,
+    column_stride,
+    size,  # one number
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    PADDED_COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Divide a matrix by a size and round it to an operand, with zeros around it."""
+    blocks = tl.cdiv(PADDED_COLUMNS, BLOCK)
+    row = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    place = row.to(tl.int64)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
+    inside = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    values = tl.load(given + place, mask=inside, other=0.0)
+    upper, missed = split(tl.div_rn(values, tl.load(size)), high.dtype.element_ty)
+    place = row.to(tl.int64)[:, None] * PADDED_COLUMNS + column[None, :]
+    inside = (row < PADDED_ROWS)[:, None] & (column < PADDED_COLUMNS)[None, :]
+    tl.store(high + place, upper, mask=inside)
+    if SPLIT:
+        tl.store(low + place, missed, mask=inside)
+
+
+@triton.jit
 def measure_sources(
     sizes,  # (tokens,)
     x,  # (tokens, H, E) with these strides of tokens and heads
