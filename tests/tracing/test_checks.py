@@ -34,7 +34,7 @@ def sides(alpha: torch.Tensor, lengths: list[int], reach: Reach = Reach()) -> li
     offsets = attention_support(alpha, reach, lengths)[1]
     n, heads = alpha.shape[-1], alpha.shape[1]
     return [
-        masked_beyond(counts.tolist(), limit, heads)
+        masked_beyond(counts.numpy(), limit, heads)
         for counts, limit in (
             (offsets[n - 1 :], reach.ahead),
             (offsets[:n].flip(0), reach.back),

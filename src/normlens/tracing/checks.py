@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normlens.components import Layer, Linear, Reach
@@ -140,8 +142,8 @@ class Checks:
         return f"the adapter {type(self.adapter).__name__}"
 
     def _check_edges(self, index: int, reach: Reach, heads: int, offsets: Tensor) -> None:
-        n = (len(offsets) + 1) // 2
-        back, ahead = offsets[:n].flip(0).tolist(), offsets[n - 1 :].tolist()
+        n, at = (len(offsets) + 1) // 2, offsets.numpy()
+        back, ahead = at[:n][::-1], at[n - 1 :]
         for side, counts, limit in (("ahead", ahead, reach.ahead), ("back", back, reach.back)):
             edge = masked_beyond(counts, limit, heads)
             if edge is None:
@@ -195,17 +197,17 @@ def weight_on_padding(alpha: Tensor, checks: Checks) -> Tensor:
     return peak.amax().float()
 
 
-def masked_beyond(counts: Sequence[int], limit: int | None, heads: int) -> int | None:
+def masked_beyond(counts: NDArray[np.integer], limit: int | None, heads: int) -> int | None:
     """The distance at which a mask ends what a reach of `limit` tokens allows, or None.
 
     `counts` holds the pairs with weight at distance 0, 1, …. A mask has a sharp edge, with all
     pairs on one side of it and none on the other, while small weights that are rounded to zero fade
     out. Too few pairs beyond it are no evidence.
     """
-    n = len(counts)
+    n, seen = len(counts), np.flatnonzero(counts)
     furthest = n - 1 if limit is None else min(limit, n - 1)
-    edge = max((distance for distance in range(n) if counts[distance]), default=furthest)
-    empty = sum(n - distance for distance in range(edge + 1, furthest + 1))
+    edge = int(seen[-1]) if len(seen) else furthest
+    empty = int((n - np.arange(edge + 1, furthest + 1)).sum())
     sharp = counts[edge] >= SHARP * (n - edge)
     return edge if sharp and empty >= n and empty * heads >= EVIDENCE else None
 
