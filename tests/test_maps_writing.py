@@ -250,7 +250,7 @@ def test_nothing_is_collected_but_in_the_file(
     def watched(self: Collected, *args: Any) -> None:
         add(self, *args)
         pending.append(
-            max((len(t.shape) for each in self._pending.values() for t in each), default=0)
+            max((len(t.shape) for each in self._small.waiting.values() for t in each), default=0)
         )
 
     monkeypatch.setattr(Collected, "add", watched)

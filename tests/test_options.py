@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import typing
 from dataclasses import MISSING, dataclass, fields
@@ -91,6 +92,8 @@ def test_an_option_is_named_as_python_or_the_shell_names_it() -> None:
     error = OptionError("shard_size", "{option} must be at least 1, not '{option}'")
     assert str(error) == "shard_size must be at least 1, not '{option}'"
     assert error.as_typed == "--shard-size must be at least 1, not '{option}'"
+    arrived = pickle.loads(pickle.dumps(error))  # as from a worker
+    assert (str(arrived), arrived.as_typed) == (str(error), error.as_typed)
 
 
 def test_every_rule_has_a_name_and_every_name_a_rule() -> None:

@@ -20,6 +20,10 @@ class OptionError(InputError):
     def __init__(self, option: str, message: str):
         super().__init__(message.replace("{option}", option, 1))
         self.as_typed = message.replace("{option}", f"--{option.replace('_', '-')}", 1)
+        self._given = option, message
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[str, str]]:
+        return type(self), self._given  # from one process to another
 
 
 class UnknownScopeError(InputError):

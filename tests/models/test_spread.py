@@ -158,7 +158,7 @@ def test_no_two_devices_are_mixed(
     assert seen == places
     for run in runs:
         collected = run.collected
-        gathered = [each for pieces in collected._pending.values() for each in pieces]
+        gathered = [each for pieces in collected._small.waiting.values() for each in pieces]
         gathered += [error for *_, error in (*collected._errors, *collected._peaks)]
         assert gathered
         assert {each.device for each in gathered} == {FIRST}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from normlens.analysing.columns import CORRELATIONS, ROUTING, Columns
 from normlens.analysing.large_results import LargeResults
 from normlens.analysing.layer_results import Key, Wanted
 from normlens.analysing.outbox import Outbox
+from normlens.analysing.small_results import SmallResults
 from normlens.components import Layer
 from normlens.decomposition.results import LayerMaps
 from normlens.errors import UnsupportedModelError
@@ -26,17 +27,6 @@ from normlens.results.growing_file import Place
 from normlens.results.labelled import Correlations
 from normlens.results.maps_header import ALLOWED
 from normlens.tracing.checks import Checks
-
-#: Bytes of results that may stay on a device until the last layer is through.
-HELD_ON_DEVICE = 2 << 30
-
-
-class _Alike(NamedTuple):
-    """Results of one name, of several layers, one behind the other in a flat tensor."""
-
-    key: Key
-    layers: int
-    shape: torch.Size  # of one layer's, (b, …)
 
 
 class Collected:
@@ -81,11 +71,8 @@ class Collected:
         self._errors: list[tuple[int, str, Tensor]] = []
         self._kernel_errors: list[tuple[int, str, Tensor]] = []
         self._peaks: list[tuple[int, str, Tensor]] = []
-        self._pending: dict[Key, list[Tensor]] = {}
-        self._held = 0
-        self._settled: list[tuple[Tensor, list[_Alike]]] = []
+        self._small = SmallResults(outbox)
         self._numbers: list[Tensor] = []  # errors, those of kernels, and peaks, once settled
-        self._done: dict[Key, list[NDArray[Any]]] = {}  # pieces, each (b, layer, …)
         self._leaving: torch.cuda.Event | None = None  # from when on all small results are home
         self._recording: object = None
         self._taking = threading.Lock()
@@ -112,12 +99,10 @@ class Collected:
             if self._large.takes(key, tensor):
                 large.append(key)
             else:
-                self._pending.setdefault(key, []).append(tensor)
-                self._held += tensor.nbytes if tensor.is_cuda else 0
+                self._small.add(key, tensor)
         if large:
             self._large.add(found, large)
-        if self._held > HELD_ON_DEVICE and self._outbox is not None:
-            self._bring_small()
+        self._small.make_room()
 
     def _check_shape(self, key: Key, tensor: Tensor, index: int) -> None:
         shape = self._shapes.setdefault(key, tensor.shape)
@@ -136,9 +121,8 @@ class Collected:
         if self._outbox is None or len(self.devices) > 1:
             return
         self.settle()
-        self.checks.bring_home()
-        self._numbers = [pinned_copy(numbers) for numbers in self._numbers]
-        self._settled = [(self._sent(flat), alike) for flat, alike in self._settled]
+        self._bring_numbers_home()
+        self._small.leave()
         self._leaving = torch.cuda.Event()
         self._leaving.record()
 
@@ -151,24 +135,16 @@ class Collected:
             torch.stack([tensor for *_, tensor in errors]) if errors else torch.zeros(0)
             for errors in (self._errors, self._kernel_errors, self._peaks)
         ]
-        self._flatten()
+        self._small.settle()
 
     def bring_home(self) -> None:
         """Copy what is settled to pinned memory, as the last thing that the device does."""
+        self._bring_numbers_home()
+        self._small.bring_home()
+
+    def _bring_numbers_home(self) -> None:
         self.checks.bring_home()
         self._numbers = [pinned_copy(numbers) for numbers in self._numbers]
-        self._settled = [(pinned_copy(flat), alike) for flat, alike in self._settled]
-
-    def _flatten(self) -> None:
-        by_type: dict[torch.dtype, list[Key]] = {}
-        for key, pieces in self._pending.items():
-            by_type.setdefault(pieces[0].dtype, []).append(key)
-        for keys in by_type.values():
-            flat = torch.cat([piece.flatten() for key in keys for piece in self._pending[key]])
-            alike = [_Alike(key, len(self._pending[key]), self._shapes[key]) for key in keys]
-            self._settled.append((flat, alike))
-        self._pending.clear()
-        self._held = 0
 
     def replayed(self, recorded: Collected, recording: object) -> None:
         """Take over what a recorded batch of the same lengths leaves; its replay has begun.
@@ -184,7 +160,8 @@ class Collected:
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
         self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
         self._peaks = recorded._peaks
-        self._settled, self._numbers = list(recorded._settled), recorded._numbers
+        self._numbers = recorded._numbers
+        self._small.replayed(recorded._small)
         self._large.replayed(recorded._large)
 
     # At the end -----------------------------------------------------------------------------------
@@ -230,7 +207,7 @@ class Collected:
             if self._recording is not None:
                 self.checks.take()
                 self._numbers = [numbers.clone() for numbers in self._numbers]
-                self._settled = [(flat.clone(), alike) for flat, alike in self._settled]
+                self._small.take()
             self._leaving = self._recording = None
 
     def errors(self) -> list[tuple[int, str, float]]:
@@ -257,19 +234,18 @@ class Collected:
 
     def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""
-        self._bring_small()
-        self._done |= {key: [array] for key, array in self._large.arrived().items()}
+        done = self._small.arrived()
+        done |= {key: [array] for key, array in self._large.arrived().items()}
         results: list[dict[str, dict[str, NDArray[Any]]]] = [{} for _ in self.lengths]
         for key in self.covered:
             group, name = key
-            pieces = self._done[key]
+            pieces = done[key]
             whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
             for index in range(len(self.lengths)):
                 # a view would keep the whole batch alive
                 array = np.ascontiguousarray(self.columns.real(whole[index], group, name, index))
                 alone = array if len(self.lengths) == 1 or array.base is None else array.copy()
                 results[index].setdefault(group, {})[name] = alone
-        self._done.clear()
         return results
 
     def correlations(self, rho: NDArray[Any] | None) -> Correlations | None:
@@ -293,33 +269,3 @@ class Collected:
         masks = self._place(ALLOWED, shape, np.dtype(np.uint8)).view(np.bool_)
         write_allowed(masks, readings, n, others)
         return masks
-
-    def _bring_small(self) -> None:
-        """Move what waits on the device to the CPU."""
-        if self._pending and not next(iter(self._pending.values()))[0].is_cuda:
-            for key, pieces in self._pending.items():
-                self._done.setdefault(key, []).append(torch.stack(pieces, dim=1).cpu().numpy())
-            self._pending.clear()
-        self._flatten()
-        for flat, alike in self._settled:
-            start, whole = 0, self._on_cpu(flat)
-            for key, layers, shape in alike:
-                stop = start + layers * shape.numel()
-                array = whole[start:stop].reshape(layers, *shape)
-                self._done.setdefault(key, []).append(array.swapaxes(0, 1))
-                start = stop
-        self._settled.clear()
-
-    def _on_cpu(self, flat: Tensor) -> NDArray[Any]:
-        if self._outbox is None or not flat.is_cuda:
-            return flat.cpu().numpy()
-        arrived = self._sent(flat)
-        self._outbox.wait()
-        return arrived.numpy()
-
-    def _sent(self, flat: Tensor) -> Tensor:
-        """Where numbers arrive that the outbox is on its way with."""
-        assert self._outbox is not None
-        arrived = torch.empty(flat.shape, dtype=flat.dtype)
-        self._outbox.send_flat(flat, arrived)
-        return arrived
