@@ -387,6 +387,14 @@ def test_lines_in_a_pipe_until_the_run_ends(
     assert told_states == ["running", "running", "stopped"]
 
 
+def test_no_worker_has_finished_a_shard_yet(stopped: Run) -> None:
+    with locked(stopped.folder):
+        told(workers=()).write(stopped.folder)
+        watched = stopped.watched()
+    assert "2 shards in flight, 0 failed" in watched.line()
+    assert "workers    none has finished a shard yet" in str(watched)
+
+
 def test_a_live_view_on_a_terminal(
     stopped: Run, states: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

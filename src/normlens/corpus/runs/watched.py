@@ -12,6 +12,8 @@ from normlens.corpus.runs.progress import clock
 from normlens.corpus.runs.status import Status
 from normlens.wording import counted
 
+NONE_YET = "none has finished a shard yet"
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -55,7 +57,8 @@ class Watched:
         parts = [f"{status.done}/{status.sequences} sequences", f"{self.rate:.1f}/s"]
         if activity is not None:
             parts.append(f"{counted(activity.in_flight, 'shard')} in flight")
-            parts.append(f"{counted(len(activity.workers), 'worker')} so far")
+            if activity.workers:  # each has finished a shard
+                parts.append(f"{counted(len(activity.workers), 'worker')} so far")
         parts.append(f"{status.failures} failed")
         if status.attempts:
             parts.append(f"{counted(sum(status.attempts.values()), 'attempt')} failed")
@@ -77,7 +80,7 @@ class Watched:
         lines = [
             f"of late    {self.rate:.2f} sequences/s{left}",
             f"in flight  {counted(activity.in_flight, 'shard')}{_longest(activity)}",
-            f"workers    {len(activity.workers)} so far",
+            f"workers    {f'{len(activity.workers)} so far' if activity.workers else NONE_YET}",
         ]
         lines += [f"           {worker_line(worker)}" for worker in activity.workers[:LISTED]]
         if self.note:
