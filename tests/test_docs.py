@@ -144,9 +144,9 @@ def test_the_code_about_maps_of_a_translation_runs(tmp_path, monkeypatch):
 
 
 def test_the_adapter_example_registers(monkeypatch):
-    from normlens.models import base
+    from normlens.models import registry
 
-    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
     names: dict[str, Any] = {}
     for code in fences(ROOT / "docs" / "adapters.md", "python"):
         exec(compile(code, "adapters.md", "exec"), names)

@@ -11,7 +11,7 @@ from torch import nn
 
 import normlens
 from normlens.components import Attention, Branch, FeedForward, ParallelFeedForward, Residual
-from normlens.models import base
+from normlens.models import registry
 from normlens.models.base import layer_norm, linear
 
 D, HEADS, WORDS = 12, 3, 40
@@ -20,7 +20,7 @@ D, HEADS, WORDS = 12, 3, 40
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
     """The examples' adapters are registered for one test, and gone afterwards."""
-    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
     normlens.register("unlike")(UnlikeAdapter)
     normlens.register("reader")(ReaderAdapter)
 

@@ -10,7 +10,7 @@ import pytest
 from installed_examples import FAMILY, python
 
 import normlens
-from normlens.models import base, supported_families
+from normlens.models import registry, supported_families
 from normlens.models.families.bert import Bert
 from normlens.models.tiny import ENCODER, tiny_families
 
@@ -66,8 +66,8 @@ def test_the_folder_holds_families_only():
 
 def test_a_family_that_transformers_does_not_have_is_not_listed(monkeypatch):
     """Its file may be newer than the installed transformers."""
-    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
-    monkeypatch.setattr(base, "_TINY", dict(base._TINY))
+    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
+    monkeypatch.setattr(registry, "_TINY", dict(registry._TINY))
     future = type("Future", (Bert,), {"__module__": "normlens.models.families.future"})
     normlens.register("of-the-future", tiny=ENCODER)(future)
     assert "of-the-future" not in supported_families()
