@@ -15,7 +15,7 @@ from normlens.demo import run as demo
 from normlens.demo.explained import show_why
 from normlens.demo.run import SENTENCES, run_demo
 from normlens.errors import ModelLoadError, OutputError
-from normlens.exports import map_export as export
+from normlens.exports import printing
 
 needs_minilm = pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,
@@ -35,7 +35,7 @@ def encoder_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_prints_tables_and_writes_maps_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_RESOLUTION", 50)  # small pictures are written sooner
+    monkeypatch.setattr(printing, "_RESOLUTION", 50)  # small pictures are written sooner
     monkeypatch.setattr(demo, "SEQUENCES", 6)
     folder = tmp_path / "demo"
     folder.mkdir()

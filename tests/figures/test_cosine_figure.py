@@ -10,7 +10,7 @@ from explanation_examples import LONG, SCRIPTS, SHORT
 from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
-from normlens.exports.map_export import save_figure
+from normlens.exports.printing import save_figure
 from normlens.figures.cosine_matrix import with_biases
 from normlens.results.cosine import Cosine
 from normlens.results.tokens import TokenAxis

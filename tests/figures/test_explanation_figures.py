@@ -11,7 +11,7 @@ from explanation_examples import LONG, SCRIPTS, SHORT, explanation, explanations
 from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
-from normlens.exports.map_export import save_figure
+from normlens.exports.printing import save_figure
 from normlens.figures.flow_edges import FEW, Edges
 from normlens.results.contribution_rows import LONGEST, rows_of
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from normlens.demo.tables import TextTable, rendered
-from normlens.exports import map_export as export
 from normlens.exports.explanation_export import COMPONENTS, FLOW, TOKENS, write_explanation
+from normlens.exports.printing import save_figure
 from normlens.lens import Lens
 from normlens.results import store
 from normlens.results.contribution_rows import rows_of
@@ -67,7 +67,7 @@ def show_cosine(
     if pictures:
         path = folder / f"{name}-cosine.png"
         with store.writing(path, overwrite=True) as temporary:
-            export.save_figure(pair.plot(), temporary)
+            save_figure(pair.plot(), temporary)
         written.append((path, "which of their tokens made it"))
     return written
 

@@ -21,7 +21,7 @@ from normlens.demo.tables import (
     similarity_table,
 )
 from normlens.errors import OutputError
-from normlens.exports import map_export as export
+from normlens.exports.printing import save_figure
 from normlens.extras import PICTURES, REPORT, extra_for, missing
 from normlens.layers import thinned
 from normlens.loading import load
@@ -164,7 +164,7 @@ def _show(name: str, folder: Path, echo: Callable[[str], object]) -> list[tuple[
     if not missing([PICTURES]):
         for path, figure, what in _pictures(name, folder, results[0], step, layers):
             with store.writing(path, overwrite=True) as temporary:
-                export.save_figure(figure, temporary)
+                save_figure(figure, temporary)
             written.append((path, what))
     explain = show_why if lens.causal else show_cosine
     return written + explain(lens, name, folder, echo, pictures=not missing([PICTURES]))

@@ -83,7 +83,10 @@ class Explainer:
     def _answers(
         self, encoded: Sequence[Item], questions: Sequence[Question], indices: list[int]
     ) -> Answers:
-        """Answer questions together; where memory runs out, the halves one after the other."""
+        """Answer questions together; where memory runs out, the halves one after the other.
+
+        Recordings give back theirs before.
+        """
         lens = self.lens
         sequences = sorted({questions[index].sequence for index in indices})
         batch = [encoded[sequence] for sequence in sequences]
@@ -102,11 +105,14 @@ class Explainer:
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
                 raise
-            if len(indices) == 1:
+            had_recordings = lens.recordings.forget()
+            if len(indices) == 1 and not had_recordings:
                 raise MemoryLimitError(
                     f"an explanation of {len(batch[0])} tokens does not fit into the memory of "
                     f"{lens.device}; use a shorter text, flow=False, or another device"
                 ) from None
+        if had_recordings:
+            return self._answers(encoded, questions, indices)
         half = len(indices) // 2
         parts = indices[:half], indices[half:]
         return [answer for part in parts for answer in self._answers(encoded, questions, part)]

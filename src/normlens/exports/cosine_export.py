@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.exports import spreadsheet
-from normlens.exports.map_export import check_format, save_figure
+from normlens.exports.map_export import check_format
+from normlens.exports.printing import save_figure
 from normlens.plain_json import plain
 from normlens.results import store
 from normlens.results.contribution_rows import NO_TOKEN_WORDS

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError, valid_choice
 from normlens.exports import spreadsheet
-from normlens.exports.map_export import PICTURES, check_format, save_figure, save_pages
+from normlens.exports.map_export import PICTURES, check_format
+from normlens.exports.printing import save_figure, save_pages
 from normlens.plain_json import plain
 from normlens.results import store
 from normlens.results.axes import EXPLANATION

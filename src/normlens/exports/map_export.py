@@ -6,8 +6,7 @@ Layers, heads and positions of tokens count from 0 in all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from normlens import figures
 from normlens.errors import InputError
 from normlens.exports import spreadsheet
+from normlens.exports.map_pictures import write_pages, write_picture
 from normlens.plain_json import plain
 from normlens.results import store
 from normlens.results.both_stacks import by_stack, choose_in_stacks
@@ -22,13 +22,11 @@ from normlens.results.patches_file import saved_grid
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from normlens.results.maps import Maps
 
 JSON_FORMAT = "normlens-maps-json"
 JSON_VERSION = 1
-_RESOLUTION = 200  # pixels per inch
 
 
 def write(
@@ -200,96 +198,12 @@ def _write_json(maps: Maps, path: str) -> None:
         file.write("\n")
 
 
-# Pictures ----------------------------------------------------------------------------------------
-
-
-def _write_picture(maps: Maps, path: str, **drawing: Any) -> None:
-    if "heads_of" in drawing:
-        save_figure(_heads(maps, None, drawing), path)
-        return
-    if is_over_picture(maps, drawing):
-        save_figure(_over_picture(maps, maps.scopes[-1], drawing), path)
-        return
-    both = by_stack(maps)
-    if len(both) == len(maps.layers) == 1:
-        figure = figures.plot_layer(maps, maps.layers[0], **drawing)
-    else:
-        figure = figures.plot_overview(maps, **drawing)
-    save_figure(figure, path)
-
-
-def is_over_picture(maps: Maps, drawing: Mapping[str, Any]) -> bool:
-    """Whether rows or columns of maps are laid over the image that they are of."""
-    if maps.grid is None and {"row", "column"} & set(drawing):
-        raise InputError("row and column are laid over an image, and these maps are of none")
-    return maps.grid is not None and "normalise" not in drawing
-
-
-def _over_picture(maps: Maps, scope: str, drawing: Mapping[str, Any]) -> Figure:
-    colour = {name: drawing[name] for name in ("colour", "diagonal") if name in drawing}
-    row, column = drawing.get("row"), drawing.get("column")
-    return figures.plot_patches(maps, None, scope, target=row, source=column, **colour)
-
-
-def _heads(maps: Maps, layer: int | None, drawing: Mapping[str, Any]) -> Figure:
-    """The heads of a layer, or of all."""
-    if {"row", "column"} & set(drawing):
-        raise InputError("row and column are laid over an image, heads are not; choose one of them")
-    options = {name: value for name, value in drawing.items() if name != "heads_of"}
-    return figures.plot_heads(maps, layer, drawing["heads_of"], **options)
-
-
-def _write_pages(maps: Maps, path: str, **drawing: Any) -> None:
-    title = f"NormLens maps of {maps.provenance.get('model')}"
-    save_pages(_pages(maps, drawing), path, title)
-
-
-def _pages(maps: Maps, drawing: dict[str, Any]) -> Iterator[Figure]:
-    """A picture of each layer, the encoder's first; of an image one of each scope."""
-    if "heads_of" in drawing:
-        layers = maps.covered("heads", figures.head_scope(maps, drawing["heads_of"]))
-        yield from (_heads(maps, layer, drawing) for layer in layers)
-        return
-    if is_over_picture(maps, drawing):
-        yield from (_over_picture(maps, scope, drawing) for scope in maps.scopes)
-        return
-    for one in by_stack(maps):
-        # An encoder's sources are one sequence, of which nothing can be hidden.
-        options = {**drawing, "sources": None} if maps.encoder is one else drawing
-        yield from (figures.plot_layer(one, layer, **options) for layer in one.layers)
-
-
-def save_pages(drawn: Iterable[Figure], path: str | Path, title: str) -> None:
-    """Write figures as the pages of one PDF; the same figures give the same bytes."""
-    from matplotlib.backends.backend_pdf import PdfPages
-
-    with _for_print(), PdfPages(path, metadata={"Title": title, "CreationDate": None}) as pages:
-        for figure in drawn:
-            pages.savefig(figure, dpi=_RESOLUTION)
-
-
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure in a form that prints well; the same figure gives the same bytes."""
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with _for_print():
-        figure.savefig(path, dpi=_RESOLUTION, metadata=undated.get(Path(path).suffix.lower()))
-
-
-@contextmanager
-def _for_print() -> Iterator[None]:
-    """Use fonts that publishers accept (TrueType, not Type 3) and reproducible names."""
-    import matplotlib
-
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "normlens"}):
-        yield
-
-
 _WRITERS: dict[str, Callable[..., None]] = {
     ".csv": _write_csv,
     ".json": _write_json,
-    ".png": _write_picture,
-    ".svg": _write_picture,
-    ".pdf": _write_pages,
+    ".png": write_picture,
+    ".svg": write_picture,
+    ".pdf": write_pages,
 }
 PICTURES = (".png", ".svg", ".pdf")
 #: Endings of file names that `write` accepts.
