@@ -12,22 +12,22 @@ import torch
 from normlens.advancing import Progress
 from normlens.analysing.batches import batches
 from normlens.analysing.verdicts import check_scores
-from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
+from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.answers import explanation
 from normlens.explain.batch_run import BatchRun, OneStackRun
 from normlens.explain.model_scores import ModelScores, ask_for_places
-from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Said
 from normlens.explain.pair_run import PairRun
 from normlens.explain.questions import Question
 from normlens.explain.readings import Reading, Start, start
 from normlens.explain.recorded_passes import RecordedPasses, passes_key, starts_of
+from normlens.explain.room import Room
 from normlens.explain.sentences import text_vector
 from normlens.explain_options import ExplainOptions
 from normlens.heads import LAST, SENTENCES, Head
 from normlens.pairs import Item, Pair
-from normlens.parsing import parse_bytes
 from normlens.results.explanation import Explanation
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import without_autocast
@@ -36,9 +36,6 @@ from normlens.tracing.turns import alone_with_model
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
-
-#: Flow maps of one score are kept without being asked for up to this size.
-FLOW_BYTES = 1 << 27
 
 #: For each text, its questions: their places, where the way back begins, what the model says.
 Rows = list[list[tuple[int, Start, Said]]]
@@ -125,7 +122,7 @@ class Explainer:
         inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
         rows = self.rows(run, self.forward(run, inputs, places), questions, asked)
         answers: Answers = []
-        at_once = self._at_once(run.tokens, len(batch))
+        at_once = self._room.at_once(run.tokens, len(batch))
         for first in range(0, max(map(len, rows)), at_once):
             chunk = [row[first : first + at_once] for row in rows]
             self.carry(run, starts_of(chunk), self.progress)
@@ -141,7 +138,7 @@ class Explainer:
         run = self.begun(batch)
         inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
         key = passes_key(self, batch, [[questions[i] for i in row] for row in asked], inputs)
-        if key is None or self._at_once(run.tokens, len(batch)) < max(map(len, asked)):
+        if key is None or self._room.at_once(run.tokens, len(batch)) < max(map(len, asked)):
             return None
         recordings = self.lens.recordings
         record = partial(RecordedPasses, self, batch, questions, asked, inputs, places)
@@ -172,7 +169,7 @@ class Explainer:
         self, run: BatchRun, starts: Sequence[Sequence[Start]], progress: Progress | None = None
     ) -> None:
         """Carry scores back through the model."""
-        flow = self._keeps_flow(run.tokens)
+        flow = self._room.keeps_flow(run.tokens)
         run.carry(starts, flow, self.options.heads, self._scopes, progress)
 
     def _packed(
@@ -194,7 +191,7 @@ class Explainer:
         return answers
 
     def begun(self, batch: list[Item]) -> BatchRun:
-        rule, kept = self.options.nonlinearity, self._kept_bytes
+        rule, kept = self.options.nonlinearity, self._room.kept_bytes
         pairs = [item for item in batch if isinstance(item, Pair)]
         if pairs:
             return PairRun(self.lens, pairs, rule, kept)
@@ -259,21 +256,6 @@ class Explainer:
         gradient = torch.nn.functional.pad(began.gradient, (0, 0, 0, width))
         return replace(began, gradient=gradient), said
 
-    @property
-    def _limit(self) -> int:
-        """The memory, in bytes, that an explanation may take beside the model's own."""
-        return parse_bytes(self.options.memory_limit) or DEFAULT_LIMIT
-
-    @property
-    def _kept_bytes(self) -> int:
-        """How much attention the forward pass may keep; what it does not keep is computed again.
-
-        A GPU whose memory holds the model has room for as much as half of that.
-        """
-        if self.options.memory_limit is None and self.lens.device.type == "cuda":
-            return sum(parameter.nbytes for parameter in self.lens.model.parameters()) // 2
-        return self._limit // KEPT_SHARE
-
     @cached_property
     def _head(self) -> Head:
         return self.head.to(self.lens.compute_dtype)
@@ -288,19 +270,6 @@ class Explainer:
             return self.lens.scopes
         return [scopes] if isinstance(scopes, str) else list(scopes)
 
-    def _keeps_flow(self, n: int) -> bool:
-        """Whether flow maps of texts of n tokens are kept."""
-        if self.options.flow is not None:
-            return self.options.flow
-        return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
-
-    def _at_once(self, n: int, b: int) -> int:
-        """How many scores of each of b texts of n tokens are carried back together."""
-        maps = self._keeps_flow(n) or self.options.heads
-        layers = self.lens.layers
-        widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
-        heads, d = layers[0].attention.heads, layers[0].width
-        each = n * (4 * widest + 8 * d)
-        if maps:
-            each += 3 * heads * n * n
-        return max(1, self._limit // (2 * b * each * self.lens.compute_dtype.itemsize))
+    @cached_property
+    def _room(self) -> Room:
+        return Room(self.lens, self.options)
