@@ -144,10 +144,10 @@ def _is_recent(device: torch.device) -> bool:
 
 
 def few_times(v: Tensor, weight: Tensor, among: int) -> Tensor:
-    """``v W`` of a few vectors, the first ones of `among` that are multiplied by W in turn.
+    """``v W`` of a few vectors, where W is multiplied by `among` others as well.
 
-    On a GPU both products share the split weight; where there is none, the sum is formed in pieces,
-    or most of the GPU would wait for a few.
+    On a GPU they share the split weight. Where it is not split, the sum is formed in pieces, or
+    most of the GPU would wait for a few programs.
     """
     rows, inner = v.shape
     if _kept.operands is not None and _is_split(v, weight, among):

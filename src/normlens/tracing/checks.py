@@ -215,9 +215,8 @@ def masked_beyond(counts: NDArray[np.integer], limit: int | None, heads: int) ->
 def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
     """Norms of each row's input, output, product x W, and error y − (x W + b), as (4, row).
 
-    So many `tokens` pass through the map in the algebra.
     All that is made of them waits until they are on the CPU: a GPU spends more on starting such
-    small steps than on taking them.
+    small steps than on taking them. In the algebra `tokens` vectors pass through the same map.
     """
     dtype = linear.weight.dtype
     x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
