@@ -33,7 +33,7 @@ ALIGNED = 8
 #: The smallest side of a weight for whose product a whole tile is not wasted.
 _NARROWEST = 64
 #: Parts of a sum that a GPU forms side by side.
-PIECES = 16
+_PIECES = 16
 _OLDEST = (8, 0)  # capability of the GPUs on which float16 is fast enough
 
 
@@ -152,10 +152,10 @@ def few_times(v: Tensor, weight: Tensor, among: int) -> Tensor:
     rows, inner = v.shape
     if _kept.operands is not None and _is_split(v, weight, among):
         return _split(v, weight)
-    if not v.is_cuda or inner % PIECES:
+    if not v.is_cuda or inner % _PIECES:
         return v @ weight
-    pieces = v.view(rows, PIECES, -1).transpose(0, 1)  # (piece, row, in)
-    return (pieces @ weight.unflatten(0, (PIECES, -1))).sum(0)
+    pieces = v.view(rows, _PIECES, -1).transpose(0, 1)  # (piece, row, in)
+    return (pieces @ weight.unflatten(0, (_PIECES, -1))).sum(0)
 
 
 def _split(v: Tensor, weight: Tensor, bias: Tensor | None = None, digits: int = 22) -> Tensor:

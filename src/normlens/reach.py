@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -24,6 +26,13 @@ class Reach:
             allowed &= offset >= -self.back
         if self.ahead is not None:
             allowed &= offset <= self.ahead
+        return allowed
+
+    def array(self, n: int) -> NDArray[np.bool_]:
+        """The mask as NumPy makes it, by one thread: others may be busy with what a GPU sends."""
+        allowed = np.tri(n, k=n if self.ahead is None else self.ahead, dtype=bool)
+        if self.back is not None:
+            allowed &= ~np.tri(n, k=-self.back - 1, dtype=bool)
         return allowed
 
     def pairs(self, n: int) -> int:

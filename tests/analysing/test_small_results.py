@@ -104,6 +104,18 @@ def test_nothing_comes_of_nothing() -> None:
     assert not results.arrived()
 
 
+def test_what_takes_too_much_room_comes_home_in_pieces() -> None:
+    results, key = SmallResults(Copies()), ("arrays", "a")  # type: ignore[arg-type]
+    for layer in range(LAYERS):
+        results.add(key, RESULTS[key] + 100 * layer)
+        results._held = small_results.HELD_ON_DEVICE + layer  # as if a GPU held so much
+        results.make_room()
+    pieces = results.arrived()[key]
+    assert [piece.shape[1] for piece in pieces] == [2, 1]  # the first layer alone fitted
+    whole = np.concatenate(pieces, axis=1)
+    assert whole[0, :, 0, 0].tolist() == [0, 100, 200]
+
+
 def test_room_is_made_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_results, "HELD_ON_DEVICE", 0)
     check(added(Copies()))

@@ -35,7 +35,7 @@ def write_allowed(
 ) -> None:
     """Write the same into an array, one layer after the other."""
     of_reach = {
-        reach: _formed(reach, n) if n > KEPT else _mask(reach, n)
+        reach: reach.array(n) if n > KEPT else _mask(reach, n)
         for reach in {reach for reach, _ in readings}
     }
     for mask, (reach, reads) in zip(masks, readings, strict=True):
@@ -43,15 +43,9 @@ def write_allowed(
         mask[:, others:] = of_reach[reach]
 
 
-def _formed(reach: Reach, n: int) -> NDArray[np.bool_]:
-    """As `Reach.mask`, by one thread: others are busy with what a GPU sends."""
-    mask = np.ones((n, n), bool) if reach.ahead is None else np.tri(n, k=reach.ahead, dtype=bool)
-    if reach.back is not None:
-        mask &= ~np.tri(n, k=-reach.back - 1, dtype=bool)
-    return mask
-
-
-_mask = lru_cache(maxsize=256)(_formed)
+@lru_cache(maxsize=256)
+def _mask(reach: Reach, n: int) -> NDArray[np.bool_]:
+    return reach.array(n)
 
 
 @lru_cache(maxsize=64)
