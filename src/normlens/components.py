@@ -188,19 +188,18 @@ class Layer:
 
     @cached_property
     def step_names(self) -> dict[int, str]:
-        """A short name for each component: as scopes call it, or bracketed before the attention."""
+        """A name of its own for each component: as scopes call it, bracketed before the attention."""
+        kinds = {
+            index: (step.symbol, index in self.scope_of_step)
+            for index, step in enumerate(self.steps)
+            if not isinstance(step, Branch)
+        }
+        every, seen = list(kinds.values()), list[tuple[str, bool]]()
         names: dict[int, str] = {}
-        symbols = [self.steps[index].symbol for index in self.scope_of_step]
-        seen: list[str] = []
-        for index, step in enumerate(self.steps):
-            if isinstance(step, Branch):
-                continue
-            if index not in self.scope_of_step:
-                names[index] = f"({step.symbol})"
-                continue
-            seen.append(step.symbol)
-            several = symbols.count(step.symbol) > 1
-            names[index] = step.symbol + (str(seen.count(step.symbol)) if several else "")
+        for index, kind in kinds.items():
+            seen.append(kind)
+            name = kind[0] + (str(seen.count(kind)) if every.count(kind) > 1 else "")
+            names[index] = name if kind[1] else f"({name})"
         return names
 
     @property

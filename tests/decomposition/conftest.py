@@ -56,13 +56,18 @@ def random_problem(
     gated: bool = False,
     centred: bool = True,
     biases: bool = True,
+    betas: bool | None = None,
     causal: bool = False,
     batch: int = 1,
     scale: float = 0.4,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Problem:
-    """`order` is "post", "pre", "parallel" or "both" (norms before and behind each branch)."""
+    """`order` is "post", "pre", "parallel" or "both" (norms before and behind each branch).
+
+    `betas` gives norms a β or none; without it they have one where linear maps have biases.
+    """
+    betas = biases if betas is None else betas
     generator = torch.Generator().manual_seed(seed)
     groups = heads if groups is None else groups
     width = d // heads
@@ -74,7 +79,7 @@ def random_problem(
         return Linear(draw(rows, columns), draw(columns) if biases else None)
 
     def norm() -> Norm:
-        beta = draw(d) if centred and biases else None
+        beta = draw(d) if centred and betas else None
         return Norm(1 + draw(d), beta, 1e-5, centred)
 
     attention = Attention(linear(d, groups * width), linear(d, d), heads, groups)

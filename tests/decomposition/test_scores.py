@@ -46,12 +46,14 @@ def gradient(given, *many: int) -> torch.Tensor:
 
 @every_order
 @every_rule
-def test_what_arrives_and_what_no_token_owns_are_the_score(order, rule, problem):
-    given = problem(order, batch=2, groups=2, gated=True, activation="silu")
+@pytest.mark.parametrize("has", ["biases", "betas", "biases betas"])
+def test_what_arrives_and_what_no_token_owns_are_the_score(order, rule, has, problem):
+    owners = {name: name in has for name in ("biases", "betas")}
+    given = problem(order, batch=2, groups=2, gated=True, activation="silu", **owners)
     layer, g = frozen(given, rule), gradient(given, 3)
     scores = layer_scores(layer, g)
     torch.testing.assert_close(scores.arriving, layer.adjoint(g)[0], rtol=0, atol=1e-12)
-    unowned = sum(part.sum(-1) for part in scores.unowned.values())
+    unowned = sum((part.sum(-1) for part in scores.unowned.values()), g.new_zeros(3, 2))
     torch.testing.assert_close(unowned, (g * layer.unowned()).sum((-1, -2)), rtol=0, atol=1e-10)
     total = (scores.arriving * given.x).sum((-1, -2)) + unowned
     output = layer.forward(given.x) + layer.unowned()
@@ -121,6 +123,13 @@ def test_components_carry_what_autograd_says_of_their_outputs(order, problem):
         if index in scores.heads:
             found = scores.heads[index].sum(-2)
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+def test_every_component_has_a_name_of_its_own(problem):
+    """What biases add is kept by name: two norms of one name would lose one of them."""
+    norm, *rest = problem("branch-normed").layer.steps
+    names = Layer([norm, norm, *rest]).step_names
+    assert list(names.values()) == ["(LN1)", "(LN2)", "ATTN", "RES1", "LN", "FF", "RES2"]
 
 
 def test_sampled_blocks_carry_no_score(problem):

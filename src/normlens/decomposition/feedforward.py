@@ -189,10 +189,11 @@ class FrozenParallelFeedForward:
         if self.norm is None:
             return block
         norm = self.norm.score(block.arriving)
-        if norm.unowned is None or block.passed is None or block.unowned is None:
+        if norm.unowned is None:
             return Scored(norm.arriving, block.passed, block.unowned)
+        assert block.passed is not None
         # β is part of what enters the block, but no token's.
-        unowned = block.unowned + norm.unowned
+        unowned = norm.unowned if block.unowned is None else block.unowned + norm.unowned
         return Scored(norm.arriving, block.passed - norm.unowned, unowned)
 
     @property
