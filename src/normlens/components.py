@@ -188,7 +188,7 @@ class Layer:
 
     @cached_property
     def step_names(self) -> dict[int, str]:
-        """A name of its own for each component: as scopes call it, bracketed before the attention."""
+        """A name for each component, no two alike; before the attention they are bracketed."""
         kinds = {
             index: (step.symbol, index in self.scope_of_step)
             for index, step in enumerate(self.steps)
