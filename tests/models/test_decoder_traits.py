@@ -256,21 +256,3 @@ def test_clipped_values(family):
     lens = normlens.load(tiny_model(family, **settings(0.05)))
     with pytest.raises(normlens.NormLensError, match="layer 0"):
         lens.maps(input_ids=IDS)
-
-
-# Biases -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("family", "overrides"),
-    [
-        ("granite", {"attention_bias": False, "mlp_bias": False}),
-        ("nemotron", {"attention_bias": False, "mlp_bias": False}),
-        ("starcoder2", {"use_bias": False}),
-        ("stablelm", {"use_qkv_bias": False}),
-        ("cohere", {"attention_bias": False}),
-        ("falcon", {"bias": False}),
-    ],
-)
-def test_without_biases(family, overrides):
-    check(family, **overrides)

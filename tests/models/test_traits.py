@@ -246,23 +246,6 @@ def test_opt_norms_without_weights(before):
     assert lens.model.decoder.layers[0].final_layer_norm.weight is None
 
 
-def test_opt_without_biases():
-    lens = check("opt", enable_bias=False)
-    assert lens.model.decoder.layers[0].fc1.bias is None
-
-
-def test_modernbert_without_biases():
-    check("modernbert", mlp_bias=False, norm_bias=False, attention_bias=False)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_decoders_without_biases(family):
-    overrides = {"attention_bias": False}
-    if family == "llama":
-        overrides["mlp_bias"] = False
-    check(family, **overrides)
-
-
 # Embeddings and shared layers --------------------------------------------------------------------
 
 
