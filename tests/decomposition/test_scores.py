@@ -120,9 +120,40 @@ def test_components_carry_what_autograd_says_of_their_outputs(order, problem):
         (slope,) = torch.autograd.grad(score, output, retain_graph=True)
         expected = (slope * output).sum(-1).detach()
         torch.testing.assert_close(scores.passed[index], expected, rtol=0, atol=1e-11)
-        if index in scores.heads:
-            found = scores.heads[index].sum(-2)
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+@every_order
+def test_every_way_through_a_layer_belongs_to_one_component(order, problem):
+    """To the first block on it: what is gone without that block, later blocks being there."""
+    given = problem(order, gated=True, activation="silu", groups=2)
+    layer, g = frozen(given), gradient(given)
+    scores = layer_scores(layer, g)
+    left = (g * layer.forward(given.x)).sum(-1)
+    blocks = sorted(scores.ways)
+    assert len(blocks) == 2
+    for count, block in enumerate(blocks, 1):
+        without = (g * _forward_without(layer, blocks[:count])).sum(-1)
+        torch.testing.assert_close(scores.ways[block], left - without, rtol=0, atol=1e-11)
+        left = without
+    residual = torch.zeros_like(left) if scores.residual is None else scores.residual
+    torch.testing.assert_close(residual, left, rtol=0, atol=1e-11)
+    heads = flow_by_head(layer, scores).sum(-1)
+    torch.testing.assert_close(scores.heads[blocks[0]], heads, rtol=0, atol=1e-11)
+
+
+def _forward_without(layer: FrozenLayer, blocks: list[int]) -> torch.Tensor:
+    """What a layer makes of its input where the output of some blocks is 0, without any bias."""
+    v, saved = layer.x, []
+    for index, step in enumerate(layer.steps):
+        if isinstance(step, FrozenBranch):
+            saved.append(v)
+        elif isinstance(step, FrozenResidual):
+            v = v + saved.pop()
+        elif type(step).__name__ == "FrozenParallelFeedForward":
+            v = v if index in blocks else v + step.linear(layer.x)
+        else:
+            v = torch.zeros_like(v) if index in blocks else step.linear(v)
+    return v
 
 
 def test_every_component_has_a_name_of_its_own(problem):
@@ -214,6 +245,8 @@ def test_both_flows_of_a_layer_lose_nothing(order):
     torch.testing.assert_close(other.sum(-2), columns[1], rtol=0, atol=1e-10)
     rows = (g * layer.forward(layer.x, {"encoder": e})).sum(-1)
     torch.testing.assert_close(own.sum(-1) + other.sum(-1), rows, rtol=0, atol=1e-10)
+    ways = sum(scores.ways.values(), scores.residual)
+    torch.testing.assert_close(ways, rows, rtol=0, atol=1e-10)
     by_head = cross_flow_by_head(layer, scores)
     torch.testing.assert_close(by_head.sum(-3), other, rtol=0, atol=1e-11)
     # Behind the first attention nothing of the other sequence has arrived.

@@ -1,4 +1,4 @@
-"""Tiny models with every head that their family has, and a frozen copy of them in autograd."""
+"""Tiny models with every head that their family has, and what holds of their explanations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -69,6 +70,29 @@ def every_head() -> list[tuple[str, str]]:
         "TokenClassification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     }
     return [(family, task) for family in tiny_families() for task in TASKS if family in names[task]]
+
+
+def assert_every_layer_makes_the_score(why: Any) -> None:
+    """A layer's components, and the biases from that layer on, are the score; none counts twice."""
+    layers = len(why.nodes)
+    biases = np.zeros(layers + 1)
+    for layer, _, share in why.biases:
+        biases[layers if layer == "head" else layer] += share
+    by_head = {"ATTN": why.heads, "CROSS": why.cross_heads}
+    scale = max(1, abs(why.value), np.abs(why.nodes).max())
+    for layer in range(layers):
+        behind = biases[layer:].sum()
+        whole = np.nansum(why.components[layer])
+        assert abs(whole + behind - why.value) < 1e-9 * scale
+        split = sum(
+            np.nansum(by_head[name][layer] if name in by_head else why.components[layer, place])
+            for place, name in enumerate(why.component_names)
+        )
+        assert abs(split + behind - why.value) < 1e-9 * scale
+    # At every position they are the row of the flow map.
+    np.testing.assert_allclose(
+        np.nansum(why.components, axis=1), why.flow.sum(-1), atol=1e-9 * scale
+    )
 
 
 class _InFloat64(TorchFunctionMode):

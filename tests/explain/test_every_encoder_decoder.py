@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from frozen_copies import frozen_pair_scores
-from heads import in_float64
+from heads import assert_every_layer_makes_the_score, in_float64
 from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
 
 import normlens
@@ -100,14 +100,18 @@ def test_it_is_complete_at_every_layer_and_flows_lose_nothing(family):
 def test_components_and_heads_of_both_stacks(family):
     with in_float64():
         why = explain(family)
-    assert why.component_names == ["ATTN", "CROSS", "FF"]
+    assert_every_layer_makes_the_score(why)
+    assert why.component_names == ["ATTN", "CROSS", "FF", "RES"]
     encoder = why.encoder_layers
     cross = why.components[:, 1]
     assert np.isnan(cross[:encoder]).all()
     assert np.isfinite(why.components[encoder:]).all()
     m = why.encoder_tokens
     assert not why.components[:encoder, [0, 2], m:].any()
-    assert not why.components[encoder:, :, :m].any()
+    assert not why.components[encoder:, :3, :m].any()
+    # The target's tokens wait while the encoder runs, with what they contribute.
+    waiting = np.broadcast_to(why.contributions[m:], (encoder, len(TARGET)))
+    np.testing.assert_array_equal(why.components[:encoder, 3, m:], waiting)
     np.testing.assert_allclose(np.nansum(why.heads, axis=1), why.components[:, 0], atol=1e-12)
     np.testing.assert_allclose(
         np.nansum(why.cross_heads[encoder:], axis=1), cross[encoder:], atol=1e-12

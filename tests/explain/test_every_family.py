@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heads import every_head, headed, in_float64, tried_families
+from heads import assert_every_layer_makes_the_score, every_head, headed, in_float64, tried_families
 
 import normlens
 from normlens.decomposition import freeze
@@ -69,6 +69,11 @@ def test_contributions_and_biases_are_the_models_own_score(family, task, rule):
     assert abs(total - value) < 1e-10 * max(1, abs(value))
     assert why.completeness < 1e-10
     assert why.probability == pytest.approx(float(logits.softmax(-1)[2]))
+
+
+@pytest.mark.parametrize(("family", "task", "rule"), HEADS_AND_RULES)
+def test_components_and_biases_are_the_score_at_every_layer(family, task, rule):
+    assert_every_layer_makes_the_score(explained(family, task, rule))
 
 
 @pytest.mark.parametrize(("family", "task", "rule"), HEADS_AND_RULES)

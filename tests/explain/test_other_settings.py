@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from frozen_copies import frozen_outputs, frozen_pair_scores
-from heads import every_head, headed, in_float64
+from heads import assert_every_layer_makes_the_score, every_head, headed, in_float64
 from pair_models import IDS, TARGET, generating, model_inputs, source_of
 from reference import assert_maps_match, pair_references, references
 
@@ -101,6 +101,7 @@ def test_one_stack(family, settings):
     expected = (g * tokens).sum(-1).detach().numpy()
     np.testing.assert_allclose(why.contributions, expected, rtol=0, atol=1e-9)
     assert why.completeness < 1e-10
+    assert_every_layer_makes_the_score(why)
     if family in TASKS:
         assert_complete(lambda dtype: headed(family, TASKS[family], dtype, **settings))
 
@@ -121,6 +122,7 @@ def test_two_stacks(family, settings):
     expected = [(g * own).sum(-1).detach() for g, own in zip(made, (source, prefix), strict=True)]
     np.testing.assert_allclose(why.contributions, torch.cat(expected), rtol=0, atol=1e-9)
     assert why.completeness < 1e-10
+    assert_every_layer_makes_the_score(why)
     single = normlens.load(model.float(), tokenizer=False)
     assert single.explain(**source_of(family), **target, token=3).completeness < 1e-5
 

@@ -207,7 +207,7 @@ export class ExplainPage extends ResultPage<ExplanationItem, ExplainState> {
     this.place(figure, size);
     const alone = this.state.token === null ? "" : ` Strong bars: at the position of ${this.explained.labels[this.state.token]} alone; pale ones: everywhere.`;
     this.note.textContent =
-      "What of the score passes through each layer’s components. A part that passes one may pass a later one, too, so these bars do not add up to the score; biases do add up, to the remainder." + alone;
+      "How much of the score passes each block of a layer first; the rest of it passes none of them, by the residual connections. Each layer is passed anew, so bars of different layers do not add up; biases do, to the remainder." + alone;
     this.listComponents(picture);
   }
 

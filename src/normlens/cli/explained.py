@@ -13,6 +13,7 @@ from normlens.precisions import cost_in_words
 from normlens.results.contribution_rows import explained_rows
 from normlens.results.explanation_words import (
     PREFIX,
+    RES,
     decimals,
     percent,
     place_words,
@@ -187,7 +188,7 @@ def _print_contributions(console: Console, why: Explanation) -> None:
 
 
 def _print_components(console: Console, why: Explanation) -> None:
-    """The strongest components over all positions, heads apart."""
+    """The strongest blocks over all positions, attentions by head."""
     import numpy as np
 
     sums = np.nansum(why.components, axis=-1)  # (layer, component)
@@ -198,7 +199,7 @@ def _print_components(console: Console, why: Explanation) -> None:
         (layer, name, float(sums[layer, place]))
         for layer in range(len(sums))
         for place, name in enumerate(why.component_names)
-        if name not in by_head
+        if name not in by_head and name != RES
     ]
     named += [
         (layer, f"{name} head {head}", float(value))
@@ -208,7 +209,9 @@ def _print_components(console: Console, why: Explanation) -> None:
     ]
     strongest = sorted(named, key=lambda part: -abs(part[2]))[:_COMPONENTS]
     places = decimals(max((abs(value) for *_, value in strongest), default=1.0))
-    table = new_table("layer", "component", "adds", left=2)
+    table = new_table("layer", "component", "passes", left=2)
     for layer, name, value in strongest:
         add_row(table, why.layer_names[layer], name, signed_number(value, places))
-    print_table(console, "Strongest components, over all positions (they overlap)", table)
+    print_table(
+        console, "Strongest components: what of the score passes them first in a layer", table
+    )

@@ -125,6 +125,12 @@ class FrozenAttention:
             unowned = of_values.sum(-2) if unowned is None else unowned + of_values.sum(-2)
         return Scored(self._sources_adjoint(at_heads), heads.sum(-2), unowned, heads, at_heads)
 
+    def owed_by_head(self, at_heads: Tensor, unowned: Tensor) -> Tensor:
+        """What each head's output owes to tokens, (…, b, h, i): the sum of `head_flow` over j."""
+        values = self._unowned_values(unowned)
+        assert values is not None
+        return (at_heads * (self.head_sums - self._read(values))).sum(-1)
+
     def head_flow(self, at_heads: Tensor, unowned: Tensor | None = None) -> Tensor:
         """``g_i · α^h_ij s_j W_V^h W_O^h``: how much of a score goes from j to i by each head.
 
@@ -178,8 +184,10 @@ class FrozenAttention:
     def _unowned_read(self) -> Tensor | None:
         """What each head reads that no token owns, (b, h, i, d_head)."""
         values = self._unowned_values()
-        if values is None:
-            return None
+        return None if values is None else self._read(values)
+
+    def _read(self, values: Tensor) -> Tensor:
+        """What each head reads, (b, h, i, d_head), of values (h, d_head) or (b, j, h, d_head)."""
         if values.dim() == 2:
             return self._row_sums[..., None] * values[:, None]
         return weighted(self.alpha, values.transpose(1, 2))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -142,6 +143,31 @@ class FrozenLayer:
             if observe is not None:
                 observe(index, v)
         return v
+
+    @cached_property
+    def beside_blocks(self) -> dict[int, Tensor | None]:
+        """The layer's input (b, i, d) as it arrives at each block by ways that pass no other.
+
+        It passes norms, projections and residual connections, without their biases; None is
+        nothing. Behind the last step (the key `len(steps)`) it is what passes no block at all.
+        """
+        arriving: dict[int, Tensor | None] = {}
+        saved: list[Tensor | None] = []
+        v: Tensor | None = self.x
+        for index, step in enumerate(self.steps):
+            if isinstance(step, FrozenBranch):
+                saved.append(None if v is None else step.linear(v))
+            elif isinstance(step, FrozenResidual):
+                before = saved.pop()
+                v = v if before is None else before if v is None else v + before
+            elif isinstance(step, (FrozenNorm, FrozenProjection)):
+                v = None if v is None else step.linear(v)
+            elif isinstance(step, FrozenParallelFeedForward):
+                arriving[index] = self.x
+            else:
+                arriving[index], v = v, None
+        arriving[len(self.steps)] = v
+        return arriving
 
     def from_token(self, first: int) -> FrozenLayer:
         """The linear face for the tokens from `first` on, if earlier ones hold nothing."""

@@ -10,12 +10,17 @@ sums are ``g_j · x_j``, its row sums and biases ``g_i · y_i``.
 
 A layer that reads another sequence e (CROSS) hands a gradient to it, too, and has a second flow map
 ``g_i · F_i(e_k)``; ``Σ_k g_k · e_k`` then stands on the left as well.
+
+Rows of the flow maps are split by component. Every way of a vector through the layer belongs to the
+first block that it passes, or to RES if it passes none, so that nothing is counted twice:
+
+    Σ_j L_ij = Σ_h ATTN^h_i + CROSS_i + FF_i + RES_i
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +34,7 @@ from normlens.decomposition.frozen import FrozenLayer
 from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.projection import FrozenProjection
 from normlens.decomposition.residual import FrozenBranch, FrozenResidual
+from normlens.decomposition.scored import Scored, inner
 from normlens.errors import InputError
 from normlens.nonlinearities import NOT_LINEAR
 
@@ -41,7 +47,9 @@ class LayerScores:
     beside: Tensor  # ∂s/∂x_j (…, b, j, d) by every other way, on which a token stays by itself
     passed: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to its input
     unowned: Mapping[int, Tensor]  # step → (…, b, i), what its output owes to biases
-    heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `passed` by head
+    ways: Mapping[int, Tensor]  # block → (…, b, i), ways of the layer's input that it is first on
+    residual: Tensor | None  # (…, b, i), ways that pass no block; None: there are none
+    heads: Mapping[int, Tensor]  # attention step → (…, b, h, i), `ways` by head
     at_heads: Mapping[int, Tensor]  # the same → ∂s/∂(what a head reads) (…, b, h, i, d_head)
     gradients: Mapping[int, Tensor]  # step → ∂s/∂(its output), of those asked for
     others: Mapping[str, Tensor]  # other sequence → ∂s/∂e_k (…, b, k, d)
@@ -54,7 +62,8 @@ class LayerScores:
 
 def layer_scores(frozen: FrozenLayer, g: Tensor, keep: Collection[int] = ()) -> LayerScores:
     """Carry g (…, b, i, d) behind a layer to its input; `keep` the gradient behind these steps."""
-    return _carry(frozen, g, len(frozen.steps) - 1, keep)
+    scores = _carry(frozen, g, len(frozen.steps) - 1, keep)
+    return replace(scores, residual=inner(g, frozen.beside_blocks[len(frozen.steps)]))
 
 
 def flow(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
@@ -104,11 +113,12 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
     """Carry g from behind step `last` to the layer's input."""
     passed: dict[int, Tensor] = {}
     unowned: dict[int, Tensor] = {}
+    ways: dict[int, Tensor] = {}
     heads: dict[int, Tensor] = {}
     kept: dict[int, Tensor] = {}
     saved: list[Tensor] = []
     inside = _closed_branches(frozen, last)
-    attention, _ = own_attention(frozen)
+    attention, own = own_attention(frozen)
     at_heads: dict[int, Tensor] = {}
     others: dict[str, Tensor] = {}
     through: Tensor | None = None  # once the attention is passed; then g is what goes beside it
@@ -130,12 +140,16 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
         assert not isinstance(step, SampledFeedForward)
         source = step.attention.source if isinstance(step, FrozenAttention) else None
         scored = step.score(g)
-        if scored.passed is not None:
-            passed[index] = scored.passed
         if scored.unowned is not None:
             unowned[index] = scored.unowned
         if scored.heads is not None and scored.at_heads is not None:
             heads[index], at_heads[index] = scored.heads, scored.at_heads
+        if scored.passed is not None:
+            passed[index] = scored.passed
+            ways[index] = _first_on(frozen, index, scored)
+        if index == attention and (before := _unowned_before(frozen, index)) is not None:
+            heads[index] = own.owed_by_head(at_heads[index], before)
+            ways[index] = heads[index].sum(-2)
         if isinstance(step, FrozenParallelFeedForward):
             at_start = scored.arriving if at_start is None else at_start + scored.arriving
         elif source is not None:  # it reads nothing of the layer's tokens but queries, inside α
@@ -153,7 +167,16 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
             through, g = also.arriving, scored.arriving
     assert through is not None
     beside = g if at_start is None else g + at_start
-    return LayerScores(through, beside, passed, unowned, heads, at_heads, kept, others)
+    return LayerScores(through, beside, passed, unowned, ways, None, heads, at_heads, kept, others)
+
+
+def _first_on(frozen: FrozenLayer, index: int, scored: Scored) -> Tensor:
+    """What the layer's input owns of a block's output by ways that pass no block before it."""
+    assert scored.passed is not None
+    if isinstance(frozen.steps[index], FrozenAttention):
+        return scored.passed
+    entering = inner(scored.arriving, frozen.beside_blocks[index])
+    return torch.zeros_like(scored.passed) if entering is None else entering
 
 
 def own_attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:

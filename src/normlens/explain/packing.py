@@ -69,13 +69,13 @@ def pack(carried: Carried, t: int, b: int, n: int, began: Start, value: float) -
     """The numbers of score t of sequence b, which has n tokens; the model says it is `value`."""
     layers = sorted(layer for layer in carried.nodes if layer <= began.layer)
     nodes = np.stack([numbers(carried.nodes[layer][t, b, :n]) for layer in layers])
-    names = list(dict.fromkeys(name for _, name in sorted(carried.passed)))
+    names = list(dict.fromkeys(name for _, name in sorted(carried.components)))
     components = np.full((len(layers), len(names), n), np.nan)
     bias: list[tuple[int | str, str, float]] = []
     for layer in layers:
         for place, name in enumerate(names):
-            if (layer, name) in carried.passed:
-                components[layer, place] = numbers(carried.passed[layer, name][t, b, :n])
+            if (layer, name) in carried.components:
+                components[layer, place] = numbers(carried.components[layer, name][t, b, :n])
         for (owner, name), share in carried.unowned.items():
             if owner == layer:
                 bias.append((layer, name, float(share[t, b, :n].double().sum())))

@@ -17,6 +17,7 @@ from torch import Tensor
 from normlens.explain.packing import HEAD, Array, Packed, errors_of, numbers
 from normlens.explain.readings import Start
 from normlens.explain.walk import Carried
+from normlens.results.explanation_words import RES
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class _Packer:
 
     def packed(self, began: Start, value: float) -> Packed:
         nodes, bias = self._nodes(), self._bias(began)
-        names, components = self._components()
+        names, components = self._components(nodes)
         encoder, decoder = self.carried.encoder, self.carried.decoder
         return Packed(
             nodes=nodes,
@@ -110,18 +111,21 @@ class _Packer:
         ]
         return bias + [(HEAD, name, share) for name, share in began.unowned.items()]
 
-    def _components(self) -> tuple[list[str], Array]:
+    def _components(self, nodes: Array) -> tuple[list[str], Array]:
         """Names, and (layer, component, token); NaN where a layer has no such component."""
         encoder, decoder = self.carried.encoder, self.carried.decoder
-        passed = [*sorted(decoder.passed), *sorted(encoder.passed)]
-        names = list(dict.fromkeys(name for _, name in passed))
+        found = [*sorted(decoder.components), *sorted(encoder.components)]
+        names = list(dict.fromkeys([*(name for _, name in found), RES]))
         components = np.full((self.layers, len(names), self.m + self.n), np.nan)
-        for (layer, name), share in encoder.passed.items():
+        for (layer, name), share in encoder.components.items():
             components[layer, names.index(name)] = self._with_waiting(self._source(share), True)
-        for (layer, name), share in decoder.passed.items():
+        for (layer, name), share in decoder.components.items():
             if layer < self.decoder_layers:
                 place = self.first + layer, names.index(name)
                 components[place] = self._with_waiting(self._target(share), False)
+        for layer in range(self.layers):
+            tokens, shares = self._waiting(layer, nodes)
+            components[layer, names.index(RES), tokens] = shares
         return names, components
 
     def _heads(self, encoder: Mapping[int, Tensor], decoder: Mapping[int, Tensor]) -> Array:
@@ -136,6 +140,14 @@ class _Packer:
                 heads[self.first + layer, : share.shape[2]] = own
         return heads
 
+    def _waiting(self, layer: int, nodes: Array) -> tuple[Array, Array]:
+        """The tokens of the stack that does not run in a layer, and what they carry past it."""
+        tokens = np.arange(self.m + self.n)
+        tokens = tokens[self.m :] if layer < self.first else tokens[: self.m]
+        # The source's vectors wait until the last layer that reads them.
+        last = layer + 1 == self.layers
+        return tokens, np.zeros(len(tokens)) if last else nodes[layer + 1, tokens]
+
     def _with_waiting(self, shares: Array, in_encoder: bool) -> Array:
         """Shares (…, token) of one stack's tokens among those of both; the others have none."""
         waiting = (0, self.n) if in_encoder else (self.m, 0)
@@ -149,10 +161,8 @@ class _Packer:
         if decoder.flows:
             whole = np.zeros((self.layers, m + n, m + n), dtype=nodes.dtype)
             for layer in range(self.layers):
-                waiting = np.arange(m, m + n) if layer < first else np.arange(m)
-                # The source's vectors wait until the last layer that reads them.
-                behind = nodes[layer + 1] if layer + 1 < self.layers else np.zeros(m + n)
-                whole[layer, waiting, waiting] = behind[waiting]
+                waiting, behind = self._waiting(layer, nodes)
+                whole[layer, waiting, waiting] = behind
                 self._put(whole[layer], layer, encoder.flows, decoder.flows, decoder.other.flows)
             flows[""] = whole
         scopes = [scope for _, scope in [*encoder.scope_flows, *decoder.scope_flows]]

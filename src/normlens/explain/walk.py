@@ -29,6 +29,7 @@ from normlens.decomposition.scores import (
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.readings import Start
 from normlens.pinned import pinned_copy
+from normlens.results.explanation_words import RES
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Carried:
     """What the way back of several scores of a batch left behind; the first two axes are (t, b)."""
 
     nodes: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, j), c of its input
-    passed: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
+    components: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
     unowned: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
     heads: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i)
     flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, i, j)
@@ -129,8 +130,10 @@ def carry_through(
     scores = layer_scores(frozen, g, keep={*steps, *network.real})
     network.compare_scores(index, frozen, scores)
     arriving = scores.arriving
-    for step, share in scores.passed.items():
-        carried.passed[index, names[step]] = share
+    for step, share in scores.ways.items():
+        carried.components[index, names[step]] = share
+    if scores.residual is not None:
+        carried.components[index, RES] = scores.residual
     for step, share in scores.unowned.items():
         carried.unowned[index, names[step]] = share
     crossing = dict(cross_attentions(frozen))

@@ -25,7 +25,7 @@ from normlens.figures.foreign_axes import figure_of
 from normlens.figures.signed_colours import DIVERGING, NO_TOKEN, SignedColours
 from normlens.figures.signed_matrix import colour_bar
 from normlens.results.contribution_rows import NO_TOKEN_WORDS
-from normlens.results.explanation_words import score_words, total_words
+from normlens.results.explanation_words import RES, score_words, total_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,9 @@ _END = "end"  # what stands behind the last layer
 def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None = None) -> Figure:
     """Draw what each layer's components add to the score, as bars, and each head, as a heat map.
 
-    All positions are summed. A component's number is what its output owes to its input, and what
-    later layers make of that output is counted there again, so these numbers do not sum to the
-    score; contributions of tokens and biases do. `ax` takes the bars into axes of yours.
+    All positions are summed. What passes a layer by its residual connections alone (RES) is not
+    drawn; with it, a layer's bars and the biases from that layer on sum to the score. `ax` takes
+    the bars into axes of yours.
     """
     require_matplotlib()
     groups = _groups(why)
@@ -57,10 +57,10 @@ def plot_components(why: Explanation, *, cmap: str = DIVERGING, ax: Axes | None 
     heading = f"{model_name(why)}: {why.question}"
     about = [score_words(why), total_words(why)]
     notes = [
-        "Left: what each component adds to the score, over all positions; what later layers make "
-        "of it is counted there again, so that only contributions of tokens and biases sum to "
-        f"the score. Right: the part of the attention ({_attentions(why)}) by head, red above 0, "
-        "blue below.",
+        "Left: how much of the score passes each block of a layer first, over all positions; the "
+        "rest passes none of them (RES, not drawn). Biases of all layers and what the tokens "
+        f"contribute sum to the score. Right: the part of the attention ({_attentions(why)}) by "
+        "head, red above 0, blue below.",
         made(why.provenance, why.completeness),
     ]
     fonts = fonts_for([heading, *text_lines(why), *about, "□…−–"])
@@ -96,7 +96,8 @@ def _groups(why: Explanation) -> dict[str, tuple[str, NDArray[np.float64]]]:
     groups: dict[str, tuple[str, NDArray[np.float64]]] = {}
     sums = np.nansum(why.components, axis=-1)  # (layer, component)
     for place, name in enumerate(why.component_names):
-        groups[name] = (COLOURS[place % 6], np.append(sums[:, place], 0.0))
+        if name != RES:  # it is most of the score, and would dwarf the others
+            groups[name] = (COLOURS[place % 6], np.append(sums[:, place], 0.0))
     biases = np.zeros(layers + 1)
     for layer, _, share in why.biases:
         biases[layers if isinstance(layer, str) else layer] += share

@@ -38,17 +38,27 @@ WHOLE = ""
 class Explanation(ExplainsSequences):
     """One score, or the difference of two, traced back to the tokens of a text.
 
-    ``contributions.sum() + remainder == value``, to `completeness`. Made by `Lens.explain`. Of an
-    encoder–decoder, tokens are the source's and then the target's, and layers the encoder's and
-    then the decoder's; tokens of the stack that does not run wait, with what they carry.
+    Two sums are the score, to `completeness`:
+
+        contributions.sum() + remainder == value
+        components[layer].sum() + (biases of this layer and of all behind it) == value
+
+    Inside a layer every way of a vector belongs to one component: to the first block that it
+    passes (ATTN, CROSS or FF), or to RES if it passes none; `heads` and `cross_heads` split ATTN
+    and CROSS. What biases add is in `biases` alone. Each layer is passed anew, so components of
+    different layers are not added up.
+
+    Made by `Lens.explain`. Of an encoder–decoder, tokens are the source's and then the target's,
+    and layers the encoder's and then the decoder's; tokens of the stack that does not run wait,
+    with what they carry (in RES).
     """
 
     task: str  # what was read: a head's task, or "direction"
     value: float  # the score that is explained, as the model itself computes it
     nodes: NDArray[np.floating]  # [layer, source]: what each vector that enters a layer carries
-    components: NDArray[np.floating]  # [layer, component, target]
+    components: NDArray[np.floating]  # [layer, component, target], NaN: the layer has none such
     component_names: list[str]
-    heads: NDArray[np.floating]  # [layer, head, target], the attention's share by head
+    heads: NDArray[np.floating]  # [layer, head, target], ATTN by head
     biases: list[tuple[int | str, str, float]]  # layer or "head", component, value
     flows: dict[str, NDArray[np.floating]]  # scope → [layer, target, source]
     raw_tokens: list[str]
@@ -72,7 +82,7 @@ class Explanation(ExplainsSequences):
     text: Text | None = None
     encoder_tokens: int | None = None  # the first tokens are so many of the source; None: no source
     encoder_layers: int = 0  # the first layers are so many of the encoder
-    cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], the share of CROSS
+    cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], CROSS by head
     grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
     # What it says --------------------------------------------------------------------------------
@@ -183,7 +193,7 @@ class Explanation(ExplainsSequences):
         return plot_flow(self, scope=scope, max_label=max_label, max_edges=max_edges, ax=ax)
 
     def plot_components(self, *, cmap: str = "RdBu_r", ax: PlotAxes | None = None) -> Figure:
-        """What each layer's components and heads add; see `normlens.figures.plot_components`."""
+        """What passes each layer's blocks and heads; see `normlens.figures.plot_components`."""
         from normlens.figures import plot_components
 
         return plot_components(self, cmap=cmap, ax=ax)

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 #: The sequences of an encoder–decoder's explanation.
 SOURCE, PREFIX = "source", "prefix"
+#: The component of what passes a layer by its residual connections, and no block.
+RES = "RES"
 
 
 def decimals(largest: float) -> int:

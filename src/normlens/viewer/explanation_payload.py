@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
 from normlens.plain_json import plain
+from normlens.results.explanation_words import RES
 from normlens.viewer.container import Blobs, check_precision, joined
 from normlens.viewer.token_fields import texts_of, token_fields
 
@@ -35,7 +36,6 @@ _SAID = (
     "contrast_probability",
     "layer",
     "completeness",
-    "component_names",
     "biases",
 )
 
@@ -83,6 +83,7 @@ def _item(
     whole = why.flows.get(WHOLE) if flow else None
     end = why.seen  # the target's tokens behind the prefix carry nothing
     cross = why.cross_heads
+    blocks = [place for place, name in enumerate(why.component_names) if name != RES]
     return {
         "model": str(why.provenance.get("model", "model")),
         "text": texts_of(why.text),
@@ -94,7 +95,8 @@ def _item(
         "heads_per_layer": heads,
         "provenance": plain(why.provenance),
         "nodes": blobs.add_floats(why.nodes[:, :end]),
-        "components": blobs.add_floats(why.components[..., :end]),
+        "component_names": [why.component_names[place] for place in blocks],
+        "components": blobs.add_floats(why.components[:, blocks, :end]),
         "heads": blobs.add_floats(why.heads[..., :end]),
         "cross_heads": None if cross is None else blobs.add_floats(cross[..., :end]),
         "flow": None

@@ -40,7 +40,8 @@ def test_rows_are_the_explanations_numbers():
     assert total == pytest.approx(why.value)
 
 
-def test_components_as_wholes_and_by_head():
+def test_components_of_attentions_by_head_and_others_as_wholes():
+    """No component has a row as a whole and by head, so that sums count nothing twice."""
     one = item(0)
     (why,) = one.explanations
     rows = tables(one)["explanation_components"]
@@ -49,9 +50,7 @@ def test_components_as_wholes_and_by_head():
         place = why.component_names.index(row.component)
         assert row.value == why.components[row.layer, place].sum()
     assert [(r.layer, r.component) for r in whole.itertuples()] == [
-        (0, "ATTN"),  # the first layer has no other component
-        (1, "ATTN"),
-        (1, "FF"),
+        (1, "FF"),  # the first layer has no other component than the attention
     ]
     heads = rows[rows["head"].notna()]
     assert set(heads.component) == {"ATTN"}

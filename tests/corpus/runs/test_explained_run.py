@@ -66,8 +66,10 @@ def test_tables_are_what_the_lens_says(whole: Run, checkpoint: Path, corpus: Pat
         np.testing.assert_allclose(mine.contribution, why.contributions, atol=1e-5)
         own_bias = bias[bias["index"] == index].value.sum()
         assert mine.contribution.sum() + own_bias == pytest.approx(why.value, abs=1e-4)
-        own = parts[(parts["index"] == index) & parts["head"].isna()]
-        assert own.value.sum() == pytest.approx(np.nansum(why.components), abs=1e-4)
+        own = parts[parts["index"] == index].groupby("layer").value.sum()
+        np.testing.assert_allclose(own, np.nansum(why.components, axis=(1, 2)), atol=1e-4)
+        # The first layer's components and all biases are the score.
+        assert own[0] + own_bias == pytest.approx(why.value, abs=1e-4)
     assert whole.table("sequences").completeness.max() < 1e-5
 
 

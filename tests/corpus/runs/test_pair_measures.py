@@ -239,18 +239,16 @@ def test_every_token_of_a_target_is_explained(lens, made):
             assert total == pytest.approx(row.value, abs=1e-10)
             for place in range(len(why.nodes)):
                 stack, layer = why.stack_of(place)
-                for name in ("ATTN", "CROSS", "FF"):
+                for name in ("ATTN", "CROSS", "FF", "RES"):
                     own = _at(components, at, stack=stack, layer=layer, component=name)
                     if name == "CROSS" and stack == "encoder":
                         assert own.empty
                         continue
                     value = why.components[place, why.component_names.index(name)].sum()
-                    whole = own[own["head"].isna()]["value"].item()
-                    assert whole == pytest.approx(value, abs=1e-12)
-                    if name != "FF":
-                        heads = own.dropna(subset="head")
-                        assert len(heads) == heads_of[stack]
-                        assert heads["value"].sum() == pytest.approx(value, abs=1e-10)
+                    assert own["value"].sum() == pytest.approx(value, abs=1e-10)
+                    by_head = name in ("ATTN", "CROSS")
+                    assert len(own) == (heads_of[stack] if by_head else 1)
+                    assert own["head"].notna().all() == by_head
 
 
 def _at(table: pd.DataFrame, *wheres: dict[str, Any], **columns: Any) -> pd.DataFrame:

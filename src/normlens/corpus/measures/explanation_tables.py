@@ -42,7 +42,7 @@ COMPONENTS = pa.schema(
         _READ_AT,
         pa.field("layer", pa.int32()),  # from 0
         pa.field("component", LABEL),
-        pa.field("head", pa.int32()),  # null: the component as a whole
+        pa.field("head", pa.int32()),  # of an attention; null: the component has none
         pa.field("value", pa.float64()),  # over all positions
     ]
 )
@@ -100,18 +100,30 @@ def _tokens(whose: dict[str, Any], why: Explanation) -> pa.Table:
 
 
 def _components(whose: dict[str, Any], why: Explanation) -> pa.Table:
-    """Whole components, then heads; a component that a layer lacks has no row."""
-    names = why.component_names
+    columns = {**whose, **component_columns(why)}
+    return build(COMPONENTS, columns, {"component": why.component_names})
+
+
+def component_columns(why: Explanation) -> dict[str, Any]:
+    """Layer, component, head and value of each row.
+
+    Attentions have a row per head and none as a whole, so that no sum of rows of a layer counts
+    anything twice. What a layer lacks has no row.
+    """
+    names, rows = why.component_names, Blocks()
+    by_head = {"ATTN": why.heads, "CROSS": why.cross_heads}
     sums = why.components.sum(-1)  # (layer, component), NaN where a layer lacks it
-    heads = why.heads.sum(-1, dtype=np.float64)  # (layer, head)
-    rows = Blocks()
-    layer, component = np.nonzero(~np.isnan(sums))
-    whole = sums[layer, component]
-    rows.add(layer=layer, component=component, head=np.full(len(layer), np.nan), value=whole)
-    layer, head = np.indices(heads.shape).reshape(2, -1)
-    attention = names.index("ATTN")
-    rows.add(layer=layer, component=attention, head=head.astype(float), value=heads.ravel())
-    return build(COMPONENTS, {**whose, **rows.columns()}, {"component": names})
+    for place, name in enumerate(names):
+        shares = by_head.get(name)
+        if shares is None:
+            (layer,) = np.nonzero(~np.isnan(sums[:, place]))
+            head, values = np.full(len(layer), np.nan), sums[layer, place]
+        else:
+            heads = shares.sum(-1, dtype=np.float64)  # (layer, head)
+            layer, head = np.nonzero(~np.isnan(heads))
+            head, values = head.astype(float), heads[layer, head]
+        rows.add(layer=layer, component=place, head=head, value=values)
+    return rows.columns()
 
 
 def _bias(whose: dict[str, Any], why: Explanation) -> pa.Table:

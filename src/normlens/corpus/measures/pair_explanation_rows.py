@@ -19,6 +19,7 @@ from normlens.corpus.measures.explanation_tables import (
     ORDER,
     SCORES,
     TOKENS,
+    component_columns,
     score_row,
 )
 from normlens.errors import InputError
@@ -114,27 +115,10 @@ def _tokens(schema: pa.Schema, whose: dict[str, Any], why: Explanation) -> pa.Ta
 
 
 def _components(schema: pa.Schema, whose: dict[str, Any], why: Explanation) -> pa.Table:
-    """Whole components, then heads; what a layer lacks has no row."""
-    names = why.component_names
-    rows = Blocks()
-    sums = why.components.sum(-1)  # (layer, component)
-    layer, component = np.nonzero(~np.isnan(sums))
-    nowhere = np.full(len(layer), np.nan)
-    rows.add(layer=layer, component=component, head=nowhere, value=sums[layer, component])
-    for name, shares in (("ATTN", why.heads), ("CROSS", why.cross_heads)):
-        if shares is None or name not in names:
-            continue
-        heads = shares.sum(-1, dtype=np.float64)  # (layer, head)
-        layer, head = np.nonzero(~np.isnan(heads))
-        rows.add(
-            layer=layer,
-            component=names.index(name),
-            head=head.astype(float),
-            value=heads[layer, head],
-        )
-    columns = rows.columns()
+    columns = component_columns(why)
     columns |= _in_stacks(columns["layer"], why)
-    return build(schema, {**whose, **columns}, {"component": names, "stack": _STACKS})
+    labels = {"component": why.component_names, "stack": _STACKS}
+    return build(schema, {**whose, **columns}, labels)
 
 
 def _bias(schema: pa.Schema, whose: dict[str, Any], why: Explanation) -> pa.Table:
