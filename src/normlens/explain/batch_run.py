@@ -77,7 +77,10 @@ class OneStackRun:
             )
         self.lens, self.batch = lens, batch
         lengths = [len(sequence) for sequence in batch]
-        self.read = FrozenNetwork(lens.adapter, lengths, rule, lens.compute_dtype, kept_bytes)
+        dtype = lens.compute_dtype
+        self.read = FrozenNetwork(
+            lens.adapter, lengths, rule, dtype, kept_bytes, guard=lens.guard
+        )
         self.tokens = max(lengths)
         self.layer_names = [f"layer {index}" for index in range(lens.n_layers)]
         self.carried = Carried()

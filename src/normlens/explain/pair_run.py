@@ -49,9 +49,12 @@ class PairRun:
         def network(name: str, lengths: list[int]) -> FrozenNetwork:
             dtype, words = lens.compute_dtype, f"{name} layer"
             half = kept_bytes // 2
-            return FrozenNetwork(lens.adapter, lengths, rule, dtype, half, layer_in_words=words)
+            return FrozenNetwork(
+                lens.adapter, lengths, rule, dtype, half, layer_in_words=words, guard=lens.guard
+            )
 
         self.encoder, self.read = network(ENCODER, sources), network(DECODER, targets)
+        self.read.first = self.first
         self.read.source_lengths = {ENCODER: sources}
         self.tokens = max(m + n for m, n in zip(sources, targets, strict=True))
         self.carried: CarriedPair | None = None
@@ -71,7 +74,10 @@ class PairRun:
             else:
                 self.read.visit(replace(trace, index=trace.index - self.first))
 
-        return run_traced(self.adapter, model, inputs, range(self.lens.n_layers), visit)
+        output = run_traced(self.adapter, model, inputs, range(self.lens.n_layers), visit)
+        self.encoder.compare()
+        self.read.compare()
+        return output
 
     def carry(
         self,

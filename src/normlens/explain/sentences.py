@@ -84,6 +84,7 @@ def sentence_parts(
         dtype,
         limit // KEPT_SHARE,
         watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
+        guard=lens.guard,
     )
 
     def run() -> list[SentenceParts]:
