@@ -23,7 +23,7 @@ from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.device_constants import current
-from normlens.errors import UnsupportedModelError
+from normlens.errors import CompletenessError, UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
 from normlens.explain.whole_pair_maps import collect_whole_pairs
 from normlens.models.two_stacks import DECODER, ENCODER
@@ -158,9 +158,16 @@ class Analyser:
             if self.progress is not None:
                 self.progress(layers.index(traced.index) + 1, len(layers))
 
+        def compare() -> None:
+            try:
+                guard.layers(rule, kept)
+            except CompletenessError:
+                for run in runs:
+                    run.checks.judge()  # it says more of a module that is not what it seems
+                raise
+
         with without_autocast(self.lens.device):
-            adapter, then = self.lens.adapter, partial(guard.layers, rule, kept)
-            trace(adapter, inputs, layers, consume, spread=True, then=then)
+            trace(self.lens.adapter, inputs, layers, consume, spread=True, then=compare)
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens

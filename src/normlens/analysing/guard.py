@@ -85,11 +85,10 @@ class Guard:
         for face, error in found:
             if not error <= TOLERANCE:
                 raise CompletenessError(
-                    f"{name} of {self._lens.name}: {face} of its frozen form miss its own modules "
-                    f"run in float32 (relative error {error:.1e}, tolerance {TOLERANCE:.0e}), so a "
-                    "term is lost behind the rounding of "
-                    f"{str(self._lens.dtype).removeprefix('torch.')}; the model may differ from "
-                    "its family, or its values overflow (normlens help CompletenessError)"
+                    f"{name} of {self._lens.name}, frozen, misses its own modules run in float32 "
+                    f"in {face} (relative error {error:.1e}, tolerance {TOLERANCE:.0e}): a term is "
+                    "missing where rounding would hide it, because the model differs from its "
+                    "family, or values overflow (normlens help CompletenessError)"
                 )
         worst = max(error for _, error in found)
         self.compared[rule, what] = Compared(name, worst, perf_counter() - began)
@@ -123,7 +122,9 @@ class Guard:
         """What was compared under a rule, at what cost, and what was not; None: nothing was due."""
         found = {what: one for (of, what), one in self.compared.items() if of == rule}
         kinds = [one for what, one in found.items() if what in self._kinds and one.reason is None]
-        ends = [one.name for what, one in found.items() if what not in self._kinds and not one.reason]
+        ends = [
+            one.name for what, one in found.items() if what not in self._kinds and not one.reason
+        ]
         reasons = dict.fromkeys(f"{one.name}: {one.reason}" for one in found.values() if one.reason)
         again = [f"{len(kinds)} of {len(self._kinds)} layers"] if kinds else []
         said = [f"{' and '.join(again + ends)} ran again in float32"] if again or ends else []

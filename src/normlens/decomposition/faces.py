@@ -70,9 +70,7 @@ def face_errors(
     frozen, y = vectors_of(layer, x, alphas, lengths, rule, sources)
     sampled = rule == SHAPLEY and not layer.by_source and layer.experts is None
     settings = Settings(rule if sampled else IG if rule == SHAPLEY else rule, samples=1)
-    maps = decompose_layer(
-        layer, x, alphas, lengths, layer.scopes, settings, y, sources=sources
-    )
+    maps = decompose_layer(layer, x, alphas, lengths, layer.scopes, settings, y, sources=sources)
     for scope, error in maps.completeness.items():
         yield f"the parts of {scope}", float(error)
     if maps.kernel_error is not None:
@@ -115,21 +113,25 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
     of_heads.diagonal(dim1=-2, dim2=-1).add_((scores.beside * frozen.x).sum(-1))
     yield "the flow of a score by head", error(of_heads - whole)
     if (crossing := cross_flow(frozen, scores)) is not None:
-        yield "the flow of a score from the other sequence", error(
-            crossing.sum(-2) - sum(others.values())
+        yield (
+            "the flow of a score from the other sequence",
+            error(crossing.sum(-2) - sum(others.values())),
         )
         by_head = cross_flow_by_head(frozen, scores)
         assert by_head is not None
-        yield "the flow of a score from the other sequence by head", error(
-            by_head.sum(-3) - crossing
+        yield (
+            "the flow of a score from the other sequence by head",
+            error(by_head.sum(-3) - crossing),
         )
     for index, passed in scores.passed.items():
         name = frozen.layer.step_names[index]
         own = (scores.gradients[index] * frozen.steps[index].output).sum(-1)
-        yield f"what {name} adds to a score", error(
-            passed + scores.unowned.get(index, torch.zeros_like(passed)) - own
+        yield (
+            f"what {name} adds to a score",
+            error(passed + scores.unowned.get(index, torch.zeros_like(passed)) - own),
         )
         if index in scores.heads:
-            yield f"what the heads of {name} add to a score", error(
-                scores.heads[index].sum(-2) - passed
+            yield (
+                f"what the heads of {name} add to a score",
+                error(scores.heads[index].sum(-2) - passed),
             )

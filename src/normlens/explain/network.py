@@ -40,10 +40,6 @@ class _Visited:
     trace: LayerTrace | None  # all of it, where that is small
     outputs: int  # that the block returned in a tuple; 0: a vector alone
 
-    def returned(self, vector: Tensor) -> Any:
-        """What the block would return with this vector."""
-        return (vector, *[None] * (self.outputs - 1)) if self.outputs else vector
-
 
 @dataclass
 class FrozenNetwork:
@@ -100,6 +96,14 @@ class FrozenNetwork:
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
         self.visited.append(_Visited(trace.block, trace.call, trace.x, kept, trace.outputs))
         self.last = trace.output.detach()
+
+    @property
+    def returned(self) -> dict[nn.Module, Any]:
+        """For every block, the last one's vector in the form in which that block returned its."""
+        return {
+            one.block: (self.last, *[None] * (one.outputs - 1)) if one.outputs else self.last
+            for one in self.visited
+        }
 
     def __len__(self) -> int:
         return len(self.visited)

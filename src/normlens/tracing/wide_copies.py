@@ -22,6 +22,7 @@ from normlens.tracing.running import plain_options
 from normlens.tracing.trace import run_again
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Adapter)
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)
 
 
@@ -42,18 +43,24 @@ def block_in_float32(adapter: Adapter, index: int, block: nn.Module, call: Call)
 
 
 def end_in_float32(
-    adapter: Adapter, model: nn.Module, inputs: dict[str, Any], returned: Mapping[nn.Module, Any]
-) -> Any:
-    """The output of a copy of `model` in float32 whose blocks give what is said in `returned`.
+    adapter: A, model: nn.Module, inputs: dict[str, Any], returned: Mapping[nn.Module, Any]
+) -> tuple[Any, A]:
+    """What a copy of `model` in float32 returns whose blocks give what is said in `returned`.
 
-    So nothing but what stands before and behind the blocks is copied and run.
+    So nothing but what stands before and behind the blocks is copied and run. The second result is
+    an adapter of the copy.
     """
 
-    def run() -> Any:
+    def run() -> tuple[Any, A]:
         if adapter.stand_ins():
             raise NotInFloat32(f"{type(model).__name__} calls its blocks in a way of its own")
-        blocks = {block: _Returning(block, _wide(output)) for block, output in returned.items()}
-        return _copied(adapter, model, blocks)(**_wide(inputs), **plain_options(model))
+        twins: dict[int, Any] = {
+            id(block): _Returning(block, _wide(output)) for block, output in returned.items()
+        }
+        other = copy.copy(adapter)
+        other.whole = _copied(adapter, model, twins)
+        other.model = twins[id(adapter.model)]
+        return other.whole(**_wide(inputs), **plain_options(model)), other
 
     return _or_reason(run)
 
@@ -65,9 +72,8 @@ def _or_reason(run: Callable[[], T]) -> T:
         raise NotInFloat32(reason_of(error)) from error
 
 
-def _copied(adapter: Adapter, module: Any, instead: Mapping[nn.Module, nn.Module]) -> Any:
-    """A copy in float32, with other modules `instead` of some."""
-    twins: dict[int, Any] = {id(part): other for part, other in instead.items()}
+def _copied(adapter: Adapter, module: Any, twins: dict[int, Any]) -> Any:
+    """A copy in float32. `twins` are the copies of its parts by id; some may be there already."""
     twin = copy.deepcopy(module, twins)
     for tensor in chain(twin.parameters(), twin.buffers()):
         whole_numbers = not tensor.is_floating_point() and not isinstance(tensor, nn.Parameter)
