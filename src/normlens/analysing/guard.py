@@ -1,15 +1,15 @@
 """Half precision guarded by float32: a lost term must not hide behind a model's rounding.
 
 Once for each kind of layer, the layer's own modules run in float32 on what they read, and the
-frozen layer is held to them as it is in a model of float32; so is the head. It takes one block's
-copy at a time, no layer twice, and happens in the first call that needs it.
+frozen layer is held to them as it is in a model of float32; so is the head. One layer's copy is in
+memory at a time, no layer runs again twice, and all of it happens in the first call that needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +34,7 @@ TOLERANCE = 1e-4
 class Seen(NamedTuple):
     """A layer that the model has run on a batch: enough to run it again."""
 
-    index: int  # among all layers that the model runs
+    place: int  # among all layers that the model runs
     name: str  # what errors call it
     block: nn.Module
     call: Call
@@ -60,14 +60,14 @@ class Guard:
         self.compared: dict[tuple[str, Hashable], Compared] = {}
 
     def is_due(self, rule: str, what: Hashable) -> bool:
-        """Whether something is still to be compared: never in float32, nor while work is recorded.
+        """Whether something is still to be compared; never in float32, nor while work is recorded.
 
         What is recorded has run before.
         """
-        if str(self._lens.dtype).removeprefix("torch.") not in HALF:
+        half = str(self._lens.dtype).removeprefix("torch.") in HALF
+        if not half or (rule, what) in self.compared:
             return False
-        recorded = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return not recorded and (rule, what) not in self.compared
+        return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def once(self, rule: str, what: Hashable, name: str, errors: Callable[[], Errors]) -> None:
         """Compare something, unless that was done; `errors` says of what, and how large they are.
@@ -79,8 +79,8 @@ class Guard:
         began = perf_counter()
         try:
             found = list(errors())
-        except NotInFloat32 as error:
-            self.compared[rule, what] = Compared(name, reason=str(error))
+        except NotInFloat32 as failure:
+            self.compared[rule, what] = Compared(name, reason=str(failure))
             return
         for face, error in found:
             if not error <= TOLERANCE:
@@ -95,18 +95,18 @@ class Guard:
 
     def keep(self, kept: dict[Hashable, Seen], rule: str, seen: Seen) -> None:
         """Keep the first layer of each kind that is to be compared when the model has run."""
-        if self.is_due(rule, kind := self._kinds[seen.index]):
+        if self.is_due(rule, kind := self._kinds[seen.place]):
             kept.setdefault(kind, seen)
 
     def layers(self, rule: str, kept: Mapping[Hashable, Seen]) -> None:
         """Compare one layer of each kind, inside `normlens.tracing.trace.reading`."""
         for kind, seen in kept.items():
-            self.once(rule, kind, seen.name, lambda seen=seen: self._layer_errors(rule, seen))
+            self.once(rule, kind, seen.name, partial(self._layer_errors, rule, seen))
 
     def _layer_errors(self, rule: str, seen: Seen) -> Errors:
         lens = self._lens
-        wide = block_in_float32(lens.adapter, seen.index, seen.block, seen.call)
-        layer = Layer(wide.layer.steps, lens.layers[seen.index].reach).to(torch.float32)
+        wide = block_in_float32(lens.adapter, seen.place, seen.block, seen.call)
+        layer = Layer(wide.layer.steps, lens.layers[seen.place].reach).to(torch.float32)
         given = layer, wide.x, wide.alphas
         _, vectors = vectors_of(*given, seen.lengths, rule, wide.sources)
         for step, y in wide.real.items():
@@ -140,10 +140,11 @@ class Guard:
 
 def kind_of(layer: Layer) -> Hashable:
     """What layers have in common that consist of the same terms, whatever the numbers are."""
-    return _outline((layer.steps, layer.reach))
+    outline: Hashable = _outline((layer.steps, layer.reach))
+    return outline
 
 
-def _outline(value: Any) -> Hashable:
+def _outline(value: Any) -> Any:
     if isinstance(value, Experts):
         return _outline((*value.examples, value.module, value.weighs_input, value.scale))
     if is_dataclass(value):

@@ -13,7 +13,10 @@ from torch import Tensor
 from normlens.components import Layer, Routing
 from normlens.decomposition.completeness import relative_error
 from normlens.decomposition.frozen import FrozenLayer, freeze
+from normlens.decomposition.norm import FrozenNorm
 from normlens.decomposition.norm_maps import decompose_layer
+from normlens.decomposition.projection import FrozenProjection
+from normlens.decomposition.residual import FrozenBranch, FrozenResidual
 from normlens.decomposition.scores import (
     cross_flow,
     cross_flow_by_head,
@@ -124,8 +127,9 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
             error(by_head.sum(-3) - crossing),
         )
     for index, passed in scores.passed.items():
-        name = frozen.layer.step_names[index]
-        own = (scores.gradients[index] * frozen.steps[index].output).sum(-1)
+        name, step = frozen.layer.step_names[index], frozen.steps[index]
+        assert not isinstance(step, (FrozenBranch, FrozenResidual, FrozenNorm, FrozenProjection))
+        own = (scores.gradients[index] * step.output).sum(-1)
         yield (
             f"what {name} adds to a score",
             error(passed + scores.unowned.get(index, torch.zeros_like(passed)) - own),

@@ -84,7 +84,7 @@ def _copied(adapter: Adapter, module: Any, twins: dict[int, Any]) -> Any:
         if id(part) in twins:  # the function that was copied calls the original
             vars(twins[id(part)]).pop(name, None)
             vars(twins[id(part)])[name] = change(getattr(twins[id(part)], name))
-    return twin.float()
+    return nn.Module.float(twin)  # that of transformers refuses what once was quantised
 
 
 def _wide(values: T) -> T:
