@@ -12,6 +12,7 @@ from torch import nn
 
 from normlens.advancing import Progress, layers_shown
 from normlens.analysing.analyser import Analyser
+from normlens.analysing.guard import Guard
 from normlens.analysing.limits import check_memory_limit
 from normlens.analysing.outbox import Outbox
 from normlens.analysing.products import refresh_products
@@ -101,6 +102,8 @@ class Lens(Encodes, Explains):
         #: Whether nobody edits weights between calls behind torch's back, as in a corpus run.
         self.weights_are_steady = False
         self.recordings = Recordings()
+        #: What was compared with float32, where the model runs in half precision.
+        self.guard = Guard(self)
         check_finite(self.model, self.name)
 
     # What the model is --------------------------------------------------------------------------

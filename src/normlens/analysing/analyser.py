@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from torch import Tensor
 from normlens.advancing import Progress
 from normlens.analysing.batches import affordable, batches, launched, part_batch, vector_batch
 from normlens.analysing.collect import Collected
+from normlens.analysing.guard import Seen
 from normlens.analysing.outbox import Outbox
 from normlens.analysing.packing import token_axis
 from normlens.analysing.recording import Recording, recording_key
@@ -22,7 +23,7 @@ from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
 from normlens.device_constants import current
-from normlens.errors import UnsupportedModelError
+from normlens.errors import CompletenessError, UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
 from normlens.explain.whole_pair_maps import collect_whole_pairs
 from normlens.models.two_stacks import DECODER, ENCODER
@@ -145,15 +146,28 @@ class Analyser:
 
     def _trace(self, runs: list[StackRun], inputs: dict[str, Tensor]) -> None:
         layers = [run.stack.first + k for run in runs for k in run.stack.request.layers]
+        guard, rule = self.lens.guard, self.request.settings.rule
+        kept: dict[Hashable, Seen] = {}
 
         def consume(traced: LayerTrace) -> None:
             run = next(run for run in reversed(runs) if traced.index >= run.stack.first)
-            run.consume(replace(traced, index=traced.index - run.stack.first))
+            index = traced.index - run.stack.first
+            run.consume(replace(traced, index=index))
+            name = f"{run.stack.layer_in_words} {index}"
+            guard.keep(kept, rule, Seen(traced.index, name, traced.block, traced.call, run.lengths))
             if self.progress is not None:
                 self.progress(layers.index(traced.index) + 1, len(layers))
 
+        def compare() -> None:
+            try:
+                guard.layers(rule, kept)
+            except CompletenessError:
+                for run in runs:
+                    run.checks.judge()  # it says more of a module that is not what it seems
+                raise
+
         with without_autocast(self.lens.device):
-            trace(self.lens.adapter, inputs, layers, consume, spread=True)
+            trace(self.lens.adapter, inputs, layers, consume, spread=True, then=compare)
 
     def _inputs(self, batch: Sequence[Item]) -> dict[str, Tensor]:
         lens = self.lens

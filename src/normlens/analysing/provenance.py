@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> dict[str, Any]:
     """The model, the rule for its activations, how exact the result is, and where it was made."""
+    compared = lens.guard.in_words(rule)
     return {
         "model": lens.name,
         "revision": lens.revision,
@@ -27,6 +28,7 @@ def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> 
         "tolerance": tolerance,
         "dtype": str(lens.dtype).removeprefix("torch."),
         "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
+        **({} if compared is None else {"compared_with_float32": compared}),
         "device": str(lens.device),
         "versions": versions(),
     }

@@ -105,9 +105,11 @@ def completeness(maps: Maps) -> str:
     if not any(scope.endswith("-N") for scope in maps.scopes):
         return "completeness: not measured, because attention weights have no parts"
     cost = cost_in_words(str(maps.provenance.get("dtype")))
+    compared = maps.provenance.get("compared_with_float32")
     return (
         f"completeness: {maps.completeness:.1e}{cost} (worst relative error of parts + bias "
-        f"against the model's own vectors; tolerance {maps.provenance['tolerance']:.0e})"
+        f"against the model's own vectors; tolerance {maps.provenance['tolerance']:.0e}"
+        f"{f'; {compared}' if compared else ''})"
     )
 
 

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from normlens.advancing import Progress
+from normlens.decomposition.faces import Errors
 from normlens.errors import UnsupportedModelError
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed, pack
 from normlens.explain.readings import Start
 from normlens.explain.walk import Carried, Wanted, bring_home, carry, wait_for
+from normlens.models.base import Adapter
 from normlens.scopes import resolve_all
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs
+from normlens.tracing.wide_copies import end_in_float32
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -44,6 +47,12 @@ class BatchRun(Protocol):
 
     def forward(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Run the model once; return its output."""
+
+    def in_float32(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Adapter, Errors]:
+        """What the model, which has run, returns in float32 from the last layer's vectors on.
+
+        Also an adapter of that copy, and how far frozen steps between stacks miss what it computes.
+        """
 
     def carry(
         self,
@@ -77,7 +86,8 @@ class OneStackRun:
             )
         self.lens, self.batch = lens, batch
         lengths = [len(sequence) for sequence in batch]
-        self.read = FrozenNetwork(lens.adapter, lengths, rule, lens.compute_dtype, kept_bytes)
+        dtype = lens.compute_dtype
+        self.read = FrozenNetwork(lens.adapter, lengths, rule, dtype, kept_bytes, guard=lens.guard)
         self.tokens = max(lengths)
         self.layer_names = [f"layer {index}" for index in range(lens.n_layers)]
         self.carried = Carried()
@@ -93,6 +103,9 @@ class OneStackRun:
 
     def forward(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         return self.read.run(model, inputs)
+
+    def in_float32(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Adapter, Errors]:
+        return *end_in_float32(self.lens.adapter, model, inputs, self.read.returned), iter(())
 
     def carry(
         self,

@@ -8,10 +8,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from normlens.advancing import Progress
 from normlens.analysing.batches import batches
 from normlens.analysing.verdicts import check_scores
+from normlens.decomposition.faces import Errors
 from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.answers import explanation
@@ -27,6 +29,7 @@ from normlens.explain.room import Room
 from normlens.explain.sentences import text_vector
 from normlens.explain_options import ExplainOptions
 from normlens.heads import LAST, SENTENCES, Head
+from normlens.models.heads import read_head
 from normlens.pairs import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.text import Encoded
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 Rows = list[list[tuple[int, Start, Said]]]
 #: Answers, each with the place of its question.
 Answers = list[tuple[int, Explanation]]
+#: Scores of a head that are compared with float32, beside the one that is asked for.
+COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,9 @@ class Explainer:
         run = self.begun(batch)
         inputs, places = self._inputs(run, [questions[i] for row in asked for i in row])
         rows = self.rows(run, self.forward(run, inputs, places), questions, asked)
+        errors = partial(self._head_errors, run, inputs, places, questions, asked)
+        if any(questions[index].layer is None for row in asked for index in row):
+            self.lens.guard.once(self.options.nonlinearity, self.head.task, "the head", errors)
         answers: Answers = []
         at_once = self._room.at_once(run.tokens, len(batch))
         for first in range(0, max(map(len, rows)), at_once):
@@ -212,18 +220,55 @@ class Explainer:
         self, run: BatchRun, inputs: dict[str, Any], places: list[int] | None
     ) -> ModelScores:
         """Run the model."""
+        return self._scores(run, run.forward(self._model, inputs), places)
+
+    @property
+    def _model(self) -> nn.Module:
         adapter = self.lens.adapter
-        if self.head.output is None:
-            vectors = run.forward(adapter.model, inputs)[0]
-            if self.head.task == SENTENCES:
-                vectors = torch.stack(
-                    [
-                        text_vector(self._head, vectors[b, :n].to(self.lens.compute_dtype))
-                        for b, n in enumerate(run.read.lengths)
-                    ]
-                )
-            return ModelScores(vectors, None)
-        return ModelScores.of_output(run.forward(adapter.whole, inputs), places)
+        return adapter.model if self.head.output is None else adapter.whole
+
+    def _scores(self, run: BatchRun, output: Any, places: list[int] | None) -> ModelScores:
+        """The scores, or vectors, in what the model returned."""
+        if self.head.output is not None:
+            return ModelScores.of_output(output, places)
+        vectors = output[0]
+        if self.head.task == SENTENCES:
+            vectors = torch.stack(
+                [
+                    text_vector(self._head, vectors[b, :n].to(self.lens.compute_dtype))
+                    for b, n in enumerate(run.read.lengths)
+                ]
+            )
+        return ModelScores(vectors, None)
+
+    def _head_errors(
+        self,
+        run: BatchRun,
+        inputs: dict[str, Any],
+        places: list[int] | None,
+        questions: Sequence[Question],
+        asked: list[list[int]],
+    ) -> Errors:
+        """How far the frozen head misses the scores that its own modules give in float32."""
+        output, adapter, errors = run.in_float32(self._model, inputs)
+        yield from errors
+        head = replace(self.head, body=tuple(adapter.end()))
+        wide = replace(self, head=head if head.output is None else read_head(adapter))
+        scores, last = wide._scores(run, output, places), run.read.last
+        assert last is not None
+        count = 0 if head.output is None else head.output.weight.shape[1]
+        others = range(0, count, max(1, count // COLUMNS))
+        for b, row in enumerate(asked):
+            asks = [questions[i] for i in row if questions[i].layer is None]
+            asks += [replace(asks[0], target=c, contrast=None) for c in others if asks]
+            missed, sizes = [0.0], [torch.finfo(torch.float32).tiny]
+            for question in asks:
+                began, said = wide._start(run.read, b, question, scores)
+                owned = float((began.gradient * last[b].to(began.gradient)).sum())
+                shares = [owned, *began.unowned.values()]
+                missed += [abs(began.value - said.value), abs(sum(shares) - said.value)]
+                sizes += map(abs, [said.value, *began.columns, *shares])
+            yield "scores", max(missed) / max(sizes)
 
     def _start(
         self, network: FrozenNetwork, b: int, question: Question, scores: ModelScores

@@ -6,13 +6,14 @@ layer's input is, and the model runs the layer again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normlens.analysing.guard import Guard, Seen
 from normlens.analysing.verdicts import check_completeness
 from normlens.components import Layer, Reach
 from normlens.decomposition import FrozenLayer, freeze
@@ -37,6 +38,7 @@ class _Visited:
     call: Call
     x: Tensor  # (b, i, d)
     trace: LayerTrace | None  # all of it, where that is small
+    outputs: int  # that the block returned in a tuple; 0: a vector alone
 
 
 @dataclass
@@ -57,11 +59,27 @@ class FrozenNetwork:
     sources: dict[str, Tensor] = field(default_factory=dict)  # other sequences (b, k, d), by name
     source_lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)  # their real tokens
     layer_in_words: str = "layer"
+    first: int = 0  # the place of its first layer among all that the model runs
+    guard: Guard | None = None
 
     def run(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
         """Run `model`, the adapter's or the one that holds it, and return its output."""
         count = len(self.adapter.blocks())
-        return run_traced(self.adapter, model, inputs, range(count), self.visit)
+        output = run_traced(self.adapter, model, inputs, range(count), self.visit)
+        self.compare()
+        return output
+
+    def compare(self) -> None:
+        """Compare layers that the model has run with float32, where that is due."""
+        if self.guard is None:
+            return
+        kept: dict[Hashable, Seen] = {}
+        for index, visited in enumerate(self.visited):
+            name = f"{self.layer_in_words} {index}"
+            place = self.first + index
+            seen = Seen(place, name, visited.block, visited.call, self.lengths)
+            self.guard.keep(kept, self.rule, seen)
+        self.guard.layers(self.rule, kept)
 
     def visit(self, trace: LayerTrace) -> None:
         """Keep what the way back needs of a layer that the model has run."""
@@ -76,8 +94,16 @@ class FrozenNetwork:
                 self.sources[name] = vectors.detach().to(self.dtype)
         self.kept_bytes -= sum(alpha.nbytes for alpha in trace.alphas)
         kept = replace(trace, rows={}) if self.kept_bytes >= 0 else None
-        self.visited.append(_Visited(trace.block, trace.call, trace.x, kept))
+        self.visited.append(_Visited(trace.block, trace.call, trace.x, kept, trace.outputs))
         self.last = trace.output.detach()
+
+    @property
+    def returned(self) -> dict[nn.Module, Any]:
+        """For every block, the last one's vector in the form in which that block returned its."""
+        return {
+            one.block: (self.last, *[None] * (one.outputs - 1)) if one.outputs else self.last
+            for one in self.visited
+        }
 
     def __len__(self) -> int:
         return len(self.visited)

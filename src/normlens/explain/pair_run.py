@@ -19,18 +19,22 @@ from torch import Tensor, nn
 from normlens.advancing import Progress
 from normlens.analysing.unlike_layers import scopes_of
 from normlens.components import Layer, cast
+from normlens.decomposition.completeness import relative_error
+from normlens.decomposition.faces import Errors
 from normlens.decomposition.readout import FrozenReadout
 from normlens.explain.network import FrozenNetwork
 from normlens.explain.packing import Packed
 from normlens.explain.pair_packing import CarriedPair, pack_pair
 from normlens.explain.readings import Start
 from normlens.explain.walk import Carried, Wanted, bring_home, carry, carry_through, wait_for
+from normlens.models.base import Adapter
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
 from normlens.pairs import Pair
 from normlens.scopes import is_among, resolve, resolve_all
 from normlens.tracing.model_inputs import pair_inputs
 from normlens.tracing.recorder import LayerTrace
 from normlens.tracing.trace import run_traced
+from normlens.tracing.wide_copies import end_in_float32
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -49,9 +53,12 @@ class PairRun:
         def network(name: str, lengths: list[int]) -> FrozenNetwork:
             dtype, words = lens.compute_dtype, f"{name} layer"
             half = kept_bytes // 2
-            return FrozenNetwork(lens.adapter, lengths, rule, dtype, half, layer_in_words=words)
+            return FrozenNetwork(
+                lens.adapter, lengths, rule, dtype, half, layer_in_words=words, guard=lens.guard
+            )
 
         self.encoder, self.read = network(ENCODER, sources), network(DECODER, targets)
+        self.read.first = self.first
         self.read.source_lengths = {ENCODER: sources}
         self.tokens = max(m + n for m, n in zip(sources, targets, strict=True))
         self.carried: CarriedPair | None = None
@@ -71,7 +78,28 @@ class PairRun:
             else:
                 self.read.visit(replace(trace, index=trace.index - self.first))
 
-        return run_traced(self.adapter, model, inputs, range(self.lens.n_layers), visit)
+        output = run_traced(self.adapter, model, inputs, range(self.lens.n_layers), visit)
+        self.encoder.compare()
+        self.read.compare()
+        return output
+
+    def in_float32(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, Adapter, Errors]:
+        returned = {**self.encoder.returned, **self.read.returned}
+        output, adapter = end_in_float32(self.adapter, model, inputs, returned)
+        end, _ = self.encoder_end(adapter)
+        return output, adapter, self._end_errors(end, output.encoder_last_hidden_state)
+
+    def _end_errors(self, end: FrozenReadout, own: Tensor) -> Errors:
+        """How far the frozen steps behind the encoder miss what the model computes, `own`."""
+        assert self.encoder.last is not None
+        last, lengths = self.encoder.last.to(own), self.encoder.lengths
+        what = "the steps behind the encoder"
+        yield what, float(relative_error(end.linear(last) + end.bias, own, lengths))
+        # A score is read at each token in the direction of its own vector.
+        g, unowned = end.score(own)
+        score = (g * last).sum(-1) + sum(share for share in unowned if share is not None)
+        size = own.square().sum(-1)
+        yield what, float(relative_error(score[..., None], size[..., None], lengths))
 
     def carry(
         self,
@@ -109,12 +137,15 @@ class PairRun:
         bring_home(decoder)
         self.carried = CarriedPair(encoder, decoder, at_end)
 
-    def encoder_end(self) -> tuple[FrozenReadout, list[str]]:
-        """The frozen steps between the encoder's last layer and what the decoder reads."""
+    def encoder_end(self, adapter: TwoStacks | None = None) -> tuple[FrozenReadout, list[str]]:
+        """The frozen steps between the encoder's last layer and what the decoder reads.
+
+        `adapter` is that of a copy of the model, if theirs are asked for.
+        """
         assert self.encoder.last is not None
         dtype = self.lens.compute_dtype
         with torch.no_grad():
-            steps = [cast(step, dtype) for step in self.adapter.encoder_end()]
+            steps = [cast(step, dtype) for step in (adapter or self.adapter).encoder_end()]
         readout = FrozenReadout.at(steps, self.encoder.last.to(dtype), self.rule)
         return readout, [f"END {step.symbol}" for step in steps]
 

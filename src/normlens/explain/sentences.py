@@ -6,8 +6,8 @@ Each input token is pushed through the frozen layers, the pooling and the steps 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from normlens.analysing.verdicts import check_completeness
 from normlens.components import Layer
 from normlens.decomposition.activations import activation
 from normlens.decomposition.completeness import relative_error
+from normlens.decomposition.faces import Errors
 from normlens.decomposition.readout import FrozenReadout
 from normlens.decomposition.vectors import Sources
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
@@ -30,6 +31,7 @@ from normlens.tracing.checks import Checks
 from normlens.tracing.model_inputs import model_inputs, without_autocast
 from normlens.tracing.trace import reading
 from normlens.tracing.turns import alone_with_model
+from normlens.tracing.wide_copies import end_in_float32
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -84,17 +86,25 @@ def sentence_parts(
         dtype,
         limit // KEPT_SHARE,
         watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
+        guard=lens.guard,
     )
 
     def run() -> list[SentenceParts]:
         with without_autocast(lens.device), reading(lens.model, lens.adapter):
-            output = network.run(lens.model, model_inputs(lens.adapter, batch, lens.device))
+            inputs = model_inputs(lens.adapter, batch, lens.device)
+            output = network.run(lens.model, inputs)
             own = output.last_hidden_state.to(dtype)
             assert network.last is not None
             pooled = [
                 _Pooled.at(head.to(dtype), b, n, network.last.to(dtype), rule)
                 for b, n in enumerate(lengths)
             ]
+            lens.guard.once(
+                rule,
+                head.task,
+                "the pooling",
+                lambda: _pooling_errors(lens, network, head, inputs),
+            )
             end = _End.of(network, pooled)
             push(network, len(network) - 1, limit, end, by_layers(progress, len(network)))
             vectors = [text_vector(one.head, own[b, : one.n]) for b, one in enumerate(pooled)]
@@ -103,6 +113,21 @@ def sentence_parts(
         return [one.parts(vector) for one, vector in zip(pooled, vectors, strict=True)]
 
     return alone_with_model(lens.model, run)
+
+
+def _pooling_errors(
+    lens: Lens, network: FrozenNetwork, head: Head, inputs: dict[str, Any]
+) -> Errors:
+    """How far frozen vectors of texts miss those that the model gives in float32."""
+    output, adapter = end_in_float32(lens.adapter, lens.model, inputs, network.returned)
+    assert network.last is not None
+    last = network.last.float()
+    wide = replace(head, body=tuple(adapter.end())).to(torch.float32)
+    for b, n in enumerate(network.lengths):
+        own = text_vector(wide, output.last_hidden_state[b, :n])
+        way = _Pooled.at(wide, b, n, last, network.rule)
+        total = way.share(last) + way.steps.bias
+        yield "a text's vector", float(relative_error(total[None, None], own[None, None], [1]))
 
 
 @dataclass

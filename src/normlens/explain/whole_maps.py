@@ -65,6 +65,7 @@ def collect_whole_way(
         dtype,
         limit // KEPT_SHARE,
         watch=watch,
+        guard=lens.guard,
     )
 
     def run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class LayerTrace:
     call: Call  # how the model called the block
     #: (b, j, d) the vectors of each other sequence that an attention reads, by its name
     sources: dict[str, Tensor] = field(default_factory=dict)
+    outputs: int = 0  # what the block returned in a tuple, the vector first; 0: the vector alone
 
 
 Consumer = Callable[[LayerTrace], None]
@@ -83,7 +84,9 @@ class Recorder:
                 return
             index, self.calls = self.calls, self.calls + 1
             if index in self.wanted:
-                self.consume(self._layer_trace(index, block, layer, _first(output)))
+                count = len(output) if isinstance(output, (tuple, list)) else 0
+                traced = self._layer_trace(index, block, layer, _first(output))
+                self.consume(replace(traced, outputs=count))
             self._forget()
 
         for module, event in probes(layer):

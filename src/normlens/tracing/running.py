@@ -134,6 +134,12 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
 
 
 def plain_options(model: nn.Module) -> dict[str, Any]:
-    """Switch the key–value cache off where there is one: it would keep every layer's keys."""
-    parameters = inspect.signature(model.forward).parameters
-    return {"use_cache": False} if "use_cache" in parameters else {}
+    """Switch the key–value cache off where there is one: it would keep every layer's keys.
+
+    A model with a head may hand the option on to its body without naming it.
+    """
+    own = inspect.signature(model.forward).parameters
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    body = getattr(model, "base_model", model)
+    named = {*own, *(inspect.signature(body.forward).parameters if hands_on else ())}
+    return {"use_cache": False} if "use_cache" in named else {}

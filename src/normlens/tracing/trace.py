@@ -7,7 +7,7 @@ more than one layer's attention is ever held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -39,16 +39,19 @@ def trace(
     consume: Consumer,
     *,
     spread: bool = False,
+    then: Callable[[], object] | None = None,
 ) -> None:
     """Run the model on `inputs` and pass the trace of each wanted layer to `consume`.
 
-    Other threads that trace the same model wait until this one is through. With `spread` its layers
-    may lie on several devices, each on one.
+    Other threads that trace the same model wait until this one is through, with what it has to do
+    `then`, too. With `spread` its layers may lie on several devices, each on one.
     """
 
     def run() -> None:
         with reading(adapter.model, adapter):
             run_traced(adapter, adapter.model, inputs, layers, consume, spread=spread)
+            if then is not None:
+                then()
 
     alone_with_model(adapter.model, run)
 
