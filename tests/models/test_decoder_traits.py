@@ -12,6 +12,7 @@ from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
 
 import normlens
+from normlens.components import Norm
 from normlens.models import adapt
 from normlens.models.base import linear, scaled
 from normlens.models.tiny import scramble, tiny_config, tiny_model
@@ -256,3 +257,17 @@ def test_clipped_values(family):
     lens = normlens.load(tiny_model(family, **settings(0.05)))
     with pytest.raises(normlens.NormLensError, match="layer 0"):
         lens.maps(input_ids=IDS)
+
+
+# Half precision -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+def test_one_plus_gamma_keeps_the_digits_of_gamma(family):
+    """Gemma's code multiplies by 1 + γ in float32; in bfloat16 1.01 would be 1.0078125."""
+    model = tiny_model(family).bfloat16()
+    block = model.layers[0]
+    norm = next(step for step in adapt(model).layer(block).steps if isinstance(step, Norm))
+    weight = block.input_layernorm.weight
+    assert torch.equal(norm.gamma, 1 + weight.float())
+    assert not torch.equal(norm.gamma, (1 + weight).float())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from normlens.components import Attention, Branch, Linear, Norm, Residual, Step
@@ -67,7 +68,10 @@ def affine(module: Any) -> Norm:
 
 def _gamma(module: Any, offset: float) -> Tensor | None:
     gamma = read_tensor(module, "weight")
-    return gamma if gamma is None or not offset else gamma + offset
+    if gamma is None or not offset:
+        return gamma
+    # Models form 1 + γ in float32; in half precision γ's last digits would be lost.
+    return gamma.to(torch.promote_types(gamma.dtype, torch.float32)) + offset
 
 
 def _eps(module: Any) -> float:

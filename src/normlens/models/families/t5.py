@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from normlens.components import Attention, FeedForward, Norm, Step
 from normlens.heads import Head, HeadStep
 from normlens.models.base import linear, register, rms_norm, sublayers
@@ -58,7 +60,8 @@ class T5(TwoStacks):
         (norm,) = head.body
         assert isinstance(norm, Norm)
         assert norm.gamma is not None
-        return replace(head, body=(replace(norm, gamma=norm.gamma * model.model_dim**-0.5),))
+        gamma = norm.gamma.to(torch.promote_types(norm.gamma.dtype, torch.float32))
+        return replace(head, body=(replace(norm, gamma=gamma * model.model_dim**-0.5),))
 
     def _scales(self, model: Any) -> bool:
         """Whether the model scales its last vectors: those that share the embeddings' matrix do.
