@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_examples as examples
 import torch
+from huggingface_hub import constants
 
 import normlens
+from normlens.checkpoints.hub import Origin
 from normlens.corpus import Run, resume, run
+from normlens.corpus.data import formats
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.side_files import DATA_INDEX
 from normlens.errors import InputError, NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
@@ -208,6 +216,127 @@ def test_a_folder_named_like_a_value_adds_no_column(whole: Path, tmp_path: Path)
     examples.assert_same_frames(found.table("mixing"), expected.table("mixing"), "mixing")
     columns = found.sql("SELECT * FROM mixing").columns
     assert list(columns) == list(expected.manifest.tables["mixing"]["columns"])
+
+
+SECRETS = {
+    "secret.txt": b"my password",
+    "secret.jsonl": b'{"password": ',
+    "secret.csv": b'password\n"my password',
+    "secret.parquet": b"my password",
+    "secret.pkl": b"my password",
+    "parallel:secret": b"my password",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("has_index", [True, False])
+def test_data_that_a_run_names_is_compared_before_it_is_read(
+    copy: Path,
+    tmp_path: Path,
+    lens: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    has_index: bool,
+) -> None:
+    prefix, colon, file = name.rpartition(":")
+    (tmp_path / file).write_bytes(SECRETS[name])
+    spec = f"{prefix}{colon}{tmp_path / file}"
+    examples.forge(copy, lambda found: found["options"].update(data=spec))
+    if not has_index:
+        (copy / DATA_INDEX).unlink()
+    parsed: list[Any] = []
+    readers = {kind: lambda *given: parsed.append(given) or iter(()) for kind in formats.READERS}
+    monkeypatch.setattr(formats, "READERS", readers)
+    with pytest.raises(RunError, match="the contents of the data: then") as caught:
+        resume(copy, model=lens)
+    assert "\n" not in str(caught.value)
+    assert "password" not in str(caught.value)
+    assert parsed == []
+
+
+@pytest.mark.parametrize("name", ["https://example.org/x.jsonl", "s3://bucket/x.jsonl", "\0"])
+def test_no_data_is_fetched(copy: Path, lens: Any, name: str) -> None:
+    examples.forge(copy, lambda found: found["options"].update(data=name))
+    with pytest.raises(InputError, match="there is no data at"):
+        resume(copy, model=lens)
+
+
+def test_gold_links_that_a_run_names_are_compared_before_they_are_read(
+    copy: Path, tmp_path: Path, lens: Any
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+
+    def name_gold(found: dict[str, Any], path: str) -> None:
+        found["options"].update(measures=["alignment"], settings={"alignment": {"gold": path}})
+        found["measures"] = {"alignment": {"options": {"gold": "sha256:0"}, "source": None}}
+
+    for path in (str(secret), str(tmp_path), str(tmp_path / "none"), "a" * 5000, "\0"):
+        examples.forge(copy, partial(name_gold, path=path))
+        with pytest.raises(RunError, match=r"is not the file \(gold\)") as caught:
+            resume(copy, model=lens)
+        assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["someone/model", "bert-base-uncased", "no model"])
+def test_a_model_is_fetched_only_if_the_user_names_it(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def find(*_: Any) -> Any:
+        raise ConnectionError
+
+    monkeypatch.setattr(Origin, "find", find)
+    examples.forge(copy, lambda told: told["options"].update(model=name))
+    with pytest.raises(InputError, match="only if you name it: add --model") as caught:
+        resume(copy)
+    assert shlex.split(str(caught.value).partition("add ")[2]) == ["--model", name]
+    with pytest.raises(ConnectionError):
+        resume(copy, model=name)
+
+
+def test_a_model_in_the_cache_need_not_be_named(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--someone--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("a" * 40)
+    (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (cached / "snapshots" / ("a" * 40) / "config.json").write_text("{}")
+
+    def find(*_: Any) -> Any:
+        raise ConnectionError
+
+    monkeypatch.setattr(Origin, "find", find)
+    examples.forge(copy, lambda told: told["options"].update(model="someone/model"))
+    with pytest.raises(ConnectionError):
+        resume(copy)
+
+
+def test_code_of_a_model_is_not_run_because_a_run_says_so(
+    folder: Path, copy: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(folder / "model", tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    config["model_type"] = "trapped"
+    config["auto_map"] = {"AutoConfig": "trap.Trap", "AutoModel": "trap.Trap"}
+    (model / "config.json").write_text(json.dumps(config))
+    sprung = tmp_path / "sprung"
+    (model / "trap.py").write_text(f"import pathlib; pathlib.Path({str(sprung)!r}).touch()")
+
+    def edit(found: dict[str, Any]) -> None:
+        found["options"]["model"] = str(model)
+        found["execution"]["trust_remote_code"] = True
+
+    examples.forge(copy, edit)
+    with pytest.raises(NormLensError):
+        resume(copy)
+    assert not sprung.exists()
+    with pytest.raises(NormLensError):
+        resume(copy, trust_remote_code=True)
+    assert sprung.exists()  # the trap is one
 
 
 # Running ------------------------------------------------------------------------------------------
