@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
+import math
+import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import run_examples as examples
 import torch
 from huggingface_hub import constants
+from run_logs import entries_file
 
 import normlens
+from normlens import cli
 from normlens.checkpoints.hub import Origin
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import formats
+from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.side_files import DATA_INDEX
 from normlens.errors import InputError, NormLensError
@@ -337,6 +347,171 @@ def test_code_of_a_model_is_not_run_because_a_run_says_so(
     with pytest.raises(NormLensError):
         resume(copy, trust_remote_code=True)
     assert sprung.exists()  # the trap is one
+
+
+# Tables that are none, with every checksum right --------------------------------------------------
+
+
+def put(out: Path, table: str, change: Callable[[bytes], bytes], shards: tuple[int, ...]) -> None:
+    """Change files of a table as a stranger would: their records fit what they hold afterwards."""
+    log = entries_file(out)
+    lines = []
+    for line in log.read_bytes().splitlines():
+        told = unsealed(line)
+        if told["kind"] == "shard" and told["number"] in shards:
+            path = out / f"shards/{table}/shard-{told['number']:06d}.1-1.parquet"
+            contents = change(path.read_bytes())
+            path.write_bytes(contents)
+            rows = told["tables"][table][0]
+            told["tables"][table] = [rows, len(contents), hashlib.sha256(contents).hexdigest()]
+        lines.append(sealed(told))
+    log.write_bytes(b"".join(lines))
+
+
+def parquet(change: Callable[[pa.Table], pa.Table]) -> Callable[[bytes], bytes]:
+    def changed(contents: bytes) -> bytes:
+        sink = io.BytesIO()
+        pq.write_table(change(pq.read_table(io.BytesIO(contents))), sink)
+        return sink.getvalue()
+
+    return changed
+
+
+def every_column(value: object, kind: pa.DataType | None = None) -> Callable[[bytes], bytes]:
+    """Every column with this value in all of its rows."""
+    return parquet(
+        lambda table: pa.table(
+            {name: pa.array([value] * len(table), kind) for name in table.schema.names}
+        )
+    )
+
+
+CRAFTED: dict[str, Callable[[bytes], bytes]] = {
+    "not Parquet": lambda _: b"nothing",
+    "empty": lambda _: b"",
+    "magic bytes alone": lambda _: b"PAR1" + bytes(40) + b"PAR1",
+    "cut": lambda contents: contents[: len(contents) // 2],
+    "pages": lambda contents: contents[:60] + bytes(30) + contents[90:],
+    "footer": lambda contents: contents[:-60] + bytes(20) + contents[-40:],
+    "no columns": parquet(lambda _: pa.table({})),
+    "another column": parquet(lambda _: pa.table({"x": [1]})),
+    "a column less": parquet(lambda table: table.drop_columns(table.schema.names[:1])),
+    "a column more": parquet(lambda table: table.append_column("x", pa.nulls(len(table)))),
+    "nulls": every_column(None),
+    "texts": every_column("x"),
+    "bytes": every_column(b"\xff\xfe"),
+    "lists": every_column([1, 2]),
+    "objects": every_column({"a": {"b": [1]}}),
+    "labels in lists": every_column(["a"], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+    "large": every_column((1 << 63) - 1),
+    "negative": every_column(-(1 << 63)),
+    "times": every_column(1 << 62, pa.timestamp("us")),
+    "not finite": every_column(math.inf),
+}
+ASKED: dict[str, Callable[[Path, str], object]] = {
+    "table": lambda out, table: Run.open(out).table(table),
+    "sql": lambda out, table: Run.open(out).sql(f"SELECT * FROM {table}"),
+    "export": lambda out, table: Run.open(out).export(f"FROM {table}", out.parent / "answer.csv"),
+    "compact": lambda out, _: Run.open(out).compact(),
+}
+
+
+def assert_one_line(out: Path, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that reads or joins tables gives an answer or one line."""
+    for ask in ASKED.values():
+        try:
+            ask(out, table)
+        except NormLensError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+    for command in (["query", str(out), f"FROM {table}"], ["compact", str(out)]):
+        capsys.readouterr()
+        status = cli.main(command)
+        assert status in (0, 2)
+        if status:
+            assert re.fullmatch(r"error: [^\n]+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("table", "shards"),
+    [
+        ("norms_dimensions", (0, 1)),
+        ("norms_dimensions", (1,)),
+        ("amplification_sample", (0, 1)),
+        ("mixing", (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_crafted_files_are_one_line(
+    copy: Path, capsys: pytest.CaptureFixture[str], crafted: str, table: str, shards: tuple[int]
+) -> None:
+    put(copy, table, CRAFTED[crafted], shards)
+    assert_one_line(copy, table, capsys)
+
+
+def test_files_that_cannot_be_joined_are_named_and_stay(copy: Path) -> None:
+    put(copy, "norms_dimensions", CRAFTED["texts"], (0, 1))
+    put(copy, "mixing", CRAFTED["cut"], (1,))
+    with pytest.raises(RunError, match=r"shard-00000\d\..* cannot be joined.*the other files are"):
+        Run.open(copy).compact()
+    assert len(list(copy.glob("shards/norms_dimensions/*.parquet"))) == 2
+    assert len(list(copy.glob("shards/mixing/*.parquet"))) == 2
+    assert not list(copy.glob("shards/similarity/*.parquet"))  # it was joined
+    assert len(Run.open(copy).table("similarity"))
+
+
+def test_text_that_is_none_in_an_error_of_duckdb(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB quotes names from a file's footer in its messages, whatever bytes they are."""
+
+    def undecodable(*_: Any) -> Any:
+        return b"\xe7x".decode()
+
+    monkeypatch.setattr("normlens.corpus.runs.tables.closed_connection", undecodable)
+    with pytest.raises(NormLensError, match=r"cannot read .*can't decode"):
+        Run.open(copy).table("mixing")
+
+
+def edit_table(**told: Any) -> Callable[[dict[str, Any], str], None]:
+    return lambda found, table: found["tables"][table].update(told)
+
+
+def edit_measure(name: str, **told: Any) -> Callable[[dict[str, Any], str], None]:
+    return lambda found, _: found["measures"].__setitem__(name, told)
+
+
+@pytest.mark.parametrize(
+    ("table", "edit"),
+    [
+        ("mixing", edit_table(merged=True)),
+        ("mixing", edit_table(merged="yes")),
+        ("mixing", edit_table(merged=True, measure="norms")),
+        ("mixing", edit_table(merged=True, measure="amplification")),
+        ("mixing", edit_table(merged=True, measure="my_module:mine")),
+        ("mixing", edit_table(order=[])),
+        ("mixing", edit_table(order=['a" b'])),
+        ("mixing", edit_table(columns={"a": [1]})),
+        ("sequences", edit_table(merged=True)),
+        ("amplification_distance", edit_table(merged=True)),
+        ("norms_dimensions", edit_table(measure=["norms"])),
+        ("norms_dimensions", edit_table(measure="alignment")),
+        ("norms_dimensions", edit_table(order=["none"])),
+        ("norms_dimensions", lambda found, _: found["measures"].pop("norms")),
+        ("norms_dimensions", edit_measure("norms")),
+        ("norms_dimensions", edit_measure("norms", options=None, source=None)),
+        ("norms_dimensions", edit_measure("norms", options={"x": 1}, source=None)),
+        ("amplification_sample", edit_measure("amplification", options={"keep": []})),
+        ("amplification_sample", edit_measure("amplification", options={"relations": 3})),
+    ],
+)
+def test_crafted_descriptions_of_merged_tables_are_one_line(
+    copy: Path,
+    capsys: pytest.CaptureFixture[str],
+    table: str,
+    edit: Callable[[dict[str, Any], str], None],
+) -> None:
+    examples.forge(copy, lambda found: edit(found, table))
+    assert_one_line(copy, table, capsys)
 
 
 # Running ------------------------------------------------------------------------------------------
