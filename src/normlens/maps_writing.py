@@ -13,13 +13,15 @@ from normlens.errors import InputError
 from normlens.origins import INPUT
 from normlens.pairs import Item, sequences_of
 from normlens.results import maps_file, store
+from normlens.results.checksums import sealed
 from normlens.results.growing_file import GrowingFile
 from normlens.results.maps import Maps
 
 ENDING = ".safetensors"
-#: Bytes of a header that are kept for the provenance and the names of arrays; for the layers that
-#: an array covers; and how often a token's label may stand in it, in JSON within JSON.
-ROOM, ROOM_OF_LAYER, LABELS = 1 << 16, 1 << 10, 8
+#: Bytes of a header that are kept for the provenance, the names of arrays and their checksums; for
+#: the layers that an array covers; and how often a token's label may stand in it, in JSON within
+#: JSON.
+ROOM, ROOM_OF_LAYER, LABELS = 1 << 17, 1 << 10, 8
 
 
 def check_request(items: Sequence[Item], origin: str, out: str | PathLike[str]) -> None:
@@ -49,8 +51,9 @@ def write_maps(
     with store.writing(path, overwrite=overwrite) as temporary:
         file = GrowingFile(temporary, _header_room(analyser, item))
         (maps,) = replace(analyser, file=file).maps([item], 1)
-        file.finish(*maps_file.saved(maps))
-        del maps  # its arrays are in the file that gets its name now
+        tensors, header = maps_file.saved(maps)
+        file.finish(tensors, sealed(tensors, header))
+        del maps, tensors  # their arrays are in the file that gets its name now
     return store.open_as(Maps, path, mapped=True)
 
 

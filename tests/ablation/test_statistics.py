@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,19 @@ def test_a_file_gives_the_same_statistics_back(tmp_path: Path) -> None:
     assert again.samples[0, "FF"].dtype == torch.bfloat16
     for where, mean in statistics.means.items():
         assert torch.equal(again.means[where], mean)
+
+
+def test_no_changed_byte_changes_what_is_read(tmp_path: Path) -> None:
+    means, samples = {(0, "FF"): torch.arange(3.0).double()}, {(0, "FF"): torch.ones(2, 3)}
+    statistics = Statistics("a model", 2, 9, 0, means, {(0, "LN1"): 1.5}, samples)
+    path = tmp_path / "statistics.safetensors"
+    statistics.save(path)
+    content = path.read_bytes()
+    for place, byte in enumerate(content):
+        flipped = bytes([byte ^ (1 << place % 8)])
+        path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        with suppress(InputError):
+            assert Statistics.load(path).digest == statistics.digest, place
 
 
 def test_files_that_were_changed_or_are_none_are_refused(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from crafted_files import save_crafted
 from heads import headed
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 import normlens
 from normlens.errors import InputError, MapsFileError
@@ -143,7 +143,7 @@ def rewrite(result, path, change) -> None:
     change(tensors, header, meta)
     if header.get("explanation") not in (None, "{"):
         header["explanation"] = json.dumps(meta)
-    save_file(tensors, path, metadata=header)
+    save_crafted(tensors, path, metadata=header)
 
 
 def refused(path) -> str:

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from crafted_files import save_crafted
 from pair_examples import Letters, fast_tokenizer, with_head
 from pair_models import IDS, TARGET, generating, source_of
 
@@ -282,7 +283,6 @@ def test_a_damaged_file_is_one_line(lens, tmp_path, change, message):
     import json
 
     from safetensors import safe_open
-    from safetensors.numpy import save_file
 
     path = tmp_path / "why.safetensors"
     lens.explain(SOURCE, target=TEXT, token=1).save(path)
@@ -292,7 +292,7 @@ def test_a_damaged_file_is_one_line(lens, tmp_path, change, message):
     meta = json.loads(header["explanation"])
     change(meta["shared"])
     header["explanation"] = json.dumps(meta)
-    save_file(arrays, path, header)
+    save_crafted(arrays, path, header)
     with pytest.raises(NormLensError, match=message) as raised:
         normlens.open(path)
     assert "\n" not in str(raised.value)

@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from crafted_files import save_crafted
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import normlens
 from normlens.errors import InputError, MapsFileError, OutputError
@@ -133,7 +134,7 @@ def test_altered_files_are_one_line(change, pair, tmp_path):
         header = file.metadata()
     meta = json.loads(header["cosine"])
     change(meta)
-    save_file(load_file(path), path, metadata={**header, "cosine": json.dumps(meta)})
+    save_crafted(load_file(path), path, metadata={**header, "cosine": json.dumps(meta)})
     with pytest.raises(MapsFileError, match="is damaged") as caught:
         normlens.open(path)
     assert "\n" not in str(caught.value)
@@ -143,6 +144,6 @@ def test_newer_files_are_refused(pair, tmp_path):
     path = pair.save(tmp_path / "pair.safetensors")
     with safe_open(path, framework="numpy") as file:
         header = file.metadata()
-    save_file(load_file(path), path, metadata={**header, "version": "2"})
+    save_crafted(load_file(path), path, metadata={**header, "version": "2"})
     with pytest.raises(MapsFileError, match="newer NormLens"):
         normlens.open(path)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from crafted_files import save_crafted
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 import normlens
 from normlens import cli
@@ -117,7 +117,7 @@ def test_every_field_with_every_kind_of_value(saved: Path, tmp_path: Path, field
         written = ", ".join(
             f'"{key}": {value if key == field else old}' for key, old in before.items()
         )
-        save_file(
+        save_crafted(
             tensors, tmp_path / "crafted.safetensors", metadata={**header, "maps": f"{{{written}}}"}
         )
         if opened_and_used(tmp_path / "crafted.safetensors", tmp_path) is not None:
@@ -145,7 +145,7 @@ def test_every_field_is_needed(saved: Path, tmp_path: Path, field: str) -> None:
     meta = json.loads(header["maps"])
     del meta[field]
     path = tmp_path / "crafted.safetensors"
-    save_file(tensors, path, metadata={**header, "maps": json.dumps(meta)})
+    save_crafted(tensors, path, metadata={**header, "maps": json.dumps(meta)})
     assert f"{field!r} is missing" in refused(path)
 
 
@@ -154,7 +154,7 @@ def test_no_other_field_is_taken(saved: Path, tmp_path: Path, name: str) -> None
     tensors, header = contents(saved)
     meta = json.loads(header["maps"]) | {name: {}}
     path = tmp_path / "crafted.safetensors"
-    save_file(tensors, path, metadata={**header, "maps": json.dumps(meta)})
+    save_crafted(tensors, path, metadata={**header, "maps": json.dumps(meta)})
     assert f"{name!r} is no field" in refused(path)
 
 
@@ -168,7 +168,7 @@ def test_no_other_field_is_taken(saved: Path, tmp_path: Path, name: str) -> None
 def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, key: str, value: str) -> None:
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
-    save_file(tensors, path, metadata={**header, key: value})
+    save_crafted(tensors, path, metadata={**header, key: value})
     assert "damaged" in refused(path)
 
 
@@ -204,7 +204,7 @@ def test_every_array_in_every_other_form(saved: Path, tmp_path: Path) -> None:
     }
     for key, array in tensors.items():
         for what, other in changed_arrays(key, array).items():
-            save_file({**tensors, key: np.ascontiguousarray(other)}, path, metadata=header)
+            save_crafted({**tensors, key: np.ascontiguousarray(other)}, path, metadata=header)
             assert repr(key) in refused(path), (key, what)
 
 
@@ -213,7 +213,7 @@ def test_no_other_array_is_taken(saved: Path, tmp_path: Path, group: str) -> Non
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
     more = {f"{group}/NO-N": tensors["arrays/ATTN-N"]}
-    save_file({**tensors, **more}, path, metadata=header)
+    save_crafted({**tensors, **more}, path, metadata=header)
     assert f"'{group}/NO-N'" in refused(path)
 
 
@@ -222,7 +222,7 @@ def test_every_array_of_a_scope_is_needed(saved: Path, tmp_path: Path) -> None:
     for key in tensors:
         if key == "allowed" or key.startswith("arrays/"):
             left = {name: array for name, array in tensors.items() if name != key}
-            save_file(left, tmp_path / "crafted.safetensors", metadata=header)
+            save_crafted(left, tmp_path / "crafted.safetensors", metadata=header)
             assert repr(key) in refused(tmp_path / "crafted.safetensors")
 
 
@@ -276,7 +276,7 @@ def test_the_command_says_it_in_one_line(
 ) -> None:
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
-    save_file(tensors, path, metadata={**header, "maps": BOMB})
+    save_crafted(tensors, path, metadata={**header, "maps": BOMB})
     assert cli.main(["view", str(path), "--out", str(tmp_path / "maps.html")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nested too deeply" in line

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from crafted_files import save_crafted
 from picture_examples import classifier, processor, scene
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 import normlens
 from normlens.errors import MapsFileError
@@ -77,4 +77,4 @@ def _alter(path, change, tensors):
         del fields["grid"]
     else:
         fields["grid"] |= change
-    save_file(arrays | tensors, path, metadata={**header, name: json.dumps(meta)})
+    save_crafted(arrays | tensors, path, metadata={**header, name: json.dumps(meta)})

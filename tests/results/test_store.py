@@ -10,6 +10,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from crafted_files import save_crafted
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -254,7 +255,7 @@ def rewrite(maps: normlens.Maps, path, change) -> None:
     meta = json.loads(header["maps"])
     change(tensors, header, meta)
     header["maps"] = header["maps"] if header["maps"] == "{" else json.dumps(meta)
-    save_file(tensors, path, metadata=header)
+    save_crafted(tensors, path, metadata=header)
 
 
 @pytest.mark.parametrize(

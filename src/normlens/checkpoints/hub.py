@@ -59,6 +59,19 @@ def file_of(origin: Origin, name: str) -> Path | None:
     return None if path is None else Path(path)
 
 
+def is_cached(name: str, revision: str | None) -> bool:
+    """Whether a model of the hub, or an adapter, lies in the local cache."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    try:
+        return any(
+            isinstance(try_to_load_from_cache(name, file, revision=revision), str)
+            for file in ("config.json", "adapter_config.json")
+        )
+    except errors.HFValidationError:
+        return False
+
+
 # Whether it answers ------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ torch and transformers take seconds to import, so only the commands that need th
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -135,6 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     hush()
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     try:
         status = command.main(
@@ -151,6 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _fail("there is not enough memory; use a shorter text or a smaller model")
     return status if isinstance(status, int) else 0
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print("warning:", one_line(str(message)), file=sys.stderr)
 
 
 def _fail(message: str) -> int:

@@ -182,7 +182,7 @@ def _do(
         if amplified and relations:
             recorded = Run.open(folder).manifest.options.settings.get("amplification", {})
             named = {"settings": {"amplification": {**recorded, **relations}}}
-        return resume(folder, model=lens if here else None, progress=progress, **named, **how)
+        return resume(folder, model=lens if here else model, progress=progress, **named, **how)
     # Tables 2 and 3 choose among all pairs that occur often enough.
     pairs = {"keep_pairs": None, **({"min_count": 1} if settings.min_count == 1 else {})}
     return run(

@@ -44,8 +44,8 @@ class ChoosableMaps(SequencedMaps):
         heads = {"CROSS-N"} if any(name.endswith("CROSS-N") for name in names) else set()
         kept: dict[str, Any] = {
             group: {
-                name: array
-                for name, array in arrays.items()
+                name: arrays[name]  # of a file nothing else is read
+                for name in arrays
                 if name in names or (group == "heads" and name in heads)
             }
             for group, arrays in self.groups.items()

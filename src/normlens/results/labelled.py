@@ -24,6 +24,7 @@ from normlens.results.axes import (
     axes_of,
     fits,
 )
+from normlens.results.checksums import shapes_of
 from normlens.results.equality import same
 from normlens.results.patches import PatchGrid
 from normlens.results.routing import Routing
@@ -81,11 +82,11 @@ class LabelledMaps:
         sizes = {"target": len(self.targets), "source": len(self.sources)}
         shown = f"{sizes['target']} targets and {sizes['source']} sources"
         for group, arrays in self.groups.items():
-            for name, array in arrays.items():
+            for name, shape in shapes_of(arrays).items():
                 layers = len(self.covered(group, name))
-                if not fits(array.shape, axes_of(group, name), {**sizes, "layer": layers}):
+                if not fits(shape, axes_of(group, name), {**sizes, "layer": layers}):
                     raise InputError(
-                        f"{group} of {name} have shape {array.shape} for {layers} layers, {shown}"
+                        f"{group} of {name} have shape {shape} for {layers} layers, {shown}"
                     )
 
     # Whose contributions these are --------------------------------------------------------------

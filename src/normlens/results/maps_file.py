@@ -18,6 +18,7 @@ from normlens.json_text import parse_json
 from normlens.results import patches_file, routing_file
 from normlens.results.axes import GROUPS
 from normlens.results.both_stacks import STACKS
+from normlens.results.checksums import Check, CheckedOnUse
 from normlens.results.header_fields import AXIS
 from normlens.results.maps_header import (
     ALLOWED,
@@ -63,21 +64,25 @@ def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 
 
 def parts_of(
-    header: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]
+    header: Mapping[str, str], tensors: Mapping[str, NDArray[Any]], check: Check | None = None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The fields of saved maps, and those of the encoder's beside them, if there are some.
 
-    A ValueError says what does not fit.
+    A ValueError says what does not fit. `check` is given where the arrays are still in the file: it
+    is called for each array of a group when that is first used, and for the others here.
     """
     if _ENCODER not in header:
-        return _read(header["maps"], tensors), None
+        return _read(header["maps"], tensors, check), None
     decoder, encoder = {}, {}
     for name, array in tensors.items():
         if name.startswith(OF_ENCODER):
             encoder[name.removeprefix(OF_ENCODER)] = array
         else:
             decoder[name] = array
-    both = _read(header[_ENCODER], encoder), _read(header["maps"], decoder)
+    both = (
+        _read(header[_ENCODER], encoder, check, OF_ENCODER),
+        _read(header["maps"], decoder, check),
+    )
     if tuple(fields["provenance"].get("stack") for fields in both) != STACKS:
         raise ValueError(_NO_STACKS)
     return both[1], both[0]
@@ -122,18 +127,30 @@ def _as_maps_call_them(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {_ATTRIBUTES.get(name, name): value for name, value in fields.items()}
 
 
-def _read(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """What `Maps` takes, from the header's JSON and the arrays of one stack."""
+def _read(
+    text: str, tensors: Mapping[str, NDArray[Any]], check: Check | None, prefix: str = ""
+) -> dict[str, Any]:
+    """What `Maps` takes, from the header's JSON and the arrays of one stack.
+
+    `prefix` is what the names of these arrays begin with in the file.
+    """
     meta = parse_json(text)
     check_fields(meta)
     check_arrays(meta, tensors)
     groups: dict[str, Any] = {group: {} for group in GROUPS}
     for key, array in tensors.items():
         group, _, name = key.partition("/")
-        if key not in (*MASKS, patches_file.PICTURE) and group != routing_file.GROUP:
+        if group in GROUPS:
             groups[group][name] = array
+        elif check is not None:
+            check(prefix + key)
     # safetensors sorts its tensors; the layer's order is in the header.
     groups["arrays"] = {scope: groups["arrays"][scope] for scope in meta.pop("scopes")}
+    if check is not None:
+        groups = {
+            group: CheckedOnUse(arrays, check, f"{prefix}{group}/")
+            for group, arrays in groups.items()
+        }
     if isinstance(meta["text"], list):
         meta["text"] = tuple(meta["text"])
     if (sources := meta.pop("sources", None)) is not None:

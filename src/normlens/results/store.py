@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from normlens.errors import InputError, MapsFileError, OutputError, reason_of, system_reason
-from normlens.results import cosine_file, explanation_file, maps_file
+from normlens.results import checksums, cosine_file, explanation_file, maps_file
+from normlens.results.checksums import Check
 from normlens.results.growing_file import mapped_arrays
 
 if TYPE_CHECKING:
@@ -60,14 +62,17 @@ def write(
     """Write arrays and a header to a safetensors file, whole or not at all."""
     check_ending(path, (ENDING,), "to_html(…) and the command line write others")
     with writing(path, overwrite=overwrite) as temporary:
-        save_file(tensors, temporary, metadata=header)
+        save_file(tensors, temporary, metadata=checksums.sealed(tensors, header))
     return Path(path)
 
 
-def open(path: str | Path, *, mapped: bool = False) -> Maps | Explanation | Explanations | Cosine:
+def open(
+    path: str | Path, *, mapped: bool = False, verify: bool = True
+) -> Maps | Explanation | Explanations | Cosine:
     """Read what `save` of `Maps`, `Explanation`, `Explanations` or `Cosine` wrote.
 
-    With `mapped` the arrays stay in the file until they are used.
+    With `mapped` the arrays stay in the file until they are used. What is read is compared with the
+    file's checksums, each array of mapped maps when it is first used; `verify=False` skips that.
     """
     path = Path(path)
     try:
@@ -86,7 +91,13 @@ def open(path: str | Path, *, mapped: bool = False) -> Maps | Explanation | Expl
                 raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
             if version < 1:
                 raise ValueError(f"there is no version {version} of these files")
-            return read(header, mapped_arrays(path) if mapped else _arrays(file))
+            arrays = mapped_arrays(path) if mapped else _arrays(file)
+            check = _checking(path, header, arrays) if verify else _no_check
+            if mapped and read is _read_maps:
+                return _read_maps(header, arrays, check)
+            for name in arrays:
+                check(name)
+            return read(header, arrays)
     except MapsFileError:
         raise
     except _DAMAGED as error:
@@ -110,10 +121,26 @@ def _arrays(file: Any) -> Arrays:
     return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
-def _read_maps(header: dict[str, str], arrays: Arrays) -> Maps:
+def _checking(path: Path, header: dict[str, str], arrays: Arrays) -> Check:
+    """Check the header of a file, and return what checks its arrays by their names."""
+    if checksums.KEY in header:
+        return checksums.check_header(path, header, arrays)
+    warnings.warn(
+        f"{str(path)!r} has no checksums (an older NormLens wrote it, or another program changed "
+        "it), so that damage would go unnoticed; save it again to add them",
+        stacklevel=3,
+    )
+    return _no_check
+
+
+def _no_check(_: str) -> None:
+    pass
+
+
+def _read_maps(header: dict[str, str], arrays: Arrays, check: Check | None = None) -> Maps:
     from normlens.results.maps import Maps
 
-    fields, of_encoder = maps_file.parts_of(header, arrays)
+    fields, of_encoder = maps_file.parts_of(header, arrays, check)
     return Maps(**fields, encoder=None if of_encoder is None else Maps(**of_encoder))
 
 

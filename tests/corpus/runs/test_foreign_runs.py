@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
+import json
+import math
+import re
+import shlex
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import run_examples as examples
 import torch
+from huggingface_hub import constants
+from run_logs import entries_file
 
 import normlens
+from normlens import cli
+from normlens.checkpoints.hub import Origin
 from normlens.corpus import Run, resume, run
+from normlens.corpus.data import formats
+from normlens.corpus.runs.entries import sealed, unsealed
+from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.side_files import DATA_INDEX
 from normlens.errors import InputError, NormLensError
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
@@ -208,6 +226,292 @@ def test_a_folder_named_like_a_value_adds_no_column(whole: Path, tmp_path: Path)
     examples.assert_same_frames(found.table("mixing"), expected.table("mixing"), "mixing")
     columns = found.sql("SELECT * FROM mixing").columns
     assert list(columns) == list(expected.manifest.tables["mixing"]["columns"])
+
+
+SECRETS = {
+    "secret.txt": b"my password",
+    "secret.jsonl": b'{"password": ',
+    "secret.csv": b'password\n"my password',
+    "secret.parquet": b"my password",
+    "secret.pkl": b"my password",
+    "parallel:secret": b"my password",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("has_index", [True, False])
+def test_data_that_a_run_names_is_compared_before_it_is_read(
+    copy: Path,
+    tmp_path: Path,
+    lens: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    has_index: bool,
+) -> None:
+    prefix, colon, file = name.rpartition(":")
+    (tmp_path / file).write_bytes(SECRETS[name])
+    spec = f"{prefix}{colon}{tmp_path / file}"
+    examples.forge(copy, lambda found: found["options"].update(data=spec))
+    if not has_index:
+        (copy / DATA_INDEX).unlink()
+    parsed: list[Any] = []
+    readers = {kind: lambda *given: parsed.append(given) or iter(()) for kind in formats.READERS}
+    monkeypatch.setattr(formats, "READERS", readers)
+    with pytest.raises(RunError, match="the contents of the data: then") as caught:
+        resume(copy, model=lens)
+    assert "\n" not in str(caught.value)
+    assert "password" not in str(caught.value)
+    assert parsed == []
+
+
+@pytest.mark.parametrize("name", ["https://example.org/x.jsonl", "s3://bucket/x.jsonl", "\0"])
+def test_no_data_is_fetched(copy: Path, lens: Any, name: str) -> None:
+    examples.forge(copy, lambda found: found["options"].update(data=name))
+    with pytest.raises(InputError, match="there is no data at"):
+        resume(copy, model=lens)
+
+
+def test_gold_links_that_a_run_names_are_compared_before_they_are_read(
+    copy: Path, tmp_path: Path, lens: Any
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+
+    def name_gold(found: dict[str, Any], path: str) -> None:
+        found["options"].update(measures=["alignment"], settings={"alignment": {"gold": path}})
+        found["measures"] = {"alignment": {"options": {"gold": "sha256:0"}, "source": None}}
+
+    for path in (str(secret), str(tmp_path), str(tmp_path / "none"), "a" * 5000, "\0"):
+        examples.forge(copy, partial(name_gold, path=path))
+        with pytest.raises(RunError, match=r"is not the file \(gold\)") as caught:
+            resume(copy, model=lens)
+        assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["someone/model", "bert-base-uncased", "no model"])
+def test_a_model_is_fetched_only_if_the_user_names_it(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def find(*_: Any) -> Any:
+        raise ConnectionError
+
+    monkeypatch.setattr(Origin, "find", find)
+    examples.forge(copy, lambda told: told["options"].update(model=name))
+    with pytest.raises(InputError, match="only if you name it: add --model") as caught:
+        resume(copy)
+    assert shlex.split(str(caught.value).partition("add ")[2]) == ["--model", name]
+    with pytest.raises(ConnectionError):
+        resume(copy, model=name)
+
+
+def test_a_model_in_the_cache_need_not_be_named(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--someone--model"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("a" * 40)
+    (cached / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (cached / "snapshots" / ("a" * 40) / "config.json").write_text("{}")
+
+    def find(*_: Any) -> Any:
+        raise ConnectionError
+
+    monkeypatch.setattr(Origin, "find", find)
+    examples.forge(copy, lambda told: told["options"].update(model="someone/model"))
+    with pytest.raises(ConnectionError):
+        resume(copy)
+
+
+def test_code_of_a_model_is_not_run_because_a_run_says_so(
+    folder: Path, copy: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(folder / "model", tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    config["model_type"] = "trapped"
+    config["auto_map"] = {"AutoConfig": "trap.Trap", "AutoModel": "trap.Trap"}
+    (model / "config.json").write_text(json.dumps(config))
+    sprung = tmp_path / "sprung"
+    (model / "trap.py").write_text(f"import pathlib; pathlib.Path({str(sprung)!r}).touch()")
+
+    def edit(found: dict[str, Any]) -> None:
+        found["options"]["model"] = str(model)
+        found["execution"]["trust_remote_code"] = True
+
+    examples.forge(copy, edit)
+    with pytest.raises(NormLensError):
+        resume(copy)
+    assert not sprung.exists()
+    with pytest.raises(NormLensError):
+        resume(copy, trust_remote_code=True)
+    assert sprung.exists()  # the trap is one
+
+
+# Tables that are none, with every checksum right --------------------------------------------------
+
+
+def put(out: Path, table: str, change: Callable[[bytes], bytes], shards: tuple[int, ...]) -> None:
+    """Change files of a table as a stranger would: their records fit what they hold afterwards."""
+    log = entries_file(out)
+    lines = []
+    for line in log.read_bytes().splitlines():
+        told = unsealed(line)
+        if told["kind"] == "shard" and told["number"] in shards:
+            path = out / f"shards/{table}/shard-{told['number']:06d}.1-1.parquet"
+            contents = change(path.read_bytes())
+            path.write_bytes(contents)
+            rows = told["tables"][table][0]
+            told["tables"][table] = [rows, len(contents), hashlib.sha256(contents).hexdigest()]
+        lines.append(sealed(told))
+    log.write_bytes(b"".join(lines))
+
+
+def parquet(change: Callable[[pa.Table], pa.Table]) -> Callable[[bytes], bytes]:
+    def changed(contents: bytes) -> bytes:
+        sink = io.BytesIO()
+        pq.write_table(change(pq.read_table(io.BytesIO(contents))), sink)
+        return sink.getvalue()
+
+    return changed
+
+
+def every_column(value: object, kind: pa.DataType | None = None) -> Callable[[bytes], bytes]:
+    """Every column with this value in all of its rows."""
+    return parquet(
+        lambda table: pa.table(
+            {name: pa.array([value] * len(table), kind) for name in table.schema.names}
+        )
+    )
+
+
+CRAFTED: dict[str, Callable[[bytes], bytes]] = {
+    "not Parquet": lambda _: b"nothing",
+    "empty": lambda _: b"",
+    "magic bytes alone": lambda _: b"PAR1" + bytes(40) + b"PAR1",
+    "cut": lambda contents: contents[: len(contents) // 2],
+    "pages": lambda contents: contents[:60] + bytes(30) + contents[90:],
+    "footer": lambda contents: contents[:-60] + bytes(20) + contents[-40:],
+    "no columns": parquet(lambda _: pa.table({})),
+    "another column": parquet(lambda _: pa.table({"x": [1]})),
+    "a column less": parquet(lambda table: table.drop_columns(table.schema.names[:1])),
+    "a column more": parquet(lambda table: table.append_column("x", pa.nulls(len(table)))),
+    "nulls": every_column(None),
+    "texts": every_column("x"),
+    "bytes": every_column(b"\xff\xfe"),
+    "lists": every_column([1, 2]),
+    "objects": every_column({"a": {"b": [1]}}),
+    "labels in lists": every_column(["a"], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+    "large": every_column((1 << 63) - 1),
+    "negative": every_column(-(1 << 63)),
+    "times": every_column(1 << 62, pa.timestamp("us")),
+    "not finite": every_column(math.inf),
+}
+ASKED: dict[str, Callable[[Path, str], object]] = {
+    "table": lambda out, table: Run.open(out).table(table),
+    "sql": lambda out, table: Run.open(out).sql(f"SELECT * FROM {table}"),
+    "export": lambda out, table: Run.open(out).export(f"FROM {table}", out.parent / "answer.csv"),
+    "compact": lambda out, _: Run.open(out).compact(),
+}
+
+
+def assert_one_line(out: Path, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that reads or joins tables gives an answer or one line."""
+    for ask in ASKED.values():
+        try:
+            ask(out, table)
+        except NormLensError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+    for command in (["query", str(out), f"FROM {table}"], ["compact", str(out)]):
+        capsys.readouterr()
+        status = cli.main(command)
+        assert status in (0, 2)
+        if status:
+            assert re.fullmatch(r"error: [^\n]+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("table", "shards"),
+    [
+        ("norms_dimensions", (0, 1)),
+        ("norms_dimensions", (1,)),
+        ("amplification_sample", (0, 1)),
+        ("mixing", (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("crafted", CRAFTED)
+def test_crafted_files_are_one_line(
+    copy: Path, capsys: pytest.CaptureFixture[str], crafted: str, table: str, shards: tuple[int]
+) -> None:
+    put(copy, table, CRAFTED[crafted], shards)
+    assert_one_line(copy, table, capsys)
+
+
+def test_files_that_cannot_be_joined_are_named_and_stay(copy: Path) -> None:
+    put(copy, "norms_dimensions", CRAFTED["texts"], (0, 1))
+    put(copy, "mixing", CRAFTED["cut"], (1,))
+    with pytest.raises(RunError, match=r"shard-00000\d\..* cannot be joined.*the other files are"):
+        Run.open(copy).compact()
+    assert len(list(copy.glob("shards/norms_dimensions/*.parquet"))) == 2
+    assert len(list(copy.glob("shards/mixing/*.parquet"))) == 2
+    assert not list(copy.glob("shards/similarity/*.parquet"))  # it was joined
+    assert len(Run.open(copy).table("similarity"))
+
+
+def test_text_that_is_none_in_an_error_of_duckdb(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB quotes names from a file's footer in its messages, whatever bytes they are."""
+
+    def undecodable(*_: Any) -> Any:
+        return b"\xe7x".decode()
+
+    monkeypatch.setattr("normlens.corpus.runs.tables.closed_connection", undecodable)
+    with pytest.raises(NormLensError, match=r"cannot read .*can't decode"):
+        Run.open(copy).table("mixing")
+
+
+def edit_table(**told: Any) -> Callable[[dict[str, Any], str], None]:
+    return lambda found, table: found["tables"][table].update(told)
+
+
+def edit_measure(name: str, **told: Any) -> Callable[[dict[str, Any], str], None]:
+    return lambda found, _: found["measures"].__setitem__(name, told)
+
+
+@pytest.mark.parametrize(
+    ("table", "edit"),
+    [
+        ("mixing", edit_table(merged=True)),
+        ("mixing", edit_table(merged="yes")),
+        ("mixing", edit_table(merged=True, measure="norms")),
+        ("mixing", edit_table(merged=True, measure="amplification")),
+        ("mixing", edit_table(merged=True, measure="my_module:mine")),
+        ("mixing", edit_table(order=[])),
+        ("mixing", edit_table(order=['a" b'])),
+        ("mixing", edit_table(columns={"a": [1]})),
+        ("sequences", edit_table(merged=True)),
+        ("amplification_distance", edit_table(merged=True)),
+        ("norms_dimensions", edit_table(measure=["norms"])),
+        ("norms_dimensions", edit_table(measure="alignment")),
+        ("norms_dimensions", edit_table(order=["none"])),
+        ("norms_dimensions", lambda found, _: found["measures"].pop("norms")),
+        ("norms_dimensions", edit_measure("norms")),
+        ("norms_dimensions", edit_measure("norms", options=None, source=None)),
+        ("norms_dimensions", edit_measure("norms", options={"x": 1}, source=None)),
+        ("amplification_sample", edit_measure("amplification", options={"keep": []})),
+        ("amplification_sample", edit_measure("amplification", options={"relations": 3})),
+    ],
+)
+def test_crafted_descriptions_of_merged_tables_are_one_line(
+    copy: Path,
+    capsys: pytest.CaptureFixture[str],
+    table: str,
+    edit: Callable[[dict[str, Any], str], None],
+) -> None:
+    examples.forge(copy, lambda found: edit(found, table))
+    assert_one_line(copy, table, capsys)
 
 
 # Running ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens.corpus.measures.columns import EXACT, LABEL, WHOSE, exact, sums
-from normlens.corpus.runs.joining import DifferentColumns, JoinedFile
+from normlens.corpus.runs.joining import JoinedFile, Unjoinable
 
 ROWS = pa.schema([*WHOSE, pa.field("scope", LABEL), pa.field("value", pa.float64())])
 SUMS = pa.schema([pa.field("token", LABEL), pa.field("count", pa.int64()), pa.field("sum", EXACT)])
@@ -159,5 +159,5 @@ def test_a_file_that_is_given_up_is_not_written_to_any_more() -> None:
 
 
 def test_other_columns_are_refused() -> None:
-    with pytest.raises(DifferentColumns):
+    with pytest.raises(Unjoinable):
         joined([rows(0, 2, ["a"]), part_of_sums(0)])

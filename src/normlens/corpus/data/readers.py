@@ -30,23 +30,7 @@ def open_data(
     of a .txt file as sequences; `limit` takes the first ones only; `extra` names further columns
     that records keep. Rows with a blank text are left out.
     """
-    options = ReadOptions(column, pair_column, paragraphs, tuple(extra))
-    name, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
-    if spec == "sample":
-        data: Data = _open_files(sample.FOLDER, options, limit, name="sample")
-    elif name in named.NAMED and not colon:
-        if options != ReadOptions(extra=options.extra):
-            raise InputError(
-                f"{name} is read as published; leave column, pair_column and paragraphs out"
-            )
-        data = named.open_named(name, limit, options.extra)
-    elif name in named.NAMED:
-        kind = named.NAMED[name].format
-        data = _open_files(rest, options, limit, kind=kind, prefix=f"{name}:")
-    elif name in formats.EXPLICIT and colon:
-        data = _open_files(rest, options, limit, kind=name, prefix=f"{name}:")
-    else:
-        data = _open_files(spec, options, limit)
+    data = find_data(spec, ReadOptions(column, pair_column, paragraphs, tuple(extra)), limit)
     # What can be known about the file should be said now, not when a run has begun.
     first = next(iter(data), None)
     if first is None:
@@ -54,6 +38,25 @@ def open_data(
     if first.unreadable and all(record.unreadable for record in data):
         raise InputError(f"no sequence of {data.name!r} can be read; {first.unreadable}")
     return data
+
+
+def find_data(spec: str | Path, options: ReadOptions, limit: int | None = None) -> Data:
+    """The data set that `spec` names, as `open_data` opens it; no record is read yet."""
+    name, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if spec == "sample":
+        return _open_files(sample.FOLDER, options, limit, name="sample")
+    if name in named.NAMED and not colon:
+        if options != ReadOptions(extra=options.extra):
+            raise InputError(
+                f"{name} is read as published; leave column, pair_column and paragraphs out"
+            )
+        return named.open_named(name, limit, options.extra)
+    if name in named.NAMED:
+        kind = named.NAMED[name].format
+        return _open_files(rest, options, limit, kind=kind, prefix=f"{name}:")
+    if name in formats.EXPLICIT and colon:
+        return _open_files(rest, options, limit, kind=name, prefix=f"{name}:")
+    return _open_files(spec, options, limit)
 
 
 def _open_files(

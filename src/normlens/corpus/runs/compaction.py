@@ -17,7 +17,7 @@ import pyarrow as pa
 from normlens.corpus.runs.compaction_plan import Piece, Sizes, SmallFiles
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.joining import DifferentColumns, JoinedFile
+from normlens.corpus.runs.joining import JoinedFile, Unjoinable
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import combining
 from normlens.corpus.runs.shards import Compacted, Done, File, part_name
@@ -28,14 +28,15 @@ AHEAD, AHEAD_BYTES = 64, 64 << 20
 
 
 class DamagedFile(RunError):
-    """A file that is to be joined is not what its record says."""
+    """Files that are to be joined are not what their records say, or not of their table."""
 
-    def __init__(self, folder: Folder, piece: Piece, what: str):
+    def __init__(self, folder: Folder, pieces: Sequence[Piece], what: str):
+        more = f" (or one of {len(pieces) - 1} with it)" if len(pieces) > 1 else ""
         super().__init__(
-            f"{piece.file.name} in {str(folder)!r} {what}; see all with normlens check {folder}, "
-            f"compute them again with normlens run --resume {folder}"
+            f"{pieces[0].file.name}{more} in {str(folder)!r} {what}; see all with normlens check "
+            f"{folder}, compute them again with normlens run --resume {folder}"
         )
-        self.piece = piece
+        self.pieces = pieces
 
 
 class Stopped(Exception):
@@ -88,7 +89,7 @@ class Compaction:
                 try:
                     taken, entry = self._join(table, group)
                 except DamagedFile as error:
-                    small.remove([error.piece])
+                    small.remove(error.pieces)
                     raise
                 self._commit(entry)
                 small.remove(taken)
@@ -106,16 +107,17 @@ class Compaction:
         combine = combining(self.manifest, table)
         taken: list[Piece] = []
         with self.folder.writing(name) as sink, JoinedFile(sink, combine) as joined:
-            for piece, contents in self._contents(group):
-                try:
-                    if piece.file.rows or not taken:  # nothing is to be read in the others
+            try:
+                for piece, contents in self._contents(group):
+                    taken.append(piece)
+                    if piece.file.rows or len(taken) == 1:  # nothing is to be read in the others
                         joined.add(contents)
-                except DifferentColumns as error:
-                    raise DamagedFile(self.folder, piece, f"cannot be joined: {error}") from error
-                taken.append(piece)
-                if joined.size >= self.sizes.size and len(taken) > 1:
-                    break
-            joined.close()
+                    if joined.size >= self.sizes.size and len(taken) > 1:
+                        break
+                joined.close()
+            except Unjoinable as error:
+                blamed = taken if error.together else taken[-1:]
+                raise DamagedFile(self.folder, blamed, f"cannot be joined: {error}") from error
             if combine is None and joined.rows != sum(piece.file.rows for piece in taken):
                 raise RunError(f"{name} would not hold the rows of the files that it replaces")
         file = File(name, joined.rows, joined.size, joined.sha256)
@@ -130,10 +132,10 @@ class Compaction:
             for piece in some:
                 contents = read.pop(piece.file.name, None)
                 if contents is None:
-                    raise DamagedFile(self.folder, piece, "is missing")
+                    raise DamagedFile(self.folder, [piece], "is missing")
                 if hashlib.sha256(contents).hexdigest() != piece.file.sha256:
                     raise DamagedFile(
-                        self.folder, piece, "is damaged: its SHA-256 is not the record's"
+                        self.folder, [piece], "is damaged: its SHA-256 is not the record's"
                     )
                 yield piece, contents
 

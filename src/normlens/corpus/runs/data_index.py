@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -24,7 +23,7 @@ from normlens.corpus.data.records import Data, Record
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
-from normlens.corpus.runs.manifest import Manifest
+from normlens.corpus.runs.manifest import Manifest, changes, refuse
 from normlens.corpus.runs.side_files import DATA_INDEX, write_side_file
 from normlens.corpus.runs.stamps import Stamp, local_stamp
 
@@ -141,25 +140,31 @@ def index_data(data: Data, size: int) -> IndexedData:
 def reopen(folder: Folder, manifest: Manifest, data: Data) -> IndexedData:
     """The data of a run with its index, from the run's folder if it is there.
 
-    The fingerprint is that of the data as it is now; whether it is the run's is for the caller.
+    Files that are not the run's are refused before a record of them is read. Of other data the
+    fingerprint is that of the data as it is now; whether it is the run's is for the caller.
     """
     stored = _load(folder, manifest)
+    if not isinstance(data, FileData):
+        if stored is not None and data.quick_fingerprint() == stored[0].fingerprint:
+            return IndexedData(data, stored[0], [], saved=True)
+        return index_data(data, manifest.options.shard_size)
+    now = _stamps(data)
+    if stored is not None and len(stored[1]) != len(now):
+        stored = None
+    unchanged: dict[int, str] = {}
+    if stored is not None:
+        index, then = stored
+        for place, (before, after) in enumerate(zip(then, now, strict=True)):
+            if before.mark is not None and before == after:
+                unchanged[place] = index.digests[place]
+    digests = [
+        unchanged[place] if place in unchanged else digest(file.path)
+        for place, file in enumerate(data.files)
+    ]
+    refuse(folder, changes(manifest, {"data": {"fingerprint": data.fingerprint_of(digests)}}))
     if stored is None:
         return index_data(data, manifest.options.shard_size)
-    index, then = stored
-    if isinstance(data, FileData) and len(data.files) == len(then):
-        now = _stamps(data)
-        digests = [
-            sha256 if before.mark is not None and before == after else digest(file.path)
-            for file, before, after, sha256 in zip(
-                data.files, then, now, index.digests, strict=True
-            )
-        ]
-        current = replace(index, fingerprint=data.fingerprint_of(digests))
-        return IndexedData(data, current, now, saved=now == then)
-    if data.quick_fingerprint() == index.fingerprint:
-        return IndexedData(data, index, [], saved=True)
-    return index_data(data, manifest.options.shard_size)
+    return IndexedData(data, index, now, saved=now == then)
 
 
 def _may_be_same(then: Stamp, now: Stamp) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from normlens.corpus.data.in_memory import NAME, MemoryData, is_in_memory
 from normlens.corpus.data.read_options import ReadOptions
-from normlens.corpus.data.readers import open_data
+from normlens.corpus.data.readers import find_data, open_data
 from normlens.corpus.data.records import Data
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.paths import OBJECT, fixed_path, model_name
@@ -33,6 +33,23 @@ def data_name(data: Any) -> str:
     return data.name if isinstance(data, Data) else fixed_path(data)
 
 
+def data_to_compare(options: RunOptions, given: Any) -> Data:
+    """The data set of a run that is resumed.
+
+    Whoever wrote the run's files may have named any file, so nothing is read of one that only they
+    name before its fingerprint is compared.
+    """
+    if given is None:
+        return find_data(options.data, _reading(options), options.limit)
+    return opened_data(options, given)
+
+
+def _reading(options: RunOptions) -> ReadOptions:
+    return ReadOptions(
+        options.column, options.pair_column, options.paragraphs, options.extra_columns
+    )
+
+
 def opened_data(options: RunOptions, given: Any) -> Data:
     """The data set that was passed, or the one that the options name."""
     if isinstance(given, Data):
@@ -40,8 +57,7 @@ def opened_data(options: RunOptions, given: Any) -> Data:
     if given is not None and is_in_memory(given):
         if options.paragraphs:
             raise InputError("paragraphs are for .txt files; leave it out for data in memory")
-        reading = ReadOptions(options.column, options.pair_column, extra=options.extra_columns)
-        return MemoryData(given, reading, options.limit)
+        return MemoryData(given, _reading(options), options.limit)
     return open_data(
         options.data,
         column=options.column,

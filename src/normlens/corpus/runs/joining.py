@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from normlens.errors import reason_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -20,8 +23,12 @@ ROWS = 1 << 20
 BYTES = 32 << 20
 
 
-class DifferentColumns(ValueError):
-    """Files that are joined have different columns."""
+class Unjoinable(ValueError):
+    """The file that is added cannot be joined; with `together`, some file of those added so far."""
+
+    def __init__(self, reason: str, *, together: bool = False):
+        super().__init__(reason)
+        self.together = together
 
 
 class JoinedFile:
@@ -59,14 +66,18 @@ class JoinedFile:
 
     def add(self, contents: bytes) -> None:
         """Append the rows of a Parquet file."""
-        file = pq.ParquetFile(pa.BufferReader(contents))
+        with _unjoinable():
+            file = pq.ParquetFile(pa.BufferReader(contents))
+            schema, groups = file.schema_arrow, file.num_row_groups
         if self._writer is None:
-            self._writer = _writer(self._sink, file.schema_arrow)
-        elif not file.schema_arrow.equals(self._writer.schema):
-            raise DifferentColumns("its columns are not those of the table's other files")
+            with _unjoinable(pa.ArrowException):
+                self._writer = _writer(self._sink, schema)
+        elif not schema.equals(self._writer.schema):
+            raise Unjoinable("its columns are not those of the table's other files")
         self._pending_read += len(contents)
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, use_threads=False)
+        for group in range(groups):
+            with _unjoinable():
+                table = file.read_row_group(group, use_threads=False)
             self._pending.append(table)
             self._pending_rows += table.num_rows
             self._pending_bytes += table.nbytes
@@ -109,7 +120,8 @@ class JoinedFile:
             self._pending_read = 0
             return
         before = [] if self._combined is None else [self._combined]
-        combined = _without_old_labels(self._combine(pa.concat_tables([*before, *parts])))
+        with _unjoinable(together=True):
+            combined = _without_old_labels(self._combine(pa.concat_tables([*before, *parts])))
         if combined.num_rows >= self._at_once[0] or combined.nbytes >= self._at_once[1]:
             self._write(combined)
             combined = None
@@ -120,8 +132,21 @@ class JoinedFile:
         assert self._writer is not None  # rows come from a file, which brought the columns
         self.rows += table.num_rows
         if table.num_rows:
-            table = table.unify_dictionaries().combine_chunks()
-            self._writer.write_table(table, row_group_size=self._at_once[0])
+            with _unjoinable(pa.ArrowException, together=True):
+                table = table.unify_dictionaries().combine_chunks()
+                self._writer.write_table(table, row_group_size=self._at_once[0])
+
+
+@contextmanager
+def _unjoinable(kind: type[Exception] = Exception, *, together: bool = False) -> Iterator[None]:
+    """Say what is wrong with rows: a file that anybody may have made can raise nearly anything.
+
+    Where something is written, `kind` leaves out what the disk raises.
+    """
+    try:
+        yield
+    except kind as error:
+        raise Unjoinable(reason_of(error), together=together) from error
 
 
 def _writer(sink: _Counted, schema: pa.Schema) -> pq.ParquetWriter:

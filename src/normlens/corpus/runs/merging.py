@@ -23,9 +23,14 @@ NAMES_CODE = ("relations", "methods")
 
 def code_named(options: Mapping[str, Any]) -> dict[str, list[str]]:
     """The functions that a measure's options name (``my_module:my_function``), by the option."""
+    given = {option: options.get(option) or () for option in NAMES_CODE}
     named = {
-        option: [str(name) for name in options.get(option) or () if ":" in str(name)]
-        for option in NAMES_CODE
+        option: [
+            str(name)
+            for name in (value if isinstance(value, (list, tuple)) else [value])
+            if ":" in str(name)
+        ]
+        for option, value in given.items()
     }
     return {option: names for option, names in named.items() if names}
 
@@ -44,7 +49,7 @@ def merging_sql(manifest: Manifest, table: str, named: Sequence[Measure] = ()) -
             return measure.sql.get(table)
     name = str(described["measure"])
     if _is_built_in(manifest, name):
-        return _built_in(manifest, name).sql[table]
+        return _built_in(manifest, table).sql[table]
     raise InputError(
         f"the table {table!r} is merged by a measure of your own, which is imported only if you "
         f"name it: --measures {name} (in Python: Run.open(…, measures={name!r}))"
@@ -61,21 +66,28 @@ def combining(manifest: Manifest, table: str) -> Callable[[pa.Table], pa.Table] 
     name = str(described["measure"])
     if not described["merged"] or not _is_built_in(manifest, name):
         return None
+    measure = _built_in(manifest, table)
     if code_named(manifest.measures[name]["options"]):
         return None
-    return partial(_built_in(manifest, name).combine, table)
+    return partial(measure.combine, table)
 
 
 def _is_built_in(manifest: Manifest, name: str) -> bool:
     return (manifest.measures.get(name) or {}).get("source") is None
 
 
-def _built_in(manifest: Manifest, name: str) -> Measure:
+def _built_in(manifest: Manifest, table: str) -> Measure:
+    """The measure of this package that merges a table, made from its recorded options."""
+    name = str(manifest.tables[table]["measure"])
     try:
         if name not in MEASURES:
             raise InputError(f"there is no measure {name!r}")
         measure = _get(name, **_harmless(manifest.measures[name]["options"]))
-        return _for_two_stacks(measure) if has_two_stacks(manifest.model) else measure
+        if has_two_stacks(manifest.model):
+            measure = _for_two_stacks(measure)
+        if table not in measure.sql:
+            raise InputError(f"{name!r} merges no table {table!r}")
+        return measure
     except (NormLensError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"the manifest describes a measure that cannot be made: {error}") from error
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from normlens.checkpoints.embedded_files import is_embedded
+from normlens.checkpoints.hub import is_cached
 from normlens.corpus.data.in_memory import NAME as IN_MEMORY
 from normlens.corpus.data.parallel import has_target
 from normlens.corpus.data.records import Data
+from normlens.corpus.data.source import sha256_of
 from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.paths import OBJECT
 from normlens.corpus.runs.recovery import is_of_shards, is_run_file
 from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.errors import InputError, OutputError
+from normlens.model_names import is_local
+
+#: Settings of measures that name a file, whose checksum the manifest has among their options.
+FILES = (("alignment", "gold"),)
 
 
 def check_free(folder: Folder) -> None:
@@ -67,6 +76,40 @@ def check_named(folder: Folder, options: RunOptions, measures: bool, settings: b
         f"{str(folder)!r} takes code of your own, which is imported only if you name it: add "
         f"{' '.join(again)}"
     )
+
+
+def check_model_is_here(folder: Folder, options: RunOptions) -> None:
+    """Refuse to fetch a model from the hub because a run's files name it."""
+    name = options.model
+    if is_embedded(name) or is_local(name) or is_cached(name, options.revision):
+        return
+    raise InputError(
+        f"{str(folder)!r} names a model that is not on this machine, and a model is fetched from "
+        f"the hub only if you name it: add --model {shlex.quote(name[:200])}"
+    )
+
+
+def check_files(folder: Folder, manifest: Manifest) -> None:
+    """Refuse files that the settings of a run's measures name unless they are the run's.
+
+    Whoever wrote the run's files may have named any file, so they are compared before they are
+    read.
+    """
+    for measure, option in FILES:
+        path = manifest.options.settings.get(measure, {}).get(option)
+        if path is None:
+            continue
+        recorded = manifest.measures.get(measure, {}).get("options", {}).get(option)
+        try:
+            file = Path(str(path)).expanduser()
+            same = file.is_file() and f"sha256:{sha256_of(file)}" == recorded
+        except (OSError, ValueError, RuntimeError):  # a name that no file can have
+            same = False
+        if not same:
+            raise RunError(
+                f"cannot resume {str(folder)!r}: {str(path)[:200]!r} is not the file ({option}) "
+                "that the run began with; put that one back, or start a new run with another --out"
+            )
 
 
 def check_objects(options: RunOptions, model: bool, data: bool) -> None:

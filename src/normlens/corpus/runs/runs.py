@@ -20,7 +20,7 @@ from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.first_pass import with_kept_pairs
 from normlens.corpus.runs.folder import Folder, open_folder
-from normlens.corpus.runs.given import data_name, given_model, opened_data
+from normlens.corpus.runs.given import data_name, data_to_compare, given_model, opened_data
 from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
 from normlens.corpus.runs.lock import Lock, locked
 from normlens.corpus.runs.log import empty_state
@@ -42,7 +42,9 @@ from normlens.corpus.runs.options import (
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import begin, go_on, recover
 from normlens.corpus.runs.refusals import (
+    check_files,
     check_free,
+    check_model_is_here,
     check_named,
     check_objects,
     check_targets,
@@ -145,7 +147,9 @@ def resume(
 
     Everything that the tables depend on comes from the run itself. Such an option may be given
     again, but not another value. Code of your own (measures ``my_module:my_measure``, relations in
-    `settings`) has to be named again: nothing is imported because a run's files say so. Shards are
+    `settings`) has to be named again: nothing is imported because a run's files say so. Nor is
+    anything fetched from the hub: a model that is not in its cache has to be named, too. Data that
+    is not named again is compared with its fingerprint before a record of it is read. Shards are
     computed again if files of theirs are lost or were seen to be damaged; `verify` reads them all.
     """
     folder = open_folder(out)
@@ -174,11 +178,14 @@ def resume(
         given["settings"] = json.loads(json.dumps(settings))
     refuse(folder, changed_options(manifest, given))
     check_named(folder, fixed, measures is not None, settings is not None)
+    check_files(folder, manifest)
+    if model is None:
+        check_model_is_here(folder, fixed)
     chosen = Choice.of(listed, fixed.settings)
     refuse(folder, changed_tables(manifest, chosen.for_model(manifest.model).tables()))
     with locked(folder) as lock:
         was_stopped = folder.read(ACTIVITY) is not None  # a driver that comes to its end removes it
-        source = opened_data(fixed, data)
+        source = data_to_compare(fixed, data)
         indexed = reopen(folder, manifest, source)
         kept = load_kept_pairs(folder, manifest)
         chosen = with_kept_pairs(

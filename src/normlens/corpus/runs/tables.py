@@ -40,6 +40,10 @@ FORMATS = {
 }
 
 
+#: What reading files that anybody may have made raises, beside DuckDB's own errors.
+_UNREADABLE = (OSError, ValueError, ArithmeticError, MemoryError, RuntimeError)
+
+
 class Tables:
     """The tables of a run, as far as its shards were done when this was made.
 
@@ -185,8 +189,9 @@ class Tables:
         except duckdb.Error as error:
             raise InputError(_first(error)) from error
         except Exception as error:
-            # DuckDB passes on what a store raises, and each store has exceptions of its own.
-            if not isinstance(error, OSError) and not isinstance(self.folder, RemoteFolder):
+            # DuckDB passes on what a store raises, and each store has exceptions of its own. What a
+            # file holds may be more than pandas takes, or no text where DuckDB quotes it.
+            if not isinstance(error, _UNREADABLE) and not isinstance(self.folder, RemoteFolder):
                 raise
             raise UnreadableFile(f"cannot read {self.folder}: {system_reason(error)}") from error
 
