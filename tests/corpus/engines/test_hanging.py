@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 import time
@@ -18,38 +17,48 @@ from forking import run_python
 import normlens
 from normlens.corpus import Run, resume, run
 from normlens.corpus.engines import local, station
-from normlens.corpus.engines.guard import SHORT, Guard, Unfinished
+from normlens.corpus.engines.guard import SHORT, Guard, Late, Unfinished
 from normlens.corpus.measures import measure
 from normlens.corpus.runs.errors import StuckError
 
 pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
-N, SHARD, CULPRIT = 12, 4, 5
+N, SHARD, CULPRITS = 12, 4, (5, 10)
 PATIENCE = 300.0
 #: Seconds that a sequence may take: far more than one takes that does not hang.
 LIMIT = 5.0
-#: Hangs at a sequence, or does something else there that is no result.
+#: Has no result at two sequences, in the way that the environment names.
 HANGING = """
-import os, time
+import os, re, time
 from normlens.corpus.measures import measure
+
+def sleep():
+    while True:
+        try:
+            time.sleep(3600)
+        except Exception:
+            pass
+
+def hold():  # for years, and no other thread of the process runs meanwhile
+    re.match("(a+)+$", 60 * "a" + "b")
+
+def stop(error):
+    raise error
+
+WAYS = {
+    "hang": {5: sleep, 10: hold},
+    "sleep": {5: sleep},
+    "exit": {5: lambda: stop(SystemExit(0)), 10: lambda: stop(KeyboardInterrupt())},
+    "raise": {5: lambda: stop(ValueError("no")), 10: lambda: stop(ValueError("no"))},
+}
 
 @measure(schema={"length": int})
 def hanging(item):
-    if item.index == 5:
-        if os.environ["HOW"] == "interrupt":
-            raise KeyboardInterrupt
-        if os.environ["HOW"] == "exit":
-            raise SystemExit(0)
-        while os.environ["HOW"] == "hang":
-            try:
-                time.sleep(3600)
-            except Exception:
-                pass
-        raise ValueError("hanging")
+    WAYS[os.environ["HOW"]].get(item.index, lambda: None)()
     return {"length": [len(item)]}
 """
 MEASURES = "similarity,mixing,amplification,norms,hanging_measure:hanging"
 OPTIONS: dict[str, Any] = {"measures": MEASURES, "shard_size": SHARD, "device": "cpu"}
-TOO_LONG = rf"it took longer than {LIMIT:g} s \(sequence_timeout\)"
+TOO_LONG = f"it took longer than {LIMIT:g} s (sequence_timeout)"
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +76,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def expected(place: Path) -> Run:
-    """A run in which the culprit fails at once."""
+    """A run in which the culprits fail at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOW", "raise")
         return run(place / "model", place / "corpus.txt", place / "expected", **OPTIONS)
 
 
-def assert_one_failure(done: Run, expected: Run, reason: str) -> None:
-    """Every table has the same bits; `failures` has the culprit, with this reason."""
+def assert_only_failures(done: Run, expected: Run, *reasons: str) -> None:
+    """Every table has the same bits; `failures` has the culprits, with these reasons."""
     examples.assert_each_once(done)
     assert done.tables == expected.tables
     failures = done.table("failures")
-    assert failures["index"].tolist() == [CULPRIT]
-    assert re.fullmatch(reason, failures["reason"][0]), failures["reason"][0]
+    assert failures["index"].tolist() == [*CULPRITS]
+    assert failures["reason"].tolist() == [*reasons]
     for name in set(done.tables) - {"failures"}:
         examples.assert_same_frames(done.table(name), expected.table(name), name, tolerance=0)
 
@@ -88,29 +97,25 @@ def test_processes_in_which_a_sequence_hangs_are_replaced(
     place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOW", "hang")
-    options: dict[str, Any] = {"workers": 2, "sequence_timeout": LIMIT, **OPTIONS}
+    options: dict[str, Any] = {"workers": 2, "attempts": 1, "sequence_timeout": LIMIT, **OPTIONS}
     done = run(place / "model", place / "corpus.txt", tmp_path / "run", **options)
-    assert_one_failure(done, expected, f"{TOO_LONG}, each time it was tried alone")
-    # Once with its shard, and twice alone.
-    assert done.status().attempts[CULPRIT // SHARD] == 1 + 2
+    mute = f"it kills its worker: it was ended after {LIMIT:g} s without an answer"
+    reasons = [f"{reason}, each time it was tried alone" for reason in (TOO_LONG, mute)]
+    assert_only_failures(done, expected, *reasons)
+    # Once with its shard at least, and twice alone.
+    assert all(done.status().attempts[culprit // SHARD] >= 1 + 2 for culprit in CULPRITS)
     # The limit is no part of what the tables depend on.
     assert resume(done.folder.url, measures=MEASURES, sequence_timeout=None).check().sound
 
 
-@pytest.mark.parametrize(
-    ("how", "name"), [("exit", r"SystemExit \(0\)"), ("interrupt", "KeyboardInterrupt")]
-)
 def test_processes_in_which_a_measure_exits_live_on(
-    place: Path,
-    expected: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
-    name: str,
+    place: Path, expected: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOW", how)
+    monkeypatch.setenv("HOW", "exit")
     done = run(place / "model", place / "corpus.txt", tmp_path / "run", workers=2, **OPTIONS)
-    assert_one_failure(done, expected, f"hanging: it ended with {name} instead of a result")
+    ends = ("SystemExit (0)", "KeyboardInterrupt")
+    reasons = [f"hanging: it ended with {end} instead of a result" for end in ends]
+    assert_only_failures(done, expected, *reasons)
     assert not done.status().attempts
 
 
@@ -125,7 +130,7 @@ def test_a_sequence_that_hangs_in_the_one_process_is_interrupted(
     done = run(
         place / "model", place / "corpus.txt", tmp_path / "run", sequence_timeout=LIMIT, **OPTIONS
     )
-    assert_one_failure(done, expected, f"hanging: {TOO_LONG}")
+    assert_only_failures(done, expected, *[f"hanging: {TOO_LONG}"] * 2)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
@@ -145,13 +150,13 @@ def test_a_sequence_that_hangs_in_a_thread_ends_the_run_in_one_line(
 
     @measure(schema={"length": int})
     def waiting(item: Any) -> dict[str, list[int]]:
-        assert item.index != CULPRIT or let_go.wait(PATIENCE)
+        assert item.index != CULPRITS[0] or let_go.wait(PATIENCE)
         return {"length": [len(item)]}
 
     lens = normlens.load(place / "model", device="cpu")
     options: dict[str, Any] = {"measures": [waiting], "shard_size": SHARD}
     try:
-        with pytest.raises(StuckError, match=f"sequence {CULPRIT} hangs in a thread") as caught:
+        with pytest.raises(StuckError, match="sequence 5 hangs in a thread") as caught:
             run(lens, place / "corpus.txt", tmp_path / "run", sequence_timeout=LIMIT, **options)
         assert "\n" not in str(caught.value)
     finally:
@@ -174,13 +179,13 @@ sys.exit(cli.main())
 def test_a_command_in_which_a_thread_hangs_ends(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOW", "hang")
+    monkeypatch.setenv("HOW", "sleep")
     words = ["run", "--model", place / "model", "--data", place / "corpus.txt", "--device", "cpu"]
     words += ["--out", tmp_path / "run", "--shard-size", SHARD, "--measures", MEASURES, "--quiet"]
     words += ["--sequence-timeout", LIMIT]
     done = run_python(STUCK, *words, path=place, patience=PATIENCE)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: sequence {CULPRIT} hangs in a thread"), done.stderr
+    assert done.stderr.startswith("error: sequence 5 hangs in a thread"), done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -207,7 +212,7 @@ def test_what_is_late_is_told_in_other_threads() -> None:
         while (late := guard.late()) is None:
             assert time.monotonic() < last
             time.sleep(0.01)
-        assert late == (7, "it took longer than 0.01 s (sequence_timeout)")
+        assert late == Late(7, "it took longer than 0.01 s (sequence_timeout)")
     finally:
         let_go.set()
         thread.join()

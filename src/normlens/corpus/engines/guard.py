@@ -6,13 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from normlens.errors import NormLensError, reason_of
 
 #: Tokens up to which a sequence has the plain limit; longer ones have more, by their square.
 SHORT = 128
+#: How much longer than another step a measure may take that runs the model itself, often.
+RUNS = 10
 #: Seconds after which code that caught the interruption is interrupted again.
 AGAIN = 1.0
 T = TypeVar("T")
@@ -26,14 +29,16 @@ class TookTooLong(BaseException):
     """Raised inside code that takes too long; no `Exception`, which that code might handle."""
 
 
-class Late(NamedTuple):
+@dataclass(frozen=True)
+class Late:
     """A sequence that has been at work for longer than it may."""
 
     index: int
     reason: str
 
 
-class _AtWork(NamedTuple):
+@dataclass(frozen=True)
+class _AtWork:
     index: int
     seconds: float  # that it may take
     until: float
@@ -100,7 +105,7 @@ class Guard:
         """Seconds that what is at work may take, and a short sequence at least."""
         return max([self.seconds, *(work.seconds for work in list(self._at_work.values()))])
 
-    def _ring(self, _: int, frame: FrameType | None) -> None:
+    def _ring(self, number: int, frame: FrameType | None) -> None:
         if self._rings:
             raise TookTooLong
 

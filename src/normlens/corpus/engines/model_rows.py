@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import torch
 
-from normlens.corpus.engines.guard import Guard
+from normlens.corpus.engines.guard import RUNS, Guard
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry
 from normlens.corpus.measures import BoundMeasure, Item, Measure, ModelMeasure
 from normlens.corpus.runs.errors import RunError
@@ -71,9 +71,8 @@ def _rows(
     if not items:
         return []
     try:
-        return guard.call(
-            lambda: bound.batch_rows(items, clock), items[0].index, [len(item) for item in items]
-        )
+        lengths = [item.tokens_read for item in items] * RUNS
+        return guard.call(lambda: bound.batch_rows(items, clock), items[0].index, lengths)
     except (OSError, MemoryError) as error:
         # The machine's fault, not the sequence's.
         reason = "ran out of memory" if isinstance(error, MemoryError) else f"failed ({error})"

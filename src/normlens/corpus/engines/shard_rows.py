@@ -106,7 +106,7 @@ class ShardRows:
                 if measure.name in ready:
                     made = ready[measure.name]
                 else:
-                    made = self._guard.call(partial(measure.rows, item), index, [len(item)])
+                    made = self._guard.call(partial(measure.rows, item), index, [item.tokens_read])
                 tables |= _checked(measure, made)
             except (OSError, MemoryError) as error:
                 # The machine's fault, not the sequence's.
