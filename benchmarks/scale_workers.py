@@ -155,6 +155,9 @@ class SimulatedCrew(Crew):
                 events.append(Answered(*answer))
         return events
 
+    def dismiss(self, worker: int) -> None:
+        raise NotImplementedError  # its sequences have no time limit
+
     def close(self) -> None:
         """Let the workers go, and count what they have asked of the store."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from run_logs import reseal
 
 from normlens.checkpoints.hub import quiet_transformers
@@ -73,6 +74,10 @@ def corpus_file(path: Path, sequences: int, seed: int = 0, letters: str = "abcde
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+#: For tests in which some sequences of a run fail.
+some_fail = pytest.mark.filterwarnings("ignore::normlens.corpus.runs.errors.SomeFailedWarning")
 
 
 def frames_of(run: Run) -> dict[str, pd.DataFrame]:

@@ -7,6 +7,7 @@ torch and transformers take seconds to import, so only the commands that need th
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from normlens.cli.helping import Command, Group
 from normlens.cli.map import map_command
 from normlens.cli.models import models_command
 from normlens.cli.papers import compare_command, report_command, reproduce_command
-from normlens.cli.run import run_command
+from normlens.cli.run import SOME_FAILED, run_command
 from normlens.cli.run_folder import (
     check_command,
     compact_command,
@@ -37,6 +38,7 @@ from normlens.cli.run_folder import (
 )
 from normlens.cli.serve import serve_command
 from normlens.cli.view import view_command
+from normlens.corpus.runs.errors import AllFailedError, StuckError
 from normlens.errors import NormLensError, OptionError, one_line
 from normlens.hushed import hush
 
@@ -149,6 +151,13 @@ def _run(argv: Sequence[str] | None) -> int:
         )
     except OptionError as error:
         return _fail(error.as_typed)
+    except AllFailedError as error:
+        _fail(str(error))
+        return SOME_FAILED
+    except StuckError as error:
+        _fail(str(error))
+        sys.stdout.flush()
+        os._exit(2)  # where Python would wait for the thread that is stuck
     except NormLensError as error:
         return _fail(str(error))
     except _ClickError as error:

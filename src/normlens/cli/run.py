@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from normlens.cli.fields import TypedFields, with_field_options
 from normlens.cli.needs import check_run_needs
 from normlens.cli.options import ModelOption, NoProgressOption, RunDataOption
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.options import Execution, RunKeywords, RunOptions
 from normlens.errors import InputError, NormLensError
 
@@ -82,12 +83,14 @@ class Asked:
             model = model or self.default
         shown = progress.for_stream(self.quiet)
         try:
-            if self.resume is not None:
-                return go_on(self.resume, model=model, data=data, progress=shown, **options)
-            if model is None or data is None:
-                needed = "--data" if self.default else "--model, --data"
-                raise InputError(f"a new {self.noun} needs {needed} and --out")
-            return begin(model, data, self.out, progress=shown, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
+                if self.resume is not None:
+                    return go_on(self.resume, model=model, data=data, progress=shown, **options)
+                if model is None or data is None:
+                    needed = "--data" if self.default else "--model, --data"
+                    raise InputError(f"a new {self.noun} needs {needed} and --out")
+                return begin(model, data, self.out, progress=shown, **options)
         except KeyboardInterrupt:
             shown.stop()
             print(_stopped(self.resume or self.out or "", self.command), file=sys.stderr)
@@ -109,15 +112,13 @@ def _stopped(place: str, command: str) -> str:
 
 def report_run(run: Run, quiet: bool) -> None:
     """Say how a run ended; exits with 3 where sequences failed."""
+    from normlens.corpus.runs.results import failures_told
+
     status = run.status()
     if not status.complete:
         raise RunError(f"shards of {run.folder} vanished; compute them again with --resume")
     if status.failures:
-        print(
-            f"{status.failures} of {status.done} sequences failed; see: "
-            f'normlens query {run.folder} "SELECT * FROM failures"',
-            file=sys.stderr,
-        )
+        print(failures_told(run.folder, status.failures, status.done), file=sys.stderr)
         raise typer.Exit(SOME_FAILED)
     if not quiet:
         print(f"{status.done} sequences are done, none failed: {run.folder}", file=sys.stderr)

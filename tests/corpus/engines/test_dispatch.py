@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens.corpus.data.records import Record
+from normlens.corpus.engines import dispatch
 from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
 from normlens.corpus.engines.dispatch import IN_A_ROW, Dispatcher
+from normlens.corpus.engines.guard import Late
 from normlens.corpus.engines.jobs import CERTAIN, Call
 from normlens.corpus.engines.station import EACH
 from normlens.corpus.runs.errors import RunError
@@ -100,6 +102,9 @@ class Played(Crew):
                 shard, culprits = self.begun[worker]
                 return shard.number, set(culprits)
         return None
+
+    def dismiss(self, worker: int) -> None:
+        del self.asked[worker]
 
     def close(self) -> None:
         return
@@ -218,6 +223,98 @@ def test_nothing_is_repeated_for_ever() -> None:
     with pytest.raises(RunError, match="died one after another and none finished"):
         computed(crew, 1000)
     assert crew.deaths <= 1 + 3 * (3 + CERTAIN * IN_A_ROW)
+
+
+# Sequences that hang ------------------------------------------------------------------------------
+
+TIMEOUT = 20.0
+
+
+class Hanging(Played):
+    """Sequences in `hangs` never end; a second passes with every look at the crew.
+
+    A worker that is `mute` while it hangs does not answer the question whether it does, either.
+    """
+
+    def __init__(self, workers: int, hangs: set[int], seed: int = 0, mute: bool = False):
+        super().__init__(workers, set(), seed)
+        self.hangs, self.mute = hangs, mute
+        self.now = 0.0
+        self.stuck: dict[int, tuple[int, float]] = {}  # worker → sequence, since when
+        self.reasons: dict[int, str] = {}
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def ask(self, worker: int, call: Call) -> int:
+        number = super().ask(worker, call)
+        indices = {"compute": lambda shard: _indices(shard), "analyse": lambda index: [index]}
+        at = indices.get(call.method, lambda *_: ())(*call.arguments)
+        hanging = [index for index in at if index in self.hangs]
+        if hanging:
+            self.stuck.setdefault(worker, (hanging[0], self.now))
+        if hanging or (self.mute and worker in self.stuck):
+            self.asked[worker].pop()
+        return number
+
+    def events(self) -> list[Event]:
+        self.now += 1.0
+        return super().events() if self.joining or any(self.asked.values()) else []
+
+    def dismiss(self, worker: int) -> None:
+        super().dismiss(worker)
+        assert worker in self.stuck, "a worker that does not hang was ended"
+        self.deaths += 1
+
+    def _answer(self, worker: int, call: Call) -> Any:
+        if call.method == "pulse":
+            index, since = self.stuck.get(worker, (0, self.now))
+            late = Late(index, "it took too long") if self.now - since > TIMEOUT else None
+            return late, TIMEOUT
+        if call.method == "finish":
+            self.reasons |= self.begun[worker][1]
+        return super()._answer(worker, call)
+
+
+def looked_after(
+    crew: Hanging, count: int, patch: pytest.MonkeyPatch, attempts: int = 3
+) -> tuple[list[Any], Attempts]:
+    patch.setattr(dispatch, "time", crew)
+    dispatcher, known = Dispatcher(crew, attempts, TIMEOUT), Attempts()
+    dispatcher.start()
+    return list(dispatcher.compute(shards(count), known)), known
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_workers_in_which_a_sequence_hangs_are_ended(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = Hanging(2, {4, 10}, seed)
+    results, known = looked_after(crew, 8, monkeypatch)
+    assert sorted(number for number, _ in results) == list(range(8))
+    assert crew.reasons == dict.fromkeys((4, 10), "it took too long, each time it was tried alone")
+    # What takes too long once is gone through at once.
+    assert crew.deaths == 2 * (1 + CERTAIN)
+    assert all(1 + CERTAIN <= known[number] <= 2 + CERTAIN for number in (1, 3))
+
+
+def test_workers_that_hang_without_an_answer_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Hanging(2, {4}, mute=True)
+    results, known = looked_after(crew, 8, monkeypatch)
+    assert sorted(number for number, _ in results) == list(range(8))
+    reason = "it kills its worker: it was ended after 20 s without an answer"
+    assert crew.reasons == {4: f"{reason}, each time it was tried alone"}
+    assert crew.deaths == known[1] == 3 + CERTAIN
+
+
+def test_workers_that_answer_are_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked now and then; a run that takes far longer than a sequence may is left alone."""
+    crew = Hanging(3, set())
+    results, _ = looked_after(crew, 200, monkeypatch)
+    assert len(results) == 200
+    assert crew.now > 5 * TIMEOUT
+    assert crew.calls > 200, "none was asked"
+    assert crew.deaths == 0
 
 
 def test_workers_that_cannot_start_end_in_one_line() -> None:

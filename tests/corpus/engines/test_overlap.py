@@ -16,6 +16,7 @@ import torch
 import normlens
 from normlens.corpus import Run, run
 from normlens.corpus.engines import local, station, worker
+from normlens.corpus.engines.guard import Guard
 from normlens.corpus.engines.station import Station
 from normlens.corpus.engines.worker import LARGEST_BATCH, Task, Worker
 from normlens.corpus.measures import measure
@@ -44,6 +45,7 @@ class Staged:
     """A worker whose every stage waits until another shard is at the stage that it names."""
 
     lens = SimpleNamespace(device=torch.device("cpu"))
+    guard = Guard()
 
     def __init__(self) -> None:
         self.reached = {

@@ -15,7 +15,7 @@ from normlens.corpus import Run, run
 from normlens.corpus.engines import dispatch
 from normlens.corpus.runs.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
+pytestmark = [pytest.mark.usefixtures("forked_workers"), examples.some_fail]
 N, SHARD, CULPRIT = 12, 4, 5
 PATIENCE = 300.0
 #: Kills its process at the sequences that the environment names, or fails there; notes each visit.

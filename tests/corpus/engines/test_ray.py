@@ -17,6 +17,7 @@ from run_logs import forget
 
 import normlens
 from normlens.corpus import Run, resume, run
+from normlens.corpus.engines import ray_crew
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.log import read_state
@@ -60,6 +61,14 @@ def poison(item):
         os.kill(os.getpid(), signal.SIGKILL)
     if item.index == CULPRIT:
         raise ValueError("poison")
+    return {"length": [len(item)]}
+
+@measure(schema={"length": int})
+def odd(item):
+    if item.index == 2:
+        raise SystemExit(0)
+    if item.index == CULPRIT:
+        time.sleep(3600)
     return {"length": [len(item)]}
 """.replace("PATIENCE", str(PATIENCE)).replace("CULPRIT", "5")
 NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 << 20}
@@ -183,6 +192,7 @@ def test_nodes_leave_and_join_and_no_row_is_lost(folder: Path, cluster: Any) -> 
     assert Run.open(folder / "run").manifest.execution["engine"] == "ray"
 
 
+@examples.some_fail
 def test_a_sequence_that_kills_its_worker_becomes_a_failure(folder: Path, cluster: Any) -> None:
     both, _ = cluster
     options: dict[str, Any] = {"measures": "similarity,amplification,slow_measure:poison"}
@@ -207,6 +217,26 @@ def test_a_sequence_that_kills_its_worker_becomes_a_failure(folder: Path, cluste
     for name in set(done.tables) - {"failures"}:
         a, b = done.table(name), expected.table(name)
         examples.assert_same_frames(a, b, name, tolerance=0)
+
+
+@examples.some_fail
+def test_sequences_that_hang_or_exit_become_failures(
+    folder: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, _ = cluster
+    monkeypatch.setattr(ray_crew, "LOOK", 0.5)
+    options: dict[str, Any] = {"measures": "mixing,slow_measure:odd", "shard_size": 4, "limit": 12}
+    options |= {"engine": "ray", "address": both.address, "resources": "cpu=1", "device": "cpu"}
+    done = run(
+        folder / "model", folder / "corpus.txt", folder / "odd", sequence_timeout=8, **options
+    )
+    examples.assert_each_once(done)
+    assert done.table("failures").set_index("index")["reason"].to_dict() == {
+        2: "odd: it ended with SystemExit (0) instead of a result",
+        5: "it took longer than 8 s (sequence_timeout), each time it was tried alone",
+    }
+    assert done.status().attempts[5 // 4] == 1 + 2
+    assert len(done.table("odd")) == 12 - 2
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,23 @@ def test_what_ray_refuses_is_one_line(error: Exception, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("address", [None, "local"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("The current node timed out during startup. This could happen because\n…"),
+        TimeoutError("Timed out while waiting for the GCS"),
+        AssertionError(),
+    ],
+    ids=repr,
+)
+def test_a_local_ray_that_does_not_start_is_one_line(address: str | None, error: Exception) -> None:
+    message = r"^Ray could not be started on this machine: .*try again"
+    with pytest.raises(RunError, match=message) as caught:
+        connect(fake_ray(error), address)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_where_nothing_answers_is_refused_before_ray_tries(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

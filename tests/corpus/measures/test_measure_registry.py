@@ -38,6 +38,7 @@ number = 3
 def my_module(tmp_path, monkeypatch):
     (tmp_path / "my_own_measures.py").write_text(MODULE)
     (tmp_path / "my_broken_measures.py").write_text("import my_own_measures\n1 / 0\n")
+    (tmp_path / "my_ending_measures.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "my_needy_measures.py").write_text("import a_package_that_is_missing\n")
     monkeypatch.chdir(tmp_path)
     yield "my_own_measures"
@@ -113,6 +114,8 @@ def test_what_cannot_be_imported(my_module):
         measures.get("my_absent:f")
     with pytest.raises(InputError, match="'my_broken_measures': ZeroDivisionError"):
         measures.get("my_broken_measures:f")
+    with pytest.raises(InputError, match="'my_ending_measures': SystemExit: 0"):
+        measures.get("my_ending_measures:f")
     with pytest.raises(InputError, match="No module named 'a_package_that_is_missing'"):
         measures.get("my_needy_measures:f")
     with pytest.raises(InputError, match=r"no 'own_shares'; its measures are: own_share, counted"):

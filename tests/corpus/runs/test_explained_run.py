@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from run_examples import assert_each_once, assert_same_tables, corpus_file, tiny_tokenizer
+from run_examples import (
+    assert_each_once,
+    assert_same_tables,
+    corpus_file,
+    some_fail,
+    tiny_tokenizer,
+)
 
 import normlens
 from normlens import cli
@@ -158,6 +164,7 @@ def test_a_model_without_a_head_is_refused_before_the_run_begins(corpus, tmp_pat
     assert not (out / "manifest.json").exists()
 
 
+@some_fail
 def test_a_sequence_that_cannot_be_explained_is_a_failure(checkpoint, tmp_path):
     data = tmp_path / "lines.txt"
     data.write_text("ab\ncd ef\n")

@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 import normlens
 from normlens.analysis.amplification import amplification
 from normlens.corpus import Run
+from normlens.corpus.runs.errors import AllFailedError
 from normlens.errors import InputError, NormLensError
 from normlens.papers.reproduce import reproduce
 
@@ -204,9 +205,8 @@ def test_a_scope_that_no_stack_has_fails_every_sequence(lens, tmp_path):
     lines = tmp_path / "pairs.txt"
     lines.write_text("the house ||| la maison\n")
     chosen = {"amplification": {"pairs": "LN1:LN7"}}
-    run = normlens.run(lens, lines, tmp_path / "run", measures="amplification", settings=chosen)
-    (reason,) = run.table("failures")["reason"]
-    assert "LN7" in reason
+    with pytest.raises(AllFailedError, match="LN7"):
+        normlens.run(lens, lines, tmp_path / "run", measures="amplification", settings=chosen)
 
 
 def test_every_token_of_a_target_is_explained(lens, made):

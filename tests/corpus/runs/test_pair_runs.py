@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pair_examples import fast_tokenizer, with_head
-from run_examples import assert_each_once, assert_same_tables, tiny_checkpoint
+from run_examples import assert_each_once, assert_same_tables, some_fail, tiny_checkpoint
 
 import normlens
 from normlens import targets
@@ -145,6 +145,7 @@ def test_a_source_alone_is_translated_and_the_translation_recorded(lens, tmp_pat
     assert sequences["generated"].dropna().to_dict() == {0: maps.text[1]}
 
 
+@some_fail
 def test_lines_that_are_no_pair_fail_alone(lens, tmp_path: Path):
     path = tmp_path / "pairs.txt"
     path.write_text("a ||| b ||| c\n ||| verte\nthe ||| la\n" + "green " * 60 + "||| verte\n")

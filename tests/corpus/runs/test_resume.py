@@ -30,6 +30,7 @@ from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.side_files import ACTIVITY
 from normlens.errors import InputError, NormLensError, OutputError
 
+pytestmark = examples.some_fail
 N = 40
 SHARD = 3
 OPTIONS: dict[str, Any] = {"shard_size": SHARD, "mask": 0.12, "max_length": 16, "truncate": False}

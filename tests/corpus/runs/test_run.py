@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import run_examples as examples
 import torch
 from run_logs import forget
 
 import normlens
+from normlens import cli
 from normlens.corpus import Run, open_data, resume, run
+from normlens.corpus.engines.shard_rows import _checked
 from normlens.corpus.measures import measure
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.errors import AllFailedError, RunError, SomeFailedWarning
 from normlens.corpus.runs.options import parse_settings
 from normlens.errors import InputError, NormLensError
 
@@ -147,6 +152,7 @@ def test_causal_models_are_not_masked(tmp_path: Path, corpus: Path) -> None:
 # Failures -----------------------------------------------------------------------------------------
 
 
+@examples.some_fail
 def test_sequences_that_are_too_long_fail_alone(tmp_path: Path, lens: Any, corpus: Path) -> None:
     done = run(lens, corpus, tmp_path / "run", max_length=12, truncate=False, shard_size=4)
     failures = done.table("failures")
@@ -159,6 +165,7 @@ def test_sequences_that_are_too_long_fail_alone(tmp_path: Path, lens: Any, corpu
     assert inside == set(done.table("sequences")["index"])
 
 
+@examples.some_fail
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_sequences_that_are_not_finite_fail_alone(tmp_path: Path, batch_size: int) -> None:
     model = examples.tiny_checkpoint(tmp_path / "model", overflow="z")
@@ -172,6 +179,7 @@ def test_sequences_that_are_not_finite_fail_alone(tmp_path: Path, batch_size: in
     assert set(done.table("mixing")["index"]) == {0, 2, 3, 5}
 
 
+@examples.some_fail
 def test_what_a_measure_cannot_measure_is_a_failure(
     tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +202,94 @@ def test_what_a_measure_cannot_measure_is_a_failure(
     assert done.table("largest")["layer"].tolist() == [0, 1] * 8
 
 
+#: What a measure may do that is no result: code of its body, and what the reason says of it.
+NO_RESULT = {
+    "exit": ("raise SystemExit(0)", r"odd: it ended with SystemExit \(0\) instead of a result"),
+    "cancelled": ("raise asyncio.CancelledError", "odd: it ended with CancelledError"),
+    "nan": ('return {"value": np.array([0.5, np.nan])}', "odd: the column 'value' .* holds NaN"),
+    "nan in rows": ('return [{"value": float("nan")}]', "odd: the column 'value' .* holds NaN"),
+    "nan in a frame": ('return pd.DataFrame({"value": [np.nan]})', "odd: .* holds NaN"),
+}
+
+
+@pytest.mark.parametrize("what", NO_RESULT)
+def test_what_is_no_result_is_a_failure_and_no_number(
+    tmp_path: Path, lens: Any, corpus: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    body, reason = NO_RESULT[what]
+    name = f"odd_{what.replace(' ', '_')}"
+    (tmp_path / f"{name}.py").write_text(
+        "import asyncio\nimport numpy as np\nimport pandas as pd\n"
+        "from normlens.corpus.measures import measure\n"
+        '@measure(schema={"value": float})\n'
+        f"def odd(item):\n    if item.index == 3:\n        {body}\n"
+        '    return {"value": [None, 1.0]}\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(SomeFailedWarning, match="1 of 6 sequences failed"):
+        done = run(lens, corpus, tmp_path / "run", measures=f"mixing,{name}:odd", limit=6)
+    failures = done.table("failures")
+    assert failures["index"].tolist() == [3]
+    assert failures["reason"].str.fullmatch(f"{reason}.*").all(), failures["reason"][0]
+    examples.assert_each_once(done)
+    assert set(done.table("mixing")["index"]) == {0, 1, 2, 4, 5}
+    # None is a value that is missing, and no failure.
+    assert done.sql("SELECT count(*) n FROM odd WHERE value IS NULL")["n"].tolist() == [5]
+
+
+def test_nan_is_found_in_lists() -> None:
+    of_lists = pa.schema([("index", pa.int64()), ("values", pa.list_(pa.list_(pa.float32())))])
+    odd: Any = SimpleNamespace(name="odd", tables={"odd": of_lists})
+    sound = pa.Table.from_pylist([{"index": 0, "values": [[1.0], [], [None]]}], schema=of_lists)
+    assert _checked(odd, {"odd": sound}) == {"odd": sound}
+    broken = pa.Table.from_pylist([{"index": 0, "values": [[], [math.nan]]}], schema=of_lists)
+    with pytest.raises(InputError, match=r"'values' .* holds NaN"):
+        _checked(odd, {"odd": broken})
+
+
+def test_ctrl_c_while_a_measure_works_is_no_failure(
+    tmp_path: Path, lens: Any, corpus: Path
+) -> None:
+    @measure(schema={"value": float})
+    def interrupted(item: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(lens, corpus, tmp_path / "run", measures=[interrupted], limit=2)
+    assert Run.open(tmp_path / "run").status().done == 0
+
+
+def test_a_run_whose_sequences_all_fail_is_an_error(
+    tmp_path: Path, lens: Any, corpus: Path, capsys: pytest.CaptureFixture[str], checkpoint: Path
+) -> None:
+    options: dict[str, Any] = {"max_length": 2, "truncate": False, "limit": 4}
+    message = r"4 of 4 sequences failed; see: .*; the first: max_length 2 leaves no room"
+    with pytest.raises(AllFailedError, match=message) as caught:
+        run(lens, corpus, tmp_path / "run", measures="mixing", **options)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(AllFailedError):
+        resume(tmp_path / "run", model=lens)
+    done = Run.open(tmp_path / "run")
+    assert "failures   4 (every sequence)" in str(done.status())
+    assert repr(done).endswith("4 of 4 sequences done, 4 failed)")
+    words = ["run", "--model", checkpoint, "--data", corpus, "--out", tmp_path / "typed"]
+    words += ["--max-length", 2, "--no-truncate", "--limit", 4, "--measures", "mixing", "--quiet"]
+    assert cli.main([str(word) for word in words]) == 3
+    assert capsys.readouterr().err.startswith("error: 4 of 4 sequences failed")
+
+
+def test_a_run_with_failures_warns_and_counts_them(
+    tmp_path: Path, lens: Any, corpus: Path, plain: Run
+) -> None:
+    options: dict[str, Any] = {"max_length": 12, "truncate": False, "measures": "mixing"}
+    with pytest.warns(SomeFailedWarning, match=rf"\d of {N} sequences failed; see: normlens query"):
+        done = run(lens, corpus, tmp_path / "run", **options)
+    failed = done.status().failures
+    assert f"failures   {failed} of {N}\n" in str(done.status())
+    assert repr(done).endswith(f"{N} of {N} sequences done, {failed} failed)")
+    assert repr(plain).endswith(f"{N} of {N} sequences done, 0 failed)")
+
+
 # Misuse -------------------------------------------------------------------------------------------
 
 
@@ -209,6 +305,8 @@ def test_what_a_measure_cannot_measure_is_a_failure(
         ({"max_length": 0}, "^max_length must"),
         ({"batch_size": "many"}, "^batch_size is"),
         ({"workers": 0}, "^workers must"),
+        ({"sequence_timeout": -1}, "^sequence_timeout is"),
+        ({"sequence_timeout": float("nan")}, "^sequence_timeout is"),
         ({"workers": 2}, "loaded lens"),
         ({"engine": "cloud"}, "engine"),
         ({"address": "auto"}, "--engine ray"),
@@ -331,6 +429,7 @@ def test_the_precision_belongs_to_the_run(tmp_path: Path, lens: Any, corpus: Pat
 # What is nobody's fault, or a byte's ------------------------------------------------------------
 
 
+@examples.some_fail
 def test_a_byte_that_is_not_utf8_is_a_row_of_failures(tmp_path: Path, lens: Any) -> None:
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"ab cd\nef\xe9 gh\nab\ncd ef\n")

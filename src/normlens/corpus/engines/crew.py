@@ -33,6 +33,7 @@ class Died:
 
     worker: int
     reason: str
+    late: int | None = None  # the sequence that took too long, where the worker was ended for it
 
 
 Event: TypeAlias = Joined | Answered | Died
@@ -60,6 +61,10 @@ class Crew(ABC):
 
         What a worker raised is raised here.
         """
+
+    @abstractmethod
+    def dismiss(self, worker: int) -> None:
+        """End a worker at once, whatever it is doing; no event tells of it."""
 
     def abandon(self) -> None:
         """Drop the work that is going on."""

@@ -9,6 +9,7 @@ a sequence, or against the workers as a whole.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,13 +18,16 @@ from typing import Any
 
 from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.engines.crew import Answered, Crew, Died, Event, Joined
-from normlens.corpus.engines.jobs import CERTAIN, Job, OneByOne, Whole, again
+from normlens.corpus.engines.guard import Late
+from normlens.corpus.engines.jobs import CERTAIN, Call, Job, OneByOne, Whole, again
 from normlens.corpus.engines.station import EACH
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.shards import Finished, Shard
 
 #: Sequences of a shard that may be culprits, one after another, before the fault is the machine's.
 IN_A_ROW = 3
+#: Seconds after which a worker is asked whether a sequence takes too long, at most.
+LOOK = 5.0
 
 
 @dataclass
@@ -32,6 +36,11 @@ class _Post:
 
     joined: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
+    pulse: int | None = None  # the call that asks whether a sequence takes too long
+    asked: float = 0.0  # when it was asked that
+    heard: float = 0.0  # when anything was last heard of it
+    late: Late | None = None  # what it answered
+    longest: float = 0.0  # seconds that what it is at may take
 
     @property
     def free(self) -> int:
@@ -41,11 +50,16 @@ class _Post:
 
 
 class Dispatcher:
-    """Keeps a crew at work on shards, and finds those that kill workers."""
+    """Keeps a crew at work on shards, and finds those that kill workers.
 
-    def __init__(self, crew: Crew, attempts: int):
+    With a `timeout`, workers are asked now and then whether a sequence takes too long. One in which
+    it does, or that cannot even answer within so many seconds, is ended, and counts as dead.
+    """
+
+    def __init__(self, crew: Crew, attempts: int, timeout: float | None = None):
         self.crew = crew
         self.attempts = attempts
+        self.timeout = timeout or 0.0
         self._posts: dict[int, _Post] = {}
         self._waiting: deque[Job] = deque()  # each needs a worker of its own
         self.results: deque[Finished] = deque()  # that are there and not yet given out
@@ -76,10 +90,13 @@ class Dispatcher:
             if more or self._waiting or any(post.jobs for post in self._posts.values()):
                 for event in self.crew.events():
                     self._handle(event, attempts)
+                if self.timeout:
+                    self._look(attempts)
             else:
                 return
 
     def _handle(self, event: Event, attempts: Attempts) -> None:
+        self._posts[event.worker].heard = time.monotonic()
         match event:
             case Joined():
                 self._posts[event.worker].joined = True
@@ -134,10 +151,36 @@ class Dispatcher:
             return Whole(shard, alone=True)
         return OneByOne(shard, self.attempts)
 
+    # Workers that take too long -------------------------------------------------------------------
+
+    def _look(self, attempts: Attempts) -> None:
+        """End workers that are late or silent, and ask the others."""
+        now = time.monotonic()
+        for worker, post in list(self._posts.items()):
+            if not post.jobs:
+                continue
+            silence = max(self.timeout, post.longest)
+            if post.late is not None:
+                died = Died(worker, post.late.reason, post.late.index)
+            elif post.pulse is not None and now - max(post.heard, post.asked) > silence:
+                died = Died(worker, f"it was ended after {silence:g} s without an answer")
+            else:
+                if post.pulse is None and now - post.asked > min(LOOK, self.timeout / 4):
+                    post.asked, post.pulse = now, self.crew.ask(worker, Call("pulse"))
+                continue
+            self.crew.dismiss(worker)
+            self._bury(died, attempts)
+
     # What comes back ------------------------------------------------------------------------------
 
     def _answer(self, event: Answered) -> None:
-        job = self._posts[event.worker].jobs.pop(event.number)
+        post = self._posts[event.worker]
+        if event.number == post.pulse:
+            post.pulse = None
+            post.late, post.longest = event.answer
+            return
+        job = post.jobs.pop(event.number)
+        post.late = None  # it may have been this one; or else the next answer tells again
         if job.call.method in ("compute", "analyse"):
             self._fruitless = 0
         finished = job.answered(event.answer)
@@ -162,11 +205,14 @@ class Dispatcher:
         # They come before other suspects, so that one shard is through with before the next.
         for job in reversed(post.jobs.values()):
             count = attempts.add(job.shard.number, event.reason)
+            late = event.late is not None and event.late in job.indices
             if isinstance(job, OneByOne):
-                job.died(event.reason)
+                job.died(event.reason, late)
                 self._waiting.appendleft(job)
             else:
-                self._waiting.appendleft(self._suspect(again(job.shard), count))
+                # A sequence that took too long will do so again: no need to try the whole shard.
+                deaths = self.attempts if late else count
+                self._waiting.appendleft(self._suspect(again(job.shard), deaths))
 
     def _lost_at_start(self, reason: str) -> None:
         self._failed_starts += 1
@@ -187,9 +233,11 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def opened(crew: Crew, attempts: int) -> tuple[Dispatcher, dict[str, Any], dict[str, Any]]:
+def opened(
+    crew: Crew, attempts: int, timeout: float | None = None
+) -> tuple[Dispatcher, dict[str, Any], dict[str, Any]]:
     """A dispatcher whose crew is at work, the identity of its model, and where it runs."""
-    dispatcher = Dispatcher(crew, attempts)
+    dispatcher = Dispatcher(crew, attempts, timeout)
     try:
         first = dispatcher.start()
     except BaseException:

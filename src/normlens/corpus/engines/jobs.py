@@ -31,6 +31,11 @@ class Job(ABC):
     #: whether the worker may hold nothing else meanwhile
     alone: bool
 
+    @property
+    def indices(self) -> range:
+        """The running numbers of the shard's sequences."""
+        return range(self.shard.first, self.shard.first + len(self.shard.records))
+
     @abstractmethod
     def answered(self, answer: Any) -> Finished | None:
         """Take the answer to `call`; the shard's results if it was the last one."""
@@ -53,7 +58,11 @@ def again(shard: Shard) -> Shard:
 
 
 class WorkerDied(Exception):
-    """The worker of a job ended without an answer."""
+    """The worker of a job ended without an answer, or was ended because it was `late`."""
+
+    def __init__(self, reason: str, late: bool):
+        super().__init__(reason)
+        self.late = late
 
 
 class OneByOne(Job):
@@ -78,21 +87,20 @@ class OneByOne(Job):
             return end.value
         return None
 
-    def died(self, reason: str) -> None:
+    def died(self, reason: str, late: bool = False) -> None:
         """Begin again with a new worker, without the sequence that is certain to kill it."""
         self.shard = again(self.shard)
-        self.call = self._steps.throw(WorkerDied(reason))
+        self.call = self._steps.throw(WorkerDied(reason, late))
 
     def _calls(self) -> Generator[Call, Any, Finished]:
         culprits: dict[int, str] = {}
         deaths: Counter[int | None] = Counter()
-        first = self.shard.first
         while True:
             index: int | None = None  # the sequence at work
             try:
                 yield Call("begin", (self.shard, dict(culprits)))
                 lengths: dict[int, int] = {}
-                for index in range(first, first + len(self.shard.records)):
+                for index in self.indices:
                     if index not in culprits:
                         length = yield Call("encode", (index,))
                         lengths |= {} if length is None else {index: length}
@@ -109,4 +117,5 @@ class OneByOne(Job):
                         "is done is kept: resume the run with fewer --workers or more memory"
                     ) from None
                 if index is not None and deaths[index] >= CERTAIN:
-                    culprits[index] = f"it kills its worker: {error}, each time it was tried alone"
+                    fate = str(error) if error.late else f"it kills its worker: {error}"
+                    culprits[index] = f"{fate}, each time it was tried alone"

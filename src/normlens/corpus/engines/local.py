@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import islice, takewhile
+from typing import TypeVar
 
 import torch
 
@@ -15,11 +16,14 @@ from normlens.corpus.engines.attempts import Attempts
 from normlens.corpus.engines.base import Engine
 from normlens.corpus.engines.dispatch import opened
 from normlens.corpus.engines.prepared import Prepared
-from normlens.corpus.engines.processes import ProcessCrew
+from normlens.corpus.engines.processes import LOOK, ProcessCrew
 from normlens.corpus.engines.station import EACH, Station, model_threads
 from normlens.corpus.engines.worker import Task, Worker
+from normlens.corpus.runs.errors import StuckError
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.lens import Lens
+
+T = TypeVar("T")
 
 
 class ThreadEngine(Engine):
@@ -84,7 +88,7 @@ class ThreadEngine(Engine):
         try:
             ahead = before.submit(following)
             last: Future[Finished] | None = None  # never more than one, so that memory is bounded
-            while (prepared := ahead.result()) is not None:
+            while (prepared := self._first_of({ahead})[0].pop().result()) is not None:
                 ahead = before.submit(following)
                 for _ in self.worker.analyse(prepared):
                     if last is not None and last.done():
@@ -96,7 +100,7 @@ class ThreadEngine(Engine):
             if last is not None:
                 yield last.result()
         finally:
-            before.shutdown(cancel_futures=True)
+            self._let_go(before)
             after.shutdown(cancel_futures=True)
 
     def _with_overlap(self, shards: Iterable[Shard]) -> Iterator[Finished]:
@@ -109,12 +113,31 @@ class ThreadEngine(Engine):
                 running.add(threads.submit(station.compute, shard))
                 if len(running) == EACH:
                     # Whichever it is: behind a slow one the GPU would run out of work.
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    done, running = self._first_of(running)
                     yield from (each.result() for each in done)
-            yield from (each.result() for each in as_completed(running))
+            while running:
+                done, running = self._first_of(running)
+                yield from (each.result() for each in done)
         finally:
-            threads.shutdown(cancel_futures=True)
+            self._let_go(threads)
             station.close()
+
+    def _first_of(self, running: set[Future[T]]) -> tuple[set[Future[T]], set[Future[T]]]:
+        """Wait for one of them at least; those that are done, and the others."""
+        while True:
+            done, left = wait(running, LOOK, FIRST_COMPLETED)
+            if done:
+                return done, left
+            if (late := self.worker.guard.late()) is not None:
+                raise StuckError(
+                    f"sequence {late.index} hangs in a thread that nothing can end: {late.reason}; "
+                    "what is done is kept: resume the run with --workers 2, whose processes can be "
+                    "ended"
+                )
+
+    def _let_go(self, threads: ThreadPoolExecutor) -> None:
+        """Wait for threads, unless one would keep this process waiting for ever."""
+        threads.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
 
     def _in_a_process(self, shard: Shard, attempts: Attempts) -> Iterator[Finished]:
         """Compute a shard that may end the process which does it."""
@@ -137,7 +160,9 @@ class ProcessEngine(Engine):
 
     def __init__(self, task: Task, workers: int, attempts: int = 3):
         self._crew = ProcessCrew(task, workers)
-        self._dispatcher, self.identity, self.by = opened(self._crew, attempts)
+        self._dispatcher, self.identity, self.by = opened(
+            self._crew, attempts, task.sequence_timeout
+        )
 
     def compute(
         self, shards: Iterable[Shard], attempts: Attempts | None = None

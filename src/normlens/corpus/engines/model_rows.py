@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import torch
 
+from normlens.corpus.engines.guard import RUNS, Guard
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry
 from normlens.corpus.measures import BoundMeasure, Item, Measure, ModelMeasure
 from normlens.corpus.runs.errors import RunError
@@ -22,7 +23,12 @@ class ModelRows:
     """The measures of a run that are bound to its model."""
 
     def __init__(
-        self, measures: Sequence[Measure], lens: Lens, batch_size: int | str, seed: int
+        self,
+        measures: Sequence[Measure],
+        lens: Lens,
+        batch_size: int | str,
+        seed: int,
+        guard: Guard | None = None,
     ) -> None:
         self.bound: dict[str, BoundMeasure] = {
             measure.name: measure.bind(lens, batch_size)
@@ -30,6 +36,7 @@ class ModelRows:
             if isinstance(measure, ModelMeasure)
         }
         self.seed = seed
+        self.guard = guard or Guard()
 
     def of(
         self, batch: Sequence[Entry], results: Sequence[Analysed | str], clock: Clock
@@ -46,7 +53,7 @@ class ModelRows:
         }
         ready: list[dict[str, dict[str, pa.Table]] | str] = [{} for _ in batch]
         for name, bound in self.bound.items():
-            given = _rows(name, bound, list(items.values()), clock)
+            given = _rows(name, bound, list(items.values()), clock, self.guard)
             for place, rows in zip(list(items), given, strict=True):
                 kept = ready[place]
                 if isinstance(rows, str):
@@ -58,13 +65,14 @@ class ModelRows:
 
 
 def _rows(
-    name: str, bound: BoundMeasure, items: Sequence[Item], clock: Clock
+    name: str, bound: BoundMeasure, items: Sequence[Item], clock: Clock, guard: Guard
 ) -> list[dict[str, pa.Table] | str]:
     """Measure a batch; where it fails as a whole, each sequence answers for itself."""
     if not items:
         return []
     try:
-        return bound.batch_rows(items, clock)
+        lengths = [item.tokens_read for item in items] * RUNS
+        return guard.call(lambda: bound.batch_rows(items, clock), items[0].index, lengths)
     except (OSError, MemoryError) as error:
         # The machine's fault, not the sequence's.
         reason = "ran out of memory" if isinstance(error, MemoryError) else f"failed ({error})"
@@ -82,4 +90,4 @@ def _rows(
         if len(items) == 1:
             kind = "" if isinstance(error, NormLensError) else f"{type(error).__name__}: "
             return [f"{kind}{error}"]
-    return [rows for item in items for rows in _rows(name, bound, [item], clock)]
+    return [rows for item in items for rows in _rows(name, bound, [item], clock, guard)]

@@ -26,6 +26,7 @@ from normlens.errors import reason_of
 from normlens.hushed import hush
 
 LAST_WORD = 10.0  # seconds that a process has to end by itself
+LOOK = 1.0  # seconds without an event after which the driver looks at its workers
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class ProcessCrew(Crew):
 
     def events(self) -> list[Event]:
         workers = {child.connection: number for number, child in self._children.items()}
-        ready = wait(list(workers))
+        ready = wait(list(workers), LOOK)
         return [self._event(number) for pipe, number in workers.items() if pipe in ready]
 
     def _event(self, worker: int) -> Event:
@@ -99,6 +100,10 @@ class ProcessCrew(Crew):
         child.connection.close()
         child.process.join()
         return ending(child.process.exitcode)
+
+    def dismiss(self, worker: int) -> None:
+        self._children[worker].process.kill()
+        self._buried(worker)
 
     def abandon(self) -> None:
         for child in self._children.values():
@@ -154,7 +159,8 @@ def _serve(task: Task, place: int, connection: Connection) -> None:
         except BaseException as error:
             send("raised", _portable(error))
 
-    threads = ThreadPoolExecutor(EACH, thread_name_prefix="normlens-shard")
+    # Each shard has a thread, and the question whether one of them takes too long has another.
+    threads = ThreadPoolExecutor(EACH + 1, thread_name_prefix="normlens-shard")
     threads.submit(load)
     try:
         while True:
@@ -171,9 +177,12 @@ def _device(device: str, place: int) -> str:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error, or one like it where it cannot be sent to another process."""
+    """The error, or one like it where it cannot be sent to another process, or would end it."""
     try:
         pickle.loads(pickle.dumps(error))
+        portable = isinstance(error, Exception)
     except Exception:
-        return RunError(f"a worker failed ({type(error).__name__}: {reason_of(error)})")
-    return error
+        portable = False
+    if portable:
+        return error
+    return RunError(f"a worker failed ({type(error).__name__}: {reason_of(error)})")

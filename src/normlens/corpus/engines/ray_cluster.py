@@ -39,7 +39,7 @@ def connect(ray: Any, address: str | None) -> None:
             f"the Ray cluster at {address!r} wants a token: set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's own"
         ) from error
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of any class: one of Ray's is a plain `Exception`
         raise RunError(_unreached(address, error)) from error
 
 
@@ -52,7 +52,13 @@ def check_reachable(address: str) -> None:
 
 
 def _unreached(address: str | None, error: BaseException) -> str:
-    where, reason = repr(address or "this machine"), reason_of(error)
+    where, reason = repr(address), reason_of(error)
+    if address in (None, "local"):
+        return (
+            f"Ray could not be started on this machine: {reason}; if the machine is busy, try "
+            "again; if it stays so, see the logs in /tmp/ray/session_latest/logs, start Ray with "
+            "`ray start --head` and give --address auto, or leave --engine ray out"
+        )
     if "Version mismatch" in reason:
         return (
             f"the Ray cluster at {where} has another Ray or Python than this process ({reason}); "

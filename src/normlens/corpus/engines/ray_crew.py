@@ -112,6 +112,9 @@ class RayCrew(Crew):
         # It may be alive, on a node that cannot be reached.
         self.ray.kill(self._actors.pop(worker))
 
+    def dismiss(self, worker: int) -> None:
+        self._forget(worker)
+
     def _wonder(self) -> None:
         if time.monotonic() - self._heard > PATIENCE:
             self._heard = time.monotonic()

@@ -40,7 +40,9 @@ class RayEngine(Engine):
             connect(ray, execution.address)
         try:
             self._crew = self._hired(task, execution)
-            self._dispatcher, self.identity, self.by = opened(self._crew, execution.attempts)
+            self._dispatcher, self.identity, self.by = opened(
+                self._crew, execution.attempts, task.sequence_timeout
+            )
         except BaseException:
             self.close()
             raise

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from normlens.corpus.data.spans import EncodedRecord
+from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
-from normlens.errors import InputError, one_line, reason_of
+from normlens.errors import InputError, NormLensError, one_line, reason_of
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
@@ -55,8 +58,9 @@ def schemas(measures: Iterable[Measure]) -> dict[str, pa.Schema]:
 class ShardRows:
     """Rows per table; a sequence is in all of them or among the failures."""
 
-    def __init__(self, measures: Iterable[Measure]):
+    def __init__(self, measures: Iterable[Measure], guard: Guard | None = None):
         self.measures = tuple(measures)
+        self._guard = guard or Guard()
         self._schemas = schemas(self.measures)
         self._rows: dict[str, dict[int, pa.Table]] = {table: {} for table in self._schemas}
         self._sums: dict[str, list[pa.Table]] = {
@@ -99,7 +103,10 @@ class ShardRows:
         tables: dict[str, pa.Table] = {}
         for measure in self.measures:
             try:
-                made = ready[measure.name] if measure.name in ready else measure.rows(item)
+                if measure.name in ready:
+                    made = ready[measure.name]
+                else:
+                    made = self._guard.call(partial(measure.rows, item), index, [item.tokens_read])
                 tables |= _checked(measure, made)
             except (OSError, MemoryError) as error:
                 # The machine's fault, not the sequence's.
@@ -108,7 +115,7 @@ class ShardRows:
                     "is done is kept: resume the run, with fewer --workers if memory is short"
                 ) from error
             except Exception as error:
-                kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+                kind = "" if isinstance(error, NormLensError) else f"{type(error).__name__}: "
                 self.fail(index, encoded.id, f"{measure.name}: {kind}{error}")
                 return
         for table, rows in tables.items():
@@ -137,7 +144,13 @@ class ShardRows:
     def _merged(self, table: str) -> pa.Table:
         measure = next(m for m in self.measures if table in m.tables)
         parts = self._sums[table] or [self._schemas[table].empty_table()]
-        return measure.combine(table, pa.concat_tables(parts))
+        try:
+            return self._guard.call(lambda: measure.combine(table, pa.concat_tables(parts)))
+        except Unfinished as error:
+            raise RunError(
+                f"the measure {measure.name!r} cannot combine its rows: {error}; what is done is "
+                "kept"
+            ) from error
 
     def tables(self) -> dict[str, pa.Table]:
         """Build every table, with sequences in order."""
@@ -174,12 +187,26 @@ def _machine_problem(error: OSError | MemoryError) -> str:
 
 
 def _checked(measure: Measure, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-    """Cast a measure's rows to the types that it announced."""
+    """Cast a measure's rows to the types that it announced; raise for numbers that are none."""
     if set(tables) != set(measure.tables):
         raise ValueError(
             f"it gave the tables {sorted(tables)} where it announces {sorted(measure.tables)}"
         )
-    return {
+    cast = {
         table: rows if rows.schema == measure.tables[table] else rows.cast(measure.tables[table])
         for table, rows in tables.items()
     }
+    for table, rows in cast.items():
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            if _has_nan(column):
+                raise InputError(
+                    f"the column {name!r} of its table {table!r} holds NaN; where there is no "
+                    "value, give None"
+                )
+    return cast
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    while isinstance(column.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+        column = pc.list_flatten(column)
+    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())

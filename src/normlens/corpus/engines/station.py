@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from normlens.corpus.engines.guard import Late
 from normlens.corpus.engines.prepared import Clock, Entry, Prepared
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.engines.worker import Task, Worker
@@ -52,6 +53,10 @@ class Station:
         """The identity of the model, and where it runs."""
         return self.worker.identity, self.worker.by
 
+    def pulse(self) -> tuple[Late | None, float]:
+        """A sequence that takes too long, and the seconds that what is at work may take."""
+        return self.worker.guard.late(), self.worker.guard.longest()
+
     def compute(self, shard: Shard) -> Finished:
         """Compute every table of a shard."""
         prepared = self.worker.prepare(shard)
@@ -62,7 +67,7 @@ class Station:
 
     def begin(self, shard: Shard, culprits: Mapping[int, str]) -> None:
         """Begin with a shard; `culprits` are sequences that fail, with their reasons."""
-        rows = ShardRows(self.worker.measures)
+        rows = ShardRows(self.worker.measures, self.worker.guard)
         for index, reason in culprits.items():
             rows.fail(index, shard.records[index - shard.first].id, reason)
         clock = Clock()
@@ -95,7 +100,7 @@ class Station:
 
     def close(self) -> None:
         """Let the threads go."""
-        self._model.shutdown(cancel_futures=True)
+        self._model.shutdown(wait=self.worker.guard.late() is None, cancel_futures=True)
 
     def _opened(self) -> _Opened:
         assert self._open is not None, "no shard was begun"

@@ -14,6 +14,7 @@ from normlens.analysing.batches import affordable
 from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
+from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.engines.model_checks import check_masking, check_tokenizer
 from normlens.corpus.engines.model_rows import ModelRows
 from normlens.corpus.engines.pair_records import check_stacks
@@ -55,6 +56,7 @@ class Task:
     batch_size: int | str = "auto"
     trust_remote_code: bool = False
     threads: int | None = None  # of torch; None: as it likes
+    sequence_timeout: float | None = None  # seconds; None: none
 
 
 class Worker:
@@ -69,6 +71,7 @@ class Worker:
         if task.threads is not None:
             torch.set_num_threads(task.threads)
         self.task = task
+        self.guard = Guard(task.sequence_timeout)
         self.folder = open_folder(task.folder)
         check_same_folder(self.folder, task.lock)
         self.lens = _load(task) if lens is None else lens
@@ -98,7 +101,9 @@ class Worker:
             # must come to the same digits. A copy, because the caller's lens stays as it is.
             self.lens = copy.copy(self.lens).prepare()
             self.lens.weights_are_steady = True
-        self.model_rows = ModelRows(self.measures, self.lens, task.batch_size, task.options.seed)
+        self.model_rows = ModelRows(
+            self.measures, self.lens, task.batch_size, task.options.seed, self.guard
+        )
 
     # One shard ----------------------------------------------------------------------------------
 
@@ -111,7 +116,7 @@ class Worker:
 
     def prepare(self, shard: Shard) -> Prepared:
         """Tokenise and mask a shard's records."""
-        clock, rows = Clock(), ShardRows(self.measures)
+        clock, rows = Clock(), ShardRows(self.measures, self.guard)
         clock.seconds["reading"] = shard.seconds
         started = time.time() - shard.seconds
         with clock.on("tokenising"):
@@ -125,8 +130,10 @@ class Worker:
     def encode(self, index: int, record: Record, rows: ShardRows) -> Entry | None:
         """Tokenise and mask one record; where that fails, the reason is among the rows."""
         try:
-            encoded = encode_for(self.lens, record, self.task.options, self.needs)
-        except InputError as error:
+            encoded = self.guard.call(
+                lambda: encode_for(self.lens, record, self.task.options, self.needs), index, [0]
+            )
+        except (InputError, Unfinished) as error:
             rows.fail(index, record.id, str(error).removeprefix(f"{record.id}: "))
             return None
         return Entry(index, replace(encoded, id=record.id))
@@ -199,18 +206,21 @@ class Worker:
 
     def _analyse(self, batch: list[Entry]) -> list[Analysed | str]:
         """Compute each sequence's maps and explanations, or the reason why it has none."""
-        encoded = [entry.encoded for entry in batch]
-        items = [entry.item for entry in batch]
         try:
-            maps = self._maps(items) if self.needs.maps else [*map(no_maps, encoded)]
-            explanations = self._explanations(items)
+            return self.guard.call(
+                lambda: self._analysed(batch), batch[0].index, [len(entry) for entry in batch]
+            )
         except NormLensError as error:
             if len(batch) == 1:
                 return [str(error)]
-        else:
-            return list(zip(maps, explanations, strict=True))
         # One of them spoils the batch for all; alone, each answers for itself.
         return [result for entry in batch for result in self._analyse([entry])]
+
+    def _analysed(self, batch: list[Entry]) -> list[Analysed | str]:
+        items = [entry.item for entry in batch]
+        encoded = (entry.encoded for entry in batch)
+        maps = self._maps(items) if self.needs.maps else [*map(no_maps, encoded)]
+        return list(zip(maps, self._explanations(items), strict=True))
 
     def _explanations(self, items: Sequence[Item]) -> list[tuple[Explanation, ...]]:
         if self.needs.asked is None:

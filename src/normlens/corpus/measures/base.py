@@ -42,6 +42,11 @@ class Item:
         return len(self.encoded.ids)
 
     @property
+    def tokens_read(self) -> int:
+        """The tokens that the model reads: its own, and the source's where there is one."""
+        return len(self) + (0 if self.source is None else len(self.source))
+
+    @property
     def source(self) -> Encoded | None:
         """What an encoder reads beside the decoder's tokens; None: the model has one stack."""
         return getattr(self.encoded, "source", None)

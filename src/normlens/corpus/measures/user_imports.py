@@ -33,7 +33,7 @@ def imported(name: str, kind: str, fits: Callable[[Any], bool] = callable) -> An
                 "that holds it, or put that folder on PYTHONPATH"
             ) from error
         raise InputError(f"cannot import {module_name!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"cannot import {module_name!r}: {type(error).__name__}: {reason_of(error)}"
         ) from error

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from normlens.corpus.measures.base import Item, Needs, RowMeasure
@@ -72,7 +73,7 @@ class CustomMeasure(RowMeasure):
                 names = dict.fromkeys(str(name) for row in result for name in row)
                 table = pa.table({name: [row[name] for row in result] for name in names})
             elif hasattr(result, "to_dict") and hasattr(result, "columns"):
-                table = pa.Table.from_pandas(result, preserve_index=False)
+                table = _with_nan(pa.Table.from_pandas(result, preserve_index=False), result)
             else:
                 raise InputError(
                     f"the measure {self.name!r} returned {type(result).__name__}; return a list of "
@@ -113,6 +114,7 @@ def measure(
 
     The function takes ``maps`` (or ``item``, with the tokens' words and entities) and returns a
     list of dicts, a dict of columns or a DataFrame. `index` and `sequence` are added to each row.
+    None is a missing value; NaN is none, and makes the sequence a failure.
     """
     if function is None:
         return lambda given: measure(
@@ -154,6 +156,14 @@ def _schema(name: str, given: Mapping[str, Any] | pa.Schema) -> pa.Schema:
 
 def _column(values: Any) -> Any:
     return [values] if isinstance(values, str) or not hasattr(values, "__len__") else values
+
+
+def _with_nan(table: pa.Table, frame: Any) -> pa.Table:
+    """A DataFrame's table in which NaN is not null: a result that is no number has to show."""
+    for place, (name, column) in enumerate(frame.items()):
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind == "f":
+            table = table.set_column(place, str(name), pa.array(column.to_numpy()))
+    return table
 
 
 def _argument(function: Callable[..., Any]) -> str:

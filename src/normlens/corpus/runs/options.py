@@ -63,6 +63,9 @@ _SET = Option(
 )
 
 
+#: Seconds that a step of a sequence may take. Far more than one needs that does not hang, on a slow
+#: machine, too: what is ended by mistake is lost, and what hangs only costs time.
+SEQUENCE_TIMEOUT = 600.0
 #: MB of a file that shards are compacted into; they come to half of it and to twice as much.
 FILE_SIZE = 256
 
@@ -159,7 +162,9 @@ class Execution:
 
     Device and dtype are what was asked for. What they came to is the manifest's, and is fixed.
     `workers` are processes, each with a model; "auto" takes as many as there is room for. A shard
-    whose worker has died `attempts` times is tried sequence by sequence.
+    whose worker has died `attempts` times is tried sequence by sequence. A sequence is a failure if
+    one step of it takes longer than `sequence_timeout`: so many seconds, and more by the square of
+    its length if it has more than 128 tokens; None or 0 is no limit.
 
     `address`, `gpus_per_worker` and `resources` are Ray's. A worker takes one GPU where the cluster
     has some, or what `resources` says: ``gpu=1,cpu=4,memory=16GB``, or resources that the cluster
@@ -178,6 +183,11 @@ class Execution:
     attempts: int = Option(
         "Deaths of its worker after which a shard is tried sequence by sequence.", metavar="N"
     ).field(3)
+    sequence_timeout: float | None = Option(
+        "Seconds after which a sequence that hangs is a failure, of up to 128 tokens; longer ones "
+        "have more, by the square of their length. 0: no limit.",
+        metavar="SECONDS",
+    ).field(SEQUENCE_TIMEOUT)
     batch_size: int | str = Option(
         "Sequences at a time.", metavar="N", typed=str, parse=parse_batch_size
     ).field(AUTO)
@@ -210,6 +220,11 @@ class Execution:
         if parse_workers(self.workers) != AUTO:
             at_least_one(self.workers, "workers")  # type: ignore[arg-type]
         at_least_one(self.attempts, "attempts")
+        timeout = self.sequence_timeout
+        if timeout is not None and not (math.isfinite(timeout) and timeout >= 0):
+            raise OptionError(
+                "sequence_timeout", f"{{option}} is a number of seconds from 0, not {timeout}"
+            )
         of_ray = (self.address, self.gpus_per_worker, self.resources)
         if self.engine != "ray" and any(value is not None for value in of_ray):
             raise InputError(
@@ -234,6 +249,7 @@ class ExecutionKeywords(TypedDict, total=False):
     engine: str
     workers: int | str
     attempts: int
+    sequence_timeout: float | None
     batch_size: int | str
     heartbeat: str | None
     address: str | None

@@ -22,6 +22,7 @@ from normlens.corpus.runs.options import (
 from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables
 from normlens.corpus.runs.watched import Watched, watched
+from normlens.errors import NormLensError
 from normlens.option_fields import shows_fields_of
 
 if TYPE_CHECKING:
@@ -121,4 +122,17 @@ class Run:
 
     def __repr__(self) -> str:
         model, data = self.manifest.model["name"], self.manifest.data["name"]
-        return f"Run({self.folder.url!r}: {model} on {data})"
+        try:
+            status = self.status()
+            counts = f"{status.done} of {status.sequences} sequences done, {status.failures} failed"
+        except NormLensError:
+            counts = "its log cannot be read"
+        return f"Run({self.folder.url!r}: {model} on {data}, {counts})"
+
+
+def failures_told(folder: Folder, failures: int, sequences: int) -> str:
+    """How many sequences of a run failed, and where the reasons are."""
+    return (
+        f"{failures} of {sequences} sequences failed; see: "
+        f'normlens query {folder} "SELECT * FROM failures"'
+    )

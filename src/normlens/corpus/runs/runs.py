@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -18,12 +19,13 @@ from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.choice import Choice, measure_names
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import index_data, reopen
+from normlens.corpus.runs.errors import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.first_pass import with_kept_pairs
 from normlens.corpus.runs.folder import Folder, open_folder
 from normlens.corpus.runs.given import data_name, data_to_compare, given_model, opened_data
 from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
 from normlens.corpus.runs.lock import Lock, locked
-from normlens.corpus.runs.log import empty_state
+from normlens.corpus.runs.log import State, empty_state
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -49,11 +51,11 @@ from normlens.corpus.runs.refusals import (
     check_objects,
     check_targets,
 )
-from normlens.corpus.runs.results import Run
+from normlens.corpus.runs.results import Run, failures_told
 from normlens.corpus.runs.side_files import ACTIVITY, clear_side_files
 from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
-from normlens.errors import InputError
+from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
 from normlens.option_fields import shows_fields_of
 
@@ -77,7 +79,8 @@ def run(
     text in the column `column`. A run of objects is resumed with the same ones.
 
     `out` is a new folder or a URL that fsspec knows. A sequence that cannot be analysed is a row of
-    the table `failures`. The options are those of `RunOptions`, on which the tables depend, and of
+    the table `failures`: a warning tells how many there are, and if they are all, that is an error
+    (`AllFailedError`). The options are those of `RunOptions`, on which the tables depend, and of
     `Execution`, which say how the work is done; measures may also be ready ones.
     """
     given, how = split_keywords(options, "run")
@@ -128,10 +131,10 @@ def run(
             sizes = Sizes.of(execution.file_size)
             with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
                 watched = WatchedEngine(engine, watching)
-                compute_shards(
+                state = compute_shards(
                     folder, lock, manifest, indexed, watched, log, state, progress, sizes
                 )
-    return _run(folder, manifest, chosen)
+    return _run(folder, manifest, chosen, state)
 
 
 @shows_fields_of(RunOptions, Execution, without=("model", "data"))
@@ -218,21 +221,36 @@ def resume(
                 sizes = Sizes.of(execution.file_size)
                 with Watching(folder, manifest, state, log.epoch, execution.heartbeat) as watching:
                     watched = WatchedEngine(engine, watching)
-                    compute_shards(
+                    state = compute_shards(
                         folder, lock, manifest, indexed, watched, log, state, progress, sizes
                     )
             else:
                 progress.start(manifest.sequences, state.sequences + state.failures)
-    return _run(folder, manifest, chosen)
+    return _run(folder, manifest, chosen, state)
 
 
 # What a run is made of ----------------------------------------------------------------------------
 
 
-def _run(folder: Folder, manifest: Manifest, chosen: Choice) -> Run:
-    """The run, with the measures that the user named for it."""
+def _run(folder: Folder, manifest: Manifest, chosen: Choice, state: State) -> Run:
+    """The run, with the measures that the user named for it; raises or warns of failures."""
     given: RunKeywords = {"measures": chosen.wanted, "settings": chosen.settings}
-    return Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
+    run = Run(folder, manifest, chosen.for_model(manifest.model).measures, given)
+    if state.failures:
+        told = failures_told(folder, state.failures, manifest.sequences)
+        if not state.sequences:
+            raise AllFailedError(f"{told}; the first: {_first_reason(run)}")
+        warnings.warn(told, SomeFailedWarning, stacklevel=3)
+    return run
+
+
+def _first_reason(run: Run) -> str:
+    """Why the first sequence that failed did."""
+    try:
+        first = run.sql('SELECT reason FROM failures ORDER BY "index" LIMIT 1')
+    except NormLensError as error:
+        return str(error)
+    return str(first["reason"][0])
 
 
 def _engine(
@@ -252,6 +270,7 @@ def _engine(
         dtype=execution.dtype,
         batch_size=execution.batch_size,
         trust_remote_code=execution.trust_remote_code,
+        sequence_timeout=execution.sequence_timeout,
     )
     return open_engine(task, execution, lens)
 

@@ -64,7 +64,7 @@ class Status:
             f"({self.shards_done} of {self.shards} shards)",
             f"left       {self.left} sequences{self._time_left()}",
             f"rate       {self.rate:.2f} sequences/s, {self._tokens_rate():.0f} tokens/s",
-            f"failures   {self.failures}",
+            f"failures   {self.failures}{self._share()}",
         ]
         if self.attempts:
             lines.append(f"attempts   {self._tried()}")
@@ -85,6 +85,11 @@ class Status:
         named = [f"shard {number}: {count} failed" for number, count in most[:SHOWN]]
         more = len(most) - len(named)
         return ", ".join(named) + (f", and {more} more shards" if more else "")
+
+    def _share(self) -> str:
+        if not self.failures:
+            return ""
+        return " (every sequence)" if self.failures == self.done else f" of {self.done}"
 
     def _time_left(self) -> str:
         if not self.left or self.seconds_left is None:

@@ -37,8 +37,8 @@ def compute_shards(
     state: State,
     progress: Progress,
     sizes: Sizes | None = None,
-) -> None:
-    """Compute every shard that is not done and commit it; the run is complete afterwards.
+) -> State:
+    """Compute every shard that is not done and commit it; the state of the run, then complete.
 
     Files are joined to some of these `sizes` meanwhile; None leaves them as workers write them.
     """
@@ -78,6 +78,7 @@ def compute_shards(
     # that met a problem. Otherwise there are none, and the store need not be listed.
     if log.epoch > 1 or state.attempts or not manifest.has_log or problem:
         sweep(folder, state)
+    return state
 
 
 def _compaction(
