@@ -1,6 +1,6 @@
 """What components are worth, in three models, and what it saves to pass layers by.
 
-    python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2
+    python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2, or --limit
     python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
     python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
     python benchmarks/ablate.py docs       # writes what they found into docs/ablate.md
@@ -53,12 +53,12 @@ class Printed(Progress):
         print(text, flush=True)
 
 
-def ablate(kind: str, data: Path, out: Path) -> Path:
-    """Ablate one of the three models, or go on with it."""
+def ablate(kind: str, data: Path, out: Path, limit: int) -> Path:
+    """Ablate one of the three models, or go on with it; `limit` is of WikiText's passages."""
     options: dict[str, Any] = {}
     if kind == "wikitext":
         model, file = "smollm2", f"wikitext:{data / 'wikitext2' / 'wiki.valid.raw'}"
-        options["limit"] = 300  # of which a fifth is set apart for the first pass
+        options["limit"] = limit  # of which a fifth is set apart for the first pass
     elif kind == "stsb":
         model, file = "minilm", str(data / "stsb" / "sts-dev.csv")
     else:
@@ -165,6 +165,7 @@ def main() -> None:
     here = os.environ.get("NORMLENS_TEST_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(here))
     parser.add_argument("--out", type=Path, default=Path("ablations"))
+    parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--gpu", action="store_true")
     given = parser.parse_args()
     if given.what == "saving":
@@ -172,7 +173,7 @@ def main() -> None:
     elif given.what == "docs":
         write_docs(given.out)
     else:
-        print(ablate(given.what, given.data, given.out))
+        print(ablate(given.what, given.data, given.out, given.limit))
 
 
 if __name__ == "__main__":
