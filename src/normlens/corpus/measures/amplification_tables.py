@@ -33,6 +33,7 @@ TABLES = {
             *WHOSE,
             *_SCOPES,
             pa.field("relation", LABEL),
+            pa.field("same_subword", pa.bool_()),
             pa.field("distance", pa.int32()),
             pa.field("count", pa.int64()),
             pa.field("sum", pa.float64()),
@@ -43,6 +44,7 @@ TABLES = {
         [
             *_SCOPES,
             pa.field("relation", LABEL),
+            pa.field("same_subword", pa.bool_()),
             pa.field("distance", pa.int32()),
             pa.field("index", pa.int64()),
             pa.field("sequence", LABEL),
@@ -59,7 +61,7 @@ PAIR_SUMS = ("count", "sum_before", "sum_after", "sum_distance")
 _WHERE = ("before", "after", "layer", "relation")
 ORDER = {
     PAIRS: (*_WHERE, "source_id", "target_id"),
-    DISTANCE: ("index", *_WHERE, "distance"),
+    DISTANCE: ("index", *_WHERE, "same_subword", "distance"),
     SAMPLE: (*_WHERE, "priority", "index", "target", "source"),
 }
 
