@@ -179,7 +179,8 @@ class Settings:
         for name in LISTS_OF_PARTS:
             if values.get(name) is not None:
                 tuples[name] = tuple(values[name])
-        return cls(**values | tuples)
+        # Reports were made before there was a choice, and the tables of their runs allow no other.
+        return cls(**{"others": UNRELATED, **values, **tuples})
 
 
 class SettingsKeywords(TypedDict, total=False):

@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 
+import duckdb
 import numpy as np
 import pytest
 from measure_examples import SCOPES, final, item, real_item, shards
@@ -169,6 +170,16 @@ def test_pairs_of_one_subword_are_told_in_every_relation():
     for table in ("amplification_distance", "amplification_sample"):
         told = {row["relation"] for row in tables[table].to_pylist() if row["same_subword"]}
         assert told == {"word_outside_entity", "entity_across_words", "same_type", "special"}
+
+
+def test_a_sample_from_before_such_pairs_were_told_can_be_read(tmp_path):
+    measure = measures.get("amplification", keep=5, keep_other=3)
+    [part] = shards(measure, "amplification_sample", items_of("random"), [])
+    whole = final(measure, "amplification_sample", [part], tmp_path)
+    with duckdb.connect() as connection:
+        connection.register("parts", part.drop_columns(["same_subword"]))
+        read = connection.sql(measure.sql["amplification_sample"]).to_arrow_table()
+    assert read.to_pylist() == whole.drop_columns(["same_subword"]).to_pylist()
 
 
 def test_maps_agree_with_the_tables():

@@ -76,7 +76,6 @@ def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[st
     Pairs of subwords that occur less often than `least` times, in all relations together, are left
     out.
     """
-    columns = ", ".join(f'"{name}"' for name in TABLES[SAMPLE].names)
     order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
     return {
         PAIRS: sums_sql(
@@ -93,7 +92,8 @@ def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[st
             else f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {least}',
         ),
         SAMPLE: (
-            f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("
+            # Whatever columns there are: an older run has fewer.
+            "SELECT * FROM parts QUALIFY row_number() OVER ("
             f"PARTITION BY before, after, layer, relation, {reservoir.strata_sql()} "
             'ORDER BY priority, "index", target, source) '
             f"<= CASE WHEN relation IN {reservoir.UNRELATED} THEN {keep_other} "

@@ -48,7 +48,7 @@ def has_pairs(evidence: Evidence) -> bool:
         raise InputError(
             f"the run over {evidence.data!r} was made by an older NormLens: its tables do not tell "
             "pairs of one subword, which the paper leaves out; make the run again with another "
-            "--out, or take --others unrelated"
+            "--out"
         )
     return True
 
