@@ -1,6 +1,7 @@
 """What components are worth, in three models, and what it saves to pass layers by.
 
-    python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2
+    python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2 (300 are read)
+    python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6    # an hour of one core
     python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
     python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
     python benchmarks/ablate.py docs       # writes what they found into docs/ablate.md
@@ -53,12 +54,14 @@ class Printed(Progress):
         print(text, flush=True)
 
 
-def ablate(kind: str, data: Path, out: Path) -> Path:
-    """Ablate one of the three models, or go on with it."""
+def ablate(kind: str, data: Path, out: Path, given: argparse.Namespace) -> Path:
+    """Ablate one of the three models, or go on with it; `given` is the size of WikiText's part."""
     options: dict[str, Any] = {}
+    execution: Any = {"batch_size": given.batch}
     if kind == "wikitext":
         model, file = "smollm2", f"wikitext:{data / 'wikitext2' / 'wiki.valid.raw'}"
-        options["limit"] = 300  # of which a fifth is set apart for the first pass
+        # A fifth of the passages is set apart for the first pass.
+        options |= {"limit": given.limit, "max_length": given.tokens}
     elif kind == "stsb":
         model, file = "minilm", str(data / "stsb" / "sts-dev.csv")
     else:
@@ -67,7 +70,8 @@ def ablate(kind: str, data: Path, out: Path) -> Path:
             print(f"accuracy: {finetune(data / 'sst2', checkpoint):.4f}", flush=True)
         model, file = str(checkpoint), str(data / "sst2" / "dev.tsv")
         options["reference"] = str(data / "sst2" / "train.tsv")
-    return normlens.ablate(model, file, out / kind, page=False, progress=Printed(), **options)
+    told = {"page": False, "progress": Printed(), "execution": execution}
+    return normlens.ablate(model, file, out / kind, **told, **options)
 
 
 def findings(folder: Path) -> str:
@@ -165,6 +169,9 @@ def main() -> None:
     here = os.environ.get("NORMLENS_TEST_DATA", "../shared/data")
     parser.add_argument("--data", type=Path, default=Path(here))
     parser.add_argument("--out", type=Path, default=Path("ablations"))
+    parser.add_argument("--limit", type=int, default=300, help="passages of WikiText-2")
+    parser.add_argument("--tokens", type=int, default=128, help="of each of them, at most")
+    parser.add_argument("--batch", default="auto", help="texts at a time")
     parser.add_argument("--gpu", action="store_true")
     given = parser.parse_args()
     if given.what == "saving":
@@ -172,7 +179,7 @@ def main() -> None:
     elif given.what == "docs":
         write_docs(given.out)
     else:
-        print(ablate(given.what, given.data, given.out))
+        print(ablate(given.what, given.data, given.out, given))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from normlens.layers import layers_in_words
 from normlens.papers.kobayashi2024.related_pairs.findings import ALL, TYPES
 from normlens.reports import words
 
@@ -117,7 +118,7 @@ def significance(models: list[Results]) -> str:
 
 
 def ranges(layers: pd.Series) -> str:
-    return words.layers(layers).partition(" ")[2] if len(layers) else "–"
+    return layers_in_words(layers.tolist()).partition(" ")[2] if len(layers) else "–"
 
 
 def special(models: list[Results]) -> str:

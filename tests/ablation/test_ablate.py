@@ -12,6 +12,7 @@ import pytest
 import torch
 from quick_reports import rendering_nothing
 from run_logs import forget
+from tokenizers.processors import TemplateProcessing
 
 import normlens
 from normlens.ablation.ablate import ablate
@@ -230,3 +231,26 @@ def test_a_report_of_what_is_not_finished_is_refused(made: dict[str, Path]) -> N
 
 def test_names_of_losses_are_those_of_the_options() -> None:
     assert ("auto", *LOSSES) == NAMES
+
+
+def test_a_causal_model_reads_passages_of_wikitext(models: dict[str, Path], tmp_path: Path) -> None:
+    """As if they were texts of their own: in the first pass, in the ablations and in the maps."""
+    lens = normlens.load(models["next-token"], device="cpu")
+    lens.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    pairs = [(f"ab {'c' * k} d", f"ef {'gh ' * k}i") for k in range(1, 16)]
+    wiki, texts = tmp_path / "wiki.raw", tmp_path / "texts.jsonl"
+    wiki.write_text("".join(f"= A =\n{a}\n= = B = =\n{b}\n" for a, b in pairs))
+    passages = [{"text": f"{a}\n= = B = =\n{b}"} for a, b in pairs]
+    texts.write_text("\n".join(map(json.dumps, passages)))
+    some: dict[str, Any] = {"components": "FF", "kinds": ("zero", "mean"), "max_length": 12}
+    losses, mixed = [], []
+    for data in (f"wikitext:{wiki}", str(texts)):
+        folder = ablate(lens, data, tmp_path / data[-3:], page=False, **some, **FEW)
+        losses.append(Run.open(folder / ABLATION).table("ablations")["loss"])
+        mixed.append(Run.open(folder / MAPS).table("norms").select_dtypes("float"))
+    assert losses[0].equals(losses[1])
+    assert mixed[0].equals(mixed[1])

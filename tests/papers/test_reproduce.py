@@ -99,6 +99,14 @@ def test_more_data_may_join_with_a_limit_of_its_own() -> None:
     assert Settings.from_json(json.loads(json.dumps(joined.as_json()))) == joined
 
 
+def test_a_report_from_before_there_was_a_choice_of_others_stays_as_it_is() -> None:
+    settings = Settings(("ff",), "m", ("a.txt",))
+    assert settings.others == "paper"
+    written = settings.as_json()
+    del written["others"]
+    assert Settings.from_json(written).others == "unrelated"
+
+
 def test_the_runs_are_the_papers(results: Path) -> None:
     runs = {path.name: Run.open(path) for path in (results / "runs").iterdir()}
     assert set(runs) == {"letters-masked", "letters-plain"}

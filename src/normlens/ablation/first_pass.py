@@ -59,7 +59,7 @@ def _texts(
     limits = [n for n in (options.max_length, lens.max_tokens) if n is not None]
     encode = encode_apart if data.apart else encode_record
     try:
-        encoded = encode(record, lens.tokenizer, max_length=min(limits))
+        encoded = encode(record, lens.tokenizer, max_length=min(limits), causal=lens.causal)
         if loss.name == MASKED:
             asked = loss.question(encoded, record.id).encoded
             encoded = replace(encoded, ids=asked.ids, tokens=asked.tokens)

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from normlens.ablation.options import AblateOptions
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import InputError, OptionError, valid_choice
+from normlens.errors import InputError, OptionError, check_choice, valid_choice
 from normlens.faithfulness.options import EvaluateOptions
 from normlens.option_fields import Option, options_of
 from normlens.options import REVISION
@@ -23,6 +23,8 @@ ALL = "all"  # of the papers
 EVALUATE, ABLATE = "evaluate", "ablate"
 PARTS = (EVALUATE, ABLATE)
 MASK = 0.12  # Kobayashi et al. 2021 and 2024
+#: What related pairs are compared with: all other pairs, as in the paper, or unrelated ones alone.
+PAPER, UNRELATED = "paper", "unrelated"
 #: what the runs depend on; the rest only changes what is made of them
 _OF_RUNS = (
     "model",
@@ -71,6 +73,11 @@ class Settings:
         "Layer of the histograms, counted from 1 as in the papers. Default: the clearest.",
         metavar="N",
     ).field(None)
+    others: str = Option(
+        "What related pairs are compared with: paper (all pairs that are not of their kind, "
+        "special tokens included) or unrelated (ordinary tokens with nothing in common).",
+        metavar="WHICH",
+    ).field(PAPER)
     relations: tuple[str, ...] = Option(
         "Your own relation between tokens: a function of an item that gives (n, n) booleans; may "
         "be repeated.",
@@ -100,6 +107,7 @@ class Settings:
     def __post_init__(self) -> None:
         for kind in self.kinds:
             valid_choice(kind, (*KINDS, *PARTS), "experiments")
+        check_choice(self.others, (PAPER, UNRELATED), "others")
         if not self.kinds:
             raise InputError(f"name the experiments: some of {listed((*KINDS, *PARTS))}")
         if not self.data:
@@ -171,7 +179,8 @@ class Settings:
         for name in LISTS_OF_PARTS:
             if values.get(name) is not None:
                 tuples[name] = tuple(values[name])
-        return cls(**values | tuples)
+        # Reports were made before there was a choice, and the tables of their runs allow no other.
+        return cls(**{"others": UNRELATED, **values, **tuples})
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -188,6 +197,7 @@ class SettingsKeywords(TypedDict, total=False):
     min_count: int
     top: int
     layer: int | None
+    others: str
     relations: tuple[str, ...]
     ranks: str | None
     sentence: str | None

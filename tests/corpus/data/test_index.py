@@ -18,7 +18,7 @@ import pytest
 from counted_reading import Counter
 
 from normlens.corpus import Record, open_data
-from normlens.corpus.data import index
+from normlens.corpus.data import files, index, named
 from normlens.corpus.data.in_memory import MemoryData
 from normlens.corpus.data.index import read_through
 from normlens.corpus.data.named import HubData
@@ -220,6 +220,32 @@ def test_fingerprints_are_those_of_runs_that_exist(tmp_path: Path) -> None:
         made, _ = read_through(data, 2)
         assert made.fingerprint == data.fingerprint
         assert made.fingerprint.startswith(beginning)
+
+
+def test_fingerprints_tell_a_reader_that_was_revised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WikiText was once read as pairs without what stands between them."""
+    (tmp_path / "wiki.raw").write_bytes(WIKI)
+    (tmp_path / "a.txt").write_bytes(b"one\n")
+
+    def fingerprints() -> tuple[str, str, str]:
+        rows = Table({"text": line} for line in LINES)
+        return (
+            open_data(f"wikitext:{tmp_path / 'wiki.raw'}").fingerprint,
+            HubData("wikitext", rows).fingerprint,
+            open_data(tmp_path / "a.txt").fingerprint,
+        )
+
+    now = fingerprints()
+    monkeypatch.setattr(files, "REVISIONS", {})
+    monkeypatch.setattr(named, "REVISIONS", {})
+    then = fingerprints()
+    assert then[:2] == (
+        "46b9197cb40f9abd4dd158c1085c4a1368d2975b9f92c80e04f111d23e653a8d",
+        "0123456789abcdef",
+    )
+    assert [a == b for a, b in zip(now, then, strict=True)] == [False, False, True]
 
 
 # How much is read ---------------------------------------------------------------------------------

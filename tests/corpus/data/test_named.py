@@ -80,7 +80,10 @@ def test_conll2003(hub: Any) -> None:
 def test_wikitext(hub: Any) -> None:
     lines = ["", " = Title = \n", "", " one \n", " = = Section = = \n", " two \n", " three \n"]
     module = hub(Rows([{"text": line} for line in lines]))
-    assert list(open_data("wikitext")) == [Record("wikitext:0", text=("one", "two"))]
+    between = "\n= = Section = =\n"
+    assert list(open_data("wikitext")) == [
+        Record("wikitext:0", text=("one", "two"), between=between)
+    ]
     assert module.calls == [
         (
             ("Salesforce/wikitext", "wikitext-2-raw-v1"),

@@ -360,10 +360,18 @@ def test_wikitext_pairs_paragraphs_of_an_article(tmp_path: Path) -> None:
     data = open_data(f"wikitext:{path}")
     assert data.name == "wikitext:wiki.raw"
     assert list(data) == [
-        Record("wiki.raw:0", text=("one , two", "three")),
-        Record("wiki.raw:1", text=("four", "five")),
-        Record("wiki.raw:2", text=("six", "seven")),
+        Record("wiki.raw:0", text=("one , two", "three"), between="\n= = Section = =\n"),
+        Record("wiki.raw:1", text=("four", "five"), between="\n"),
+        Record("wiki.raw:2", text=("six", "seven"), between="\n"),
     ]
+
+
+def test_a_heading_that_is_not_utf8_spoils_the_passage_it_stands_in(tmp_path: Path) -> None:
+    contents = b"= A =\na\n= = \xff = =\nb\nc\nd\n"
+    first, second = open_data(f"wikitext:{write(tmp_path, 'wiki.raw', contents)}")
+    assert first.unreadable is not None
+    assert first.unreadable.startswith("line 3: ")
+    assert second.passage == "c\nd"
 
 
 def test_sst2(real_data: Any) -> None:
@@ -375,7 +383,8 @@ def test_sst2(real_data: Any) -> None:
 
 
 def test_wikitext(real_data: Any) -> None:
-    records = list(open_data(f"wikitext:{real_data('wikitext2/wiki.valid.raw')}"))
+    path = real_data("wikitext2/wiki.valid.raw")
+    records = list(open_data(f"wikitext:{path}"))
     assert 800 < len(records) < 1000
     for record in records:
         first, second = record.text
@@ -383,5 +392,9 @@ def test_wikitext(real_data: Any) -> None:
         assert second
         assert not first.startswith("= ")
         assert not second.startswith("= ")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line.strip() for line in lines if line.strip())
+    assert all(record.passage in text for record in records)
+    assert any("\n= = " in record.passage for record in records)
     assert records[0].text[0].startswith("Homarus gammarus , known as the European lobster")
     assert records[0].text[1].startswith("Homarus gammarus is a large crustacean")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from run_examples import tiny_tokenizer
 
 from normlens.corpus import Entity, Record, encode_record, open_data
 from normlens.errors import InputError
@@ -221,3 +222,46 @@ def test_wikitext_pairs_fit(real_data: Any, wordpiece: Any) -> None:
         assert sum(encoded.special) == 3
         assert {0, 1} == set(encoded.type_ids)
     assert max(lengths) == 128
+
+
+# Two paragraphs of one document -----------------------------------------------------------------
+
+PARAGRAPHS = Record("x:0", text=("Gustav visited", "New York . " * 9), between="\n= = B = =\n")
+
+
+@pytest.mark.parametrize("length", [None, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_with_a_separator_keeps_two_segments(
+    kind: str, length: int | None, trained: Any
+) -> None:
+    tokenizer = trained(kind)
+    encoded = encode_record(PARAGRAPHS, tokenizer, max_length=length)
+    assert encoded == encode_record(replace(PARAGRAPHS, between=None), tokenizer, max_length=length)
+    assert encoded.tokens.count("[SEP]") == (3 if kind == "byte-bpe-prefix" else 2)
+
+
+@pytest.mark.parametrize("length", [None, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_causal_model_reads_one_passage(kind: str, length: int | None, trained: Any) -> None:
+    """Whatever its tokenizer would do with a pair; the passage is cut at its end."""
+    tokenizer = trained(kind)
+    encoded = encode_record(PARAGRAPHS, tokenizer, max_length=length, causal=True)
+    passage = "Gustav visited\n= = B = =\n" + "New York . " * 9
+    assert encoded == encode_record(Record("x:0", text=passage), tokenizer, max_length=length)
+    assert encoded.text == passage
+
+
+def test_a_tokenizer_without_a_separator_splices_nothing() -> None:
+    tokenizer = tiny_tokenizer()  # its pairs are the first text and, right behind it, the second
+    record = Record("x:0", text=("ab", "cd"), between="\n")
+    encoded = encode_record(record, tokenizer, max_length=16)
+    assert encoded.tokens == ["[CLS]", "a", "##b", "c", "##d", "[SEP]"]
+    assert encoded.text == "ab\ncd"
+
+
+def test_a_pair_of_two_documents_stays_a_pair(trained: Any) -> None:
+    record = Record("x:0", text=("Gustav visited", "New York"))
+    tokenizer = trained("wordpiece")
+    assert encode_record(record, tokenizer, max_length=None, causal=True) == encode_record(
+        record, tokenizer, max_length=None
+    )

@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 
+import duckdb
 import numpy as np
 import pytest
 from measure_examples import SCOPES, final, item, real_item, shards
@@ -114,12 +115,13 @@ def test_sums_per_sequence_and_distance(kind, options, tmp_path):
         related = relations(one)
         for key, (b, a) in scores(one, expected_pairs(options, one), **options).items():
             *where, i, j = key
-            group = sums[(one.index, *where, RELATIONS[related[i, j]], abs(i - j))]
+            same = one.encoded.ids[i] == one.encoded.ids[j]
+            group = sums[(one.index, *where, RELATIONS[related[i, j]], same, abs(i - j))]
             group[0] += 1
             group[1] += a - b
             group[2] += (a - b) ** 2
     rows = table.to_pylist()
-    keys = ["index", "before", "after", "layer", "relation", "distance"]
+    keys = ["index", "before", "after", "layer", "relation", "same_subword", "distance"]
     assert [tuple(row[key] for key in keys) for row in rows] == sorted(sums)
     for row in rows:
         count, total, squares = sums[tuple(row[key] for key in keys)]
@@ -148,10 +150,36 @@ def test_a_sample_with_room_for_all_holds_every_pair(kind, options, tmp_path):
             row = found[(one.index, *key)]
             assert row["score"] == pytest.approx(a - b, abs=1e-14)
             assert row["relation"] == RELATIONS[related[i, j]]
+            assert row["same_subword"] == (one.encoded.ids[i] == one.encoded.ids[j])
             assert row["distance"] == abs(i - j)
             assert row["sequence"] == one.sequence
             count += 1
     assert count == len(found)
+
+
+def test_pairs_of_one_subword_are_told_in_every_relation():
+    """Of a word, of an entity and of special tokens, too, where the relation does not say it."""
+    one = item(0, n=10)
+    ids, words = [1, 4, 4, 5, 4, 6, 5, 2, 6, 2], [None, 0, 0, 1, 2, 3, 4, None, 5, None]
+    entities = [None, None, None, 0, 0, 0, 0, None, None, None]
+    special = [word is None for word in words]
+    changed = dict(ids=ids, words=words, entities=entities, special=special, masked=[])
+    tables = measures.get("amplification").rows(
+        replace(one, encoded=replace(one.encoded, **changed))
+    )
+    for table in ("amplification_distance", "amplification_sample"):
+        told = {row["relation"] for row in tables[table].to_pylist() if row["same_subword"]}
+        assert told == {"word_outside_entity", "entity_across_words", "same_type", "special"}
+
+
+def test_a_sample_from_before_such_pairs_were_told_can_be_read(tmp_path):
+    measure = measures.get("amplification", keep=5, keep_other=3)
+    [part] = shards(measure, "amplification_sample", items_of("random"), [])
+    whole = final(measure, "amplification_sample", [part], tmp_path)
+    with duckdb.connect() as connection:
+        connection.register("parts", part.drop_columns(["same_subword"]))
+        read = connection.sql(measure.sql["amplification_sample"]).to_arrow_table()
+    assert read.to_pylist() == whole.drop_columns(["same_subword"]).to_pylist()
 
 
 def test_maps_agree_with_the_tables():

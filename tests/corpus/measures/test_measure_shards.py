@@ -90,7 +90,7 @@ def test_the_sample_is_each_stratums_lowest_priorities(tmp_path):
     strata: dict[tuple, list] = {}
     for row in everything:
         key = (row["before"], row["after"], row["layer"], row["relation"])
-        near = row["distance"] if row["relation"] == "other" else None
+        near = row["distance"] if row["relation"] in reservoir.UNRELATED else None
         strata.setdefault((*key, near), []).append(row)
     expected = []
     for (*_, relation, _near), rows in strata.items():
@@ -152,22 +152,26 @@ def slow_priority(target: int, source: int) -> int:
 
 
 def test_far_pairs_share_strata_and_near_ones_do_not():
-    other = RELATIONS.index("other")
     distance = np.arange(1, 200)
-    found = reservoir.strata(np.full(len(distance), other), distance)
+    found, special = (
+        reservoir.strata(np.full(len(distance), RELATIONS.index(name)), distance)
+        for name in reservoir.UNRELATED
+    )
+    assert np.array_equal(special - special.min(), found - found.min())
+    assert not set(special) & set(found)
     groups = [distance[found == stratum].tolist() for stratum in np.unique(found)]
     near = [[d] for d in range(1, 17)]
     assert groups == [*near, [*range(17, 33)], [*range(33, 65)], [*range(65, 200)]]
     words = reservoir.strata(np.zeros(len(distance), int), distance)
     assert len(np.unique(words)) == 1
-    assert not set(words) & set(found)
+    assert not set(words) & {*found, *special}
 
 
 def test_long_sequences_are_cut_to_the_samples_size(tmp_path):
     one = item(0, n=90, layers=1)
     options = dict(keep=10, keep_other=4)
     rows = measures.get("amplification", **options).rows(one)["amplification_sample"]
-    assert len(rows) <= 2 * (4 * 10 + 4 + 4 * (len(reservoir.EDGES) + 1))
+    assert len(rows) <= 2 * (4 * 10 + 2 * 4 * (len(reservoir.EDGES) + 1))
     whole = {**options, "keep": 10**6, "keep_other": 10**6}
     everything = measures.get("amplification", **whole).rows(one)["amplification_sample"]
     measure = measures.get("amplification", **options)

@@ -22,6 +22,7 @@ from run_logs import edit_entry, entries_file, forget
 
 import normlens
 from normlens.corpus import Run, resume, run
+from normlens.corpus.data import files
 from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs import verified
 from normlens.corpus.runs.entries import sealed
@@ -486,3 +487,18 @@ def test_a_manifest_with_other_types_is_one_line(copy: Path, part: str, value: A
     with pytest.raises(NormLensError, match="damaged or not a run") as caught:
         Run.open(copy).status()
     assert "\n" not in str(caught.value)
+
+
+def test_wikitext_that_was_read_otherwise_is_not_gone_on_with(
+    lens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old run's causal model read the two paragraphs of a pair without what is between."""
+    data = tmp_path / "wiki.raw"
+    data.write_text("= A =\nab\ncd\n= B =\nef\ngh\n")
+    with monkeypatch.context() as before:
+        before.setattr(files, "REVISIONS", {})
+        run(lens, f"wikitext:{data}", tmp_path / "old", measures="mixing")
+    run(lens, f"wikitext:{data}", tmp_path / "new", measures="mixing")
+    assert resume(tmp_path / "new", model=lens).status().complete
+    with pytest.raises(RunError, match="would mix two runs: the contents of the data: then"):
+        resume(tmp_path / "old", model=lens)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,9 @@ import pandas as pd
 import pytest
 import run_examples as examples
 
+import normlens
 from normlens.corpus import run
+from normlens.corpus.measures.tokens import GROUPS
 from normlens.errors import InputError
 from normlens.papers import published
 from normlens.papers.base import Evidence
@@ -19,6 +22,7 @@ from normlens.papers.kobayashi2024.figures7_8_related_pairs import EXPERIMENT
 from normlens.papers.kobayashi2024.related_pairs.drawing import RELATED as RELATED_COLOUR
 from normlens.papers.kobayashi2024.related_pairs.figure8_histograms import histogram
 from normlens.papers.kobayashi2024.related_pairs.findings import ALL, OCCURRENCES, TYPES, verdicts
+from normlens.papers.kobayashi2024.related_pairs.pair_tables import LayerPairs, compared
 from normlens.papers.kobayashi2024.tables2_3_amplified_pairs import top_pairs
 from normlens.papers.settings import Settings
 from normlens.reports.base import Result
@@ -31,6 +35,7 @@ POST += ["ATTNRESLNFFRESLN-N"]
 FF = ("ATTNRESLN-N", "ATTNRESLNFF-N")
 LAYER = ("ATTNRES-N", "ATTNRESLNFFRESLN-N")
 SEQUENCES = 40
+FIRST = 100_000  # the lowest id of a source, unless it is the target's
 
 
 @dataclass
@@ -80,7 +85,8 @@ def pairs_frame(
 ) -> pd.DataFrame:
     """Pairs with scores 0.1 · distance + noise, plus each relation's shift of each layer.
 
-    Two occurrences of one pair of subwords follow each other, at the same distance.
+    Two occurrences of one pair of subwords follow each other, at the same distance. Only those of
+    the relation same_type are pairs of one subword.
     """
     chance = np.random.default_rng(seed)
     parts = []
@@ -89,15 +95,18 @@ def pairs_frame(
         for number, (relation, count) in enumerate(counts.items()):
             farthest = (reach or {}).get(relation, 20)
             distance = np.repeat(chance.integers(1, farthest + 1, -(-count // 2)), 2)[:count]
+            target_id = np.arange(count) // 2
+            same = relation == "same_type"
             drawn = {
                 "layer": layer,
                 "relation": relation,
+                "same_subword": same,
                 "distance": distance,
                 "index": chance.integers(SEQUENCES, size=count),
                 "target": distance,
                 "source": 0,
-                "source_id": number,
-                "target_id": np.arange(count) // 2,
+                "source_id": target_id if same else FIRST + number,
+                "target_id": target_id,
                 "priority": chance.integers(2**63, size=count, dtype=np.uint64),
             }
             for before, after in scope_pairs:
@@ -112,7 +121,7 @@ def run_of(pairs: pd.DataFrame, scopes: list[str] = POST) -> FrameRun:
     """A run that kept all pairs in its sample."""
     keys = ["before", "after", "layer", "relation"]
     squares = pairs.assign(square=pairs["score"] ** 2)
-    distance = squares.groupby(["index", *keys, "distance"]).agg(
+    distance = squares.groupby(["index", *keys, "same_subword", "distance"]).agg(
         count=("score", "size"), sum=("score", "sum"), sum_squares=("square", "sum")
     )
     types = pairs.groupby([*keys, "source_id", "target_id"]).agg(
@@ -217,7 +226,7 @@ def test_all_occurrences_are_reweighted_exactly(planted_run: FrameRun, planted: 
     row = rows_of(planted, "relations-layer-same_word").set_index("layer").loc[2]
     here = pairs[(pairs["before"] == LAYER[0]) & (pairs["layer"] == 1)]
     target = here[here["relation"] == "word_outside_entity"]
-    others = here[here["relation"] == "other"]
+    others = here[here["relation"].isin(["other", "special"])]
     expected = [
         others.loc[others["distance"] == distance, "score"].mean()
         for distance in target["distance"]
@@ -233,7 +242,7 @@ def test_the_papers_pairs_are_of_subword_types_that_occur_twice() -> None:
     pairs = pairs_frame({"word_outside_entity": [0.5]}, counts, (FF,))
     entity = pairs["relation"] == "word_in_entity"
     # The last type occurs once as a word outside an entity and once inside: twice in one word.
-    pairs.loc[pairs.index[entity][:1], ["source_id", "target_id"]] = 0, 100
+    pairs.loc[pairs.index[entity][:1], ["source_id", "target_id"]] = FIRST, 100
     pairs.loc[pairs.index[entity][0], "distance"] = pairs["distance"][200]
     found = work(run_of(pairs))
     target = pairs[pairs["relation"].str.startswith("word")]
@@ -293,6 +302,32 @@ def test_a_relation_that_was_cut_does_not_weigh_more_or_less_in_its_group() -> N
     assert row["mean"] == pytest.approx(0.1 + 5 / 5, abs=0.4)
 
 
+def test_others_that_were_cut_at_some_distance_weigh_as_often_as_they_occur() -> None:
+    """At distance 1 the 400 lowest of 4000 unrelated pairs are kept, of 1000 special ones all."""
+    counts = {"word_outside_entity": 300, "other": 4_000, "special": 1_000}
+    done = run_of(pairs_frame({"special": [5.0]}, counts, (FF,), reach=dict.fromkeys(counts, 1)))
+    pairs = done.frames["amplification_sample"].sort_values("priority")
+    unrelated = pairs[pairs["relation"] == "other"].head(400)
+    kept = pd.concat([unrelated, pairs[pairs["relation"] != "other"]])
+    far = kept[kept["relation"] == "other"].head(50).assign(distance=2)  # all of a distance
+    done.frames["amplification_sample"] = pd.concat([kept, far])
+    row = rows_of(work(done), "relations-ff-same_word", OCCURRENCES).iloc[0]
+    assert row["others"] == pytest.approx(0.1 + 5 / 5, abs=0.4)
+
+
+def test_tables_that_do_not_tell_pairs_of_one_subword(planted_run: FrameRun) -> None:
+    """Those of an older version serve the variant that does not need to know."""
+    old = {
+        name: frame.drop(columns="same_subword", errors="ignore")
+        for name, frame in planted_run.frames.items()
+    }
+    with pytest.raises(InputError, match=r"do not tell pairs of one subword.* another --out$"):
+        EXPERIMENT.work(evidence(FrameRun(old)))
+    found, expected = (work(one, others="unrelated") for one in (FrameRun(old), planted_run))
+    for name, table in expected.tables.items():
+        pd.testing.assert_frame_equal(table.frame, found.tables[name].frame)
+
+
 def test_a_run_of_an_older_version_is_refused(planted_run: FrameRun) -> None:
     old = planted_run.frames["amplification_distance"].drop(columns="index")
     frames = planted_run.frames | {"amplification_distance": old}
@@ -350,7 +385,8 @@ def test_shuffled_relations_are_seldom_significant() -> None:
 
 
 def test_pairs_at_distances_without_others_are_left_out_and_counted() -> None:
-    pairs = pairs_frame(PLANTED, COUNTS, reach={"word_outside_entity": 20, "other": 10})
+    reach = {"word_outside_entity": 20, "other": 10, "special": 10}
+    pairs = pairs_frame(PLANTED, COUNTS, reach=reach)
     found = work(run_of(pairs))
     target = pairs[(pairs["before"] == FF[0]) & (pairs["relation"] == "word_outside_entity")]
     alone = target[target["distance"] > 10].groupby("layer").size()
@@ -502,6 +538,170 @@ def test_far_pairs_are_matched_in_groups_where_no_distance_is_the_same() -> None
     assert rows_of(found, "relations-ff-same_word", OCCURRENCES)["p"].notna().all()
     assert "left out: 400 pairs per layer" in found.tables["relations-ff-same_word"].caption
     assert "cannot be told" in found.sentences[0]
+
+
+# What they are compared with, by loops over the pairs of a run ------------------------------------
+
+KINDS = {"same_word": "word", "same_entity": "entity"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a sentence that is spelled letter by letter."""
+
+    name: str
+    word: int | None = None
+    entity: int | None = None
+
+
+def sentence(chance: np.random.Generator) -> list[tuple[str, str]]:
+    """Words of one to four letters with their tags; some entities have several words."""
+    rows: list[tuple[str, str]] = []
+    for _ in range(chance.integers(3, 6)):
+        size = int(chance.integers(1, 3))
+        tags = ["B-PER", "I-PER"][:size] if chance.random() < 0.6 else ["O"] * size
+        rows += [("".join(chance.choice(list("ab"), chance.integers(1, 5))), tag) for tag in tags]
+    return rows
+
+
+def tokens_of(rows: list[tuple[str, str]]) -> list[Token]:
+    tokens, entity = [Token("[CLS]")], -1
+    for word, (letters, tag) in enumerate(rows):
+        entity += tag.startswith("B")
+        for place, letter in enumerate(letters):
+            name = f"##{letter}" if place else letter
+            tokens.append(Token(name, word, None if tag == "O" else entity))
+    return [*tokens, Token("[SEP]")]
+
+
+@pytest.fixture(scope="module")
+def spelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str, Any]]]:
+    """A run over sentences with entities, and FF-amp of all of its pairs i ≠ j, by loops."""
+    folder = tmp_path_factory.mktemp("spelled")
+    model = examples.tiny_checkpoint(folder / "model")
+    chance = np.random.default_rng(4)
+    sentences = [sentence(chance) for _ in range(14)]
+    data = folder / "some.conll"
+    data.write_text("\n".join("".join(f"{w} {t}\n" for w, t in rows) for rows in sentences))
+    lens = normlens.load(model, device="cpu")
+    pairs = []
+    for index, rows in enumerate(sentences):
+        tokens = tokens_of(rows)
+        maps = lens.maps(" ".join(word for word, _ in rows))
+        assert maps.raw_tokens == [token.name for token in tokens]
+        for layer in maps.layers:
+            before, after = (maps.at(scope, layer).astype(float) for scope in FF)
+            for i, target in enumerate(tokens):
+                for j, source in enumerate(tokens):
+                    if i == j:
+                        continue
+                    score = after[i, j] / sum(after[:, j]) - before[i, j] / sum(before[:, j])
+                    pairs.append(
+                        {
+                            "index": index,
+                            "layer": layer,
+                            "distance": abs(i - j),
+                            "score": score,
+                            "types": (source.name, target.name),
+                            "one subword": source.name == target.name,
+                            "ordinary": None not in (source.word, target.word),
+                            "word": source.word is not None and source.word == target.word,
+                            "entity": source.entity is not None and source.entity == target.entity,
+                        }
+                    )
+    return run(lens, f"conll2003:{data}", folder / "run", measures="amplification"), pairs
+
+
+def apart(pairs: list[dict[str, Any]], kind: str, others: str) -> tuple[Any, Any]:
+    """The pairs of a kind, and those that they are compared with."""
+    if others == "paper":
+        different = [pair for pair in pairs if not pair["one subword"]]
+        return (
+            [pair for pair in different if pair[kind]],
+            [pair for pair in different if not pair[kind]],
+        )
+    unrelated = [
+        pair
+        for pair in pairs
+        if pair["ordinary"] and not (pair["word"] or pair["entity"] or pair["one subword"])
+    ]
+    return [pair for pair in pairs if pair[kind]], unrelated
+
+
+@pytest.mark.parametrize("others", ["paper", "unrelated"])
+@pytest.mark.parametrize("name", KINDS)
+def test_others_are_found_by_loops_over_all_pairs(
+    name: str, others: str, spelled: tuple[Any, list[dict[str, Any]]]
+) -> None:
+    done, every = spelled
+    given = {} if others == "paper" else {"others": others}  # the paper's are the default
+    found = rows_of(work(done, **given), f"relations-ff-{name}").set_index("layer")
+    for layer in sorted({pair["layer"] for pair in every}):
+        here = [pair for pair in every if pair["layer"] == layer]
+        related, rest = apart(here, KINDS[name], others)
+        at = {
+            distance: [pair["score"] for pair in rest if pair["distance"] == distance]
+            for distance in {pair["distance"] for pair in here}
+        }
+        matched = [pair for pair in related if at[pair["distance"]]]
+        row = found.loc[layer + 1]
+        assert row["pairs"] == len(matched)
+        assert row["mean"] == pytest.approx(np.mean([p["score"] for p in matched]), abs=1e-6)
+        expected = np.mean([np.mean(at[pair["distance"]]) for pair in matched])
+        assert row["others"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("others", ["paper", "unrelated"])
+@pytest.mark.parametrize("name", KINDS)
+def test_draws_are_from_all_of_them(
+    name: str, others: str, spelled: tuple[Any, list[dict[str, Any]]]
+) -> None:
+    """Pairs of subwords that occur twice, and occurrences."""
+    done, every = spelled
+    layer = LayerPairs.read(evidence(done, others=others), 1, [FF, LAYER])
+    for kind, pairs in zip(
+        compared(name, GROUPS[name], others),
+        apart([pair for pair in every if pair["layer"] == 1], KINDS[name], others),
+        strict=True,
+    ):
+        types: dict[tuple[str, str], list[Any]] = {}
+        for pair in pairs:
+            types.setdefault(pair["types"], []).append((pair["distance"], pair["score"]))
+        often = [np.mean(group, axis=0) for group in types.values() if len(group) > 1]
+        by_types = sorted((math.floor(distance + 0.5), score) for distance, score in often)
+        single = sorted((pair["distance"], pair["score"]) for pair in pairs)
+        for expected, sample in ((by_types, layer.typed(kind)), (single, layer.sampled(kind))):
+            drawn = sorted(zip(sample.distance.tolist(), sample.score[:, 0].tolist(), strict=True))
+            assert [distance for distance, _ in drawn] == [distance for distance, _ in expected]
+            assert np.allclose(drawn, expected, atol=1e-6)
+
+
+def test_special_tokens_and_other_kinds_are_among_the_others(
+    spelled: tuple[Any, list[dict[str, Any]]],
+) -> None:
+    """The run tries the difference between the two definitions."""
+    _, pairs = spelled
+    for kind, otherwise in (("word", "entity"), ("entity", "word")):
+        _, rest = apart(pairs, kind, "paper")
+        assert any(not pair["ordinary"] for pair in rest)
+        assert any(pair[otherwise] for pair in rest)
+        assert any(pair[kind] and pair["one subword"] for pair in pairs)
+
+
+def test_the_page_says_what_pairs_are_compared_with(planted_run: FrameRun, planted: Result) -> None:
+    caption = planted.tables["relations-ff-same_word"].caption
+    assert "as in the paper, all pairs that are not word-split pairs" in caption
+    assert "of one and the same subword are left out on both sides (footnote 7)" in caption
+    assert "left out among the others" in planted.tables["relations-ff-same_type"].caption
+    assert "all pairs that are not of the kind" in planted.figures["relations-ff"].caption
+    assert "--others unrelated" in EXPERIMENT.method
+    variant = work(planted_run, others="unrelated")
+    assert "--others unrelated" in variant.tables["relations-ff-same_word"].caption
+    assert "of unrelated pairs at the same distance" in variant.figures["relations-ff"].caption
+    assert "Figure 7" not in variant.figures["relations-ff"].caption
+    assert "The paper's procedure against unrelated pairs (" in variant.sentences[0]
+    with pytest.raises(InputError, match=r"unknown others 'all'; choose one of: paper, unrelated"):
+        work(planted_run, others="all")
 
 
 @pytest.mark.parametrize(("kind", "by"), [("bert", "LN1, FF, RES2 and LN2"), ("gpt2", "LN, FF")])

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from normlens.corpus.data import formats
-from normlens.corpus.data.read_options import Located, ReadOptions
+from normlens.corpus.data.read_options import REVISIONS, Located, ReadOptions
 from normlens.corpus.data.reading import START, Mark, Reading
 from normlens.corpus.data.records import Data, Record
 from normlens.corpus.data.source import Source, sha256_of
 from normlens.errors import InputError, system_reason
 
-#: Raised whenever the same file gives other records than before, so that no old result is reused.
+#: Raised whenever files of every format give other records than before; of one: `REVISIONS`.
 _VERSION = 1
 
 
@@ -51,6 +51,9 @@ class FileData(Data):
         options = asdict(self.options)
         if not self.options.extra:
             del options["extra"]  # a run of data without further columns stays the same run
+        revised = {
+            file.format: REVISIONS[file.format] for file in self.files if file.format in REVISIONS
+        }
         described = {
             "version": _VERSION,
             "options": options,
@@ -59,6 +62,7 @@ class FileData(Data):
                 [file.name, file.format, sha256]
                 for file, sha256 in zip(self.files, digests, strict=True)
             ],
+            **({"readers": revised} if revised else {}),
         }
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 

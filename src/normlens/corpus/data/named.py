@@ -9,6 +9,7 @@ from typing import Any
 
 from normlens.corpus.data import conll
 from normlens.corpus.data.prose import paragraph_pairs
+from normlens.corpus.data.read_options import REVISIONS
 from normlens.corpus.data.reading import START, Mark, Reading
 from normlens.corpus.data.records import Data, Record
 from normlens.errors import InputError, MissingDependencyError, reason_of
@@ -60,6 +61,8 @@ class HubData(Data):
     def _fingerprint(self) -> str:
         fingerprint = str(self.rows._fingerprint)
         parts = [fingerprint, *([] if self.limit is None else [str(self.limit)]), *self.extra]
+        if self.name in REVISIONS:
+            parts.append(f"reader {REVISIONS[self.name]}")
         return "-".join(parts)
 
 
@@ -156,5 +159,5 @@ def _conll2003(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 def _wikitext(rows: Any) -> Iterator[dict[str, Any]]:
-    for pair in paragraph_pairs(row["text"] for row in rows):
-        yield {"text": pair}
+    for first, between, second in paragraph_pairs(row["text"] for row in rows):
+        yield {"text": (first, second), "between": between}

@@ -39,7 +39,8 @@ class Record:
     `second_words` are those of the second text of a pair, such as the target of a translation,
     beside the `words` of the first. `extra` holds further columns of its row (a label, a score)
     that a measure reads. A sequence whose bytes are not text keeps its place, with the reason as
-    `unreadable`. `id` is the file's name and a running index in it, the same in every run.
+    `unreadable`. `between` is what stands between the two texts of a pair that follow each other
+    in one document. `id` is the file's name and a running index in it, the same in every run.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Record:
     entities: tuple[Entity, ...] = ()
     unreadable: str | None = None
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    between: str | None = None
 
     def __post_init__(self) -> None:
         if self.unreadable is not None:
@@ -80,10 +82,19 @@ class Record:
             return " ".join(self.words), " ".join(self.second_words)
         return self.text
 
+    @property
+    def passage(self) -> str | None:
+        """The two texts of a pair as they stand in one document; None unless they do."""
+        if self.between is None or not isinstance(self.text, tuple):
+            return None
+        return self.between.join(self.text)
+
 
 def written(record: Record) -> bytes:
     """All of a record as bytes, to take a checksum of."""
     fields = {**vars(record), "entities": [vars(entity) for entity in record.entities]}
+    if record.between is None:
+        del fields["between"]  # data without it keeps its checksums
     return json.dumps(fields, sort_keys=True, default=list).encode()
 
 

@@ -34,11 +34,18 @@ class EncodedRecord(Encoded):
 
 
 def encode_record(
-    record: Record, tokenizer: Any, *, max_length: int | None, truncate: bool = True
+    record: Record,
+    tokenizer: Any,
+    *,
+    max_length: int | None,
+    truncate: bool = True,
+    causal: bool = False,
 ) -> EncodedRecord:
     """Tokenise a record to at most `max_length` tokens, special tokens included.
 
-    An entity that the end cuts keeps the tokens that remain.
+    An entity that the end cuts keeps the tokens that remain. Two texts that follow each other in
+    one document are the segments of a model that was trained with two; a causal model, and one
+    whose tokenizer puts nothing between them, reads them as one passage, cut at its end.
     """
     if tokenizer is None:
         raise InputError("there is no tokenizer; load the model with one")
@@ -47,6 +54,8 @@ def encode_record(
             raise InputError(record.unreadable)
         if record.tokens is not None:
             encoded = _from_tokens(list(record.tokens), tokenizer, max_length, truncate)
+        elif record.passage is not None and (causal or not _separates(tokenizer)):
+            encoded = _from_text(record.passage, tokenizer, max_length, truncate)
         elif record.texts is not None:
             encoded = _from_text(record.texts, tokenizer, max_length, truncate)
         else:
@@ -63,7 +72,12 @@ def encode_record(
 
 
 def encode_apart(
-    record: Record, tokenizer: Any, *, max_length: int | None, truncate: bool = True
+    record: Record,
+    tokenizer: Any,
+    *,
+    max_length: int | None,
+    truncate: bool = True,
+    causal: bool = False,
 ) -> EncodedRecord:
     """Tokenise the two texts of a pair each for itself: the first, with the other as `second`."""
     texts = record.texts
@@ -75,6 +89,7 @@ def encode_apart(
             tokenizer,
             max_length=max_length,
             truncate=truncate,
+            causal=causal,
         )
         for text in (texts if isinstance(texts, tuple) else (None, None))
     )
@@ -88,6 +103,12 @@ def _entities(record: Record, words: list[int | None]) -> list[int | None]:
         for word in range(entity.start, entity.stop)
     }
     return [None if word is None else of_word.get(word) for word in words]
+
+
+def _separates(tokenizer: Any) -> bool:
+    """Whether a tokenizer marks where the first text of a pair ends, as with [SEP]."""
+    alone, pair = (tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
+    return bool(pair > alone)
 
 
 def _from_text(text: Text, tokenizer: Any, max_length: int | None, truncate: bool) -> Encoded:

@@ -24,7 +24,11 @@ def encode_for(lens: Lens, record: Record, options: RunOptions, needs: Needs) ->
     limits = [n for n in (options.max_length, lens.max_tokens) if n is not None]
     encode = encode_apart if needs.apart else encode_record
     encoded = encode(
-        record, lens.tokenizer, max_length=min(limits, default=None), truncate=options.truncate
+        record,
+        lens.tokenizer,
+        max_length=min(limits, default=None),
+        truncate=options.truncate,
+        causal=lens.causal,
     )
     if options.mask:
         encoded = mask_tokens(encoded, lens.tokenizer, options.mask, options.seed)

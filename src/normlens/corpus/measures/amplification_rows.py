@@ -52,14 +52,14 @@ class Amplification:
     with a special token count unless excluded. ``sum / count`` of a pair of subwords, over its
     relations in amplification_pairs, is amp(w_j, w_i); amplification_distance keeps every
     sequence's sums, so that sequences can be resampled; the sample keeps `keep` pairs per layer of
-    each relation in `tokens.RELATIONS` and `keep_other` others per distance. Without `subwords`,
-    amplification_pairs, by far the largest of the tables, stays empty. A run keeps pairs of
-    subwords there that occur at least `min_count` times in the corpus, and about `keep_pairs` of
-    them, the commonest (None: all); the run itself finds out which (`kept`) and how often each of
-    them occurs at `least`. The sums of pairs that are kept are exact. `relations` are a user's
-    own, written ``my_module:my_relation``: functions of an `Item` that give (n, n) booleans. Of an
-    encoder–decoder there are pairs of each stack's own tokens and, as the stack "cross", of the
-    encoder's and the decoder's, which have no distance.
+    each relation in `tokens.RELATIONS`, and `keep_other` per distance of unrelated pairs and of
+    pairs with a special token. Without `subwords`, amplification_pairs, by far the largest of the
+    tables, stays empty. A run keeps pairs of subwords there that occur at least `min_count` times
+    in the corpus, and about `keep_pairs` of them, the commonest (None: all); the run itself finds
+    out which (`kept`) and how often each of them occurs at `least`. The sums of pairs that are kept
+    are exact. `relations` are a user's own, written ``my_module:my_relation``: functions of an
+    `Item` that give (n, n) booleans. Of an encoder–decoder there are pairs of each stack's own
+    tokens and, as the stack "cross", of the encoder's and the decoder's, which have no distance.
     """
 
     pairs: tuple[ScopePair, ...] | None = None

@@ -33,6 +33,7 @@ TABLES = {
             *WHOSE,
             *_SCOPES,
             pa.field("relation", LABEL),
+            pa.field("same_subword", pa.bool_()),
             pa.field("distance", pa.int32()),
             pa.field("count", pa.int64()),
             pa.field("sum", pa.float64()),
@@ -43,6 +44,7 @@ TABLES = {
         [
             *_SCOPES,
             pa.field("relation", LABEL),
+            pa.field("same_subword", pa.bool_()),
             pa.field("distance", pa.int32()),
             pa.field("index", pa.int64()),
             pa.field("sequence", LABEL),
@@ -59,7 +61,7 @@ PAIR_SUMS = ("count", "sum_before", "sum_after", "sum_distance")
 _WHERE = ("before", "after", "layer", "relation")
 ORDER = {
     PAIRS: (*_WHERE, "source_id", "target_id"),
-    DISTANCE: ("index", *_WHERE, "distance"),
+    DISTANCE: ("index", *_WHERE, "same_subword", "distance"),
     SAMPLE: (*_WHERE, "priority", "index", "target", "source"),
 }
 
@@ -74,7 +76,6 @@ def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[st
     Pairs of subwords that occur less often than `least` times, in all relations together, are left
     out.
     """
-    columns = ", ".join(f'"{name}"' for name in TABLES[SAMPLE].names)
     order = ", ".join(f'"{name}"' for name in ORDER[SAMPLE])
     return {
         PAIRS: sums_sql(
@@ -91,7 +92,8 @@ def merging_sql(keep: int, keep_other: int, least: int | None = None) -> dict[st
             else f'sum(sum("count")) OVER (PARTITION BY {_PAIR}) >= {least}',
         ),
         SAMPLE: (
-            f"SELECT {columns} FROM parts QUALIFY row_number() OVER ("
+            # Whatever columns there are: an older run has fewer.
+            "SELECT * FROM parts QUALIFY row_number() OVER ("
             f"PARTITION BY before, after, layer, relation, {reservoir.strata_sql()} "
             'ORDER BY priority, "index", target, source) '
             f"<= CASE WHEN relation IN {reservoir.UNRELATED} THEN {keep_other} "

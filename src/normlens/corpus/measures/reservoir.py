@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from normlens.corpus.measures.tokens import RELATIONS
 
-#: Upper ends of the distances that 'other' pairs are sampled from, each apart; the last is open.
-#: Words and entities are short, so that near distances must be at hand one by one.
-EDGES = (*range(1, 17), 32, 64)
-
+#: Relations whose pairs are sampled from each distance apart: others are drawn from them.
 UNRELATED = ("other", "special")
+#: Upper ends of these distances; the last is open. Words and entities are short, so that near
+#: distances must be at hand one by one.
+EDGES = (*range(1, 17), 32, 64)
 
 
 def priorities(
@@ -48,21 +48,28 @@ def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def strata(
     relation: NDArray[Any], distance: NDArray[Any], names: Sequence[str] = RELATIONS
 ) -> NDArray[np.int64]:
-    """Number each pair's stratum: its relation (place in `names`), and for 'other' its distance."""
-    near = len(names) + np.searchsorted(EDGES, distance)
-    return np.where(relation == names.index("other"), near, relation).astype(np.int64)
+    """Number each pair's stratum: its relation (place in `names`), of `UNRELATED` its distance."""
+    number = np.asarray(relation, np.int64)
+    first = len(names)
+    for name in UNRELATED:
+        number = np.where(
+            relation == names.index(name), first + np.searchsorted(EDGES, distance), number
+        )
+        first += len(EDGES) + 1
+    return number
 
 
 def strata_sql() -> str:
     """Write the strata as SQL, apart from the relation itself."""
     cases = " ".join(f"WHEN distance <= {edge} THEN {edge}" for edge in EDGES)
-    return f"CASE WHEN relation <> 'other' THEN 0 {cases} ELSE {EDGES[-1] + 1} END"
+    return f"CASE WHEN relation NOT IN {UNRELATED} THEN 0 {cases} ELSE {EDGES[-1] + 1} END"
 
 
 def limits(keep: int, keep_other: int, names: Sequence[str] = RELATIONS) -> NDArray[np.int64]:
     """Limit the pairs of each stratum: `keep` where they are related, else `keep_other`."""
     sizes = [keep_other if name in UNRELATED else keep for name in names]
-    return np.array(sizes + [keep_other] * (len(EDGES) + 1), dtype=np.int64)
+    distances = len(UNRELATED) * (len(EDGES) + 1)
+    return np.array(sizes + [keep_other] * distances, dtype=np.int64)
 
 
 def lowest(

@@ -42,6 +42,7 @@ class TokenPairs:
         self.source_types, self.target_types = _Types.of(sources), _Types.of(targets)
         self.types = self.source_types.kind[self.source] * len(self.target_types)
         self.types += self.target_types.kind[self.target]
+        self.same_subword = self._same_subword()
         # Few of the possible (relation, source type, target type) occur: they are numbered.
         self.possible = len(self.source_types) * len(self.target_types)
         self.kinds, self.kind = np.unique(
@@ -67,18 +68,21 @@ class TokenPairs:
         """Mark the pairs that FF-amp is taken of: i ≠ j, less what the options exclude."""
         counted = self.distance > 0 if self.has_distance else np.ones(len(self.target), dtype=bool)
         if exclude_same_type:
-            source, target = np.divmod(self.types, len(self.target_types))
-            if self.has_distance:
-                counted &= source != target
-            else:  # two texts may have two vocabularies, in which equal tokens have other ids
-                of_source, of_target = (
-                    np.array(types.tokens, object)
-                    for types in (self.source_types, self.target_types)
-                )
-                counted &= of_source[source] != of_target[target]
+            counted &= ~self.same_subword
         if exclude_special:
             counted &= self.relation != RELATIONS.index("special")
         return counted
+
+    def _same_subword(self) -> NDArray[np.bool_]:
+        """Whether the two tokens of a pair are of one subword type."""
+        source, target = np.divmod(self.types, len(self.target_types))
+        if self.has_distance:
+            return np.asarray(source == target)
+        # Two texts may have two vocabularies, in which equal tokens have other ids.
+        of_source, of_target = (
+            np.array(types.tokens, object) for types in (self.source_types, self.target_types)
+        )
+        return np.asarray(of_source[source] == of_target[target], bool)
 
     def ids(self, at: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The token ids of the sources and of the targets of the pairs `at`."""
@@ -118,13 +122,19 @@ class TokenPairs:
     def by_distance(
         self, layers: NDArray[np.int64], at: NDArray[np.intp], score: NDArray[np.float64]
     ) -> Columns:
-        """Sum over the pairs `at` with the same relation and distance |i − j|, by layer."""
-        group = self.relation[at].astype(np.int64) * self.size + self.distance[at]
+        """Sum over the pairs `at` with the same relation and distance |i − j|, by layer.
+
+        Pairs of one subword and of two are summed apart.
+        """
+        group = self.relation[at].astype(np.int64) * 2 + self.same_subword[at]
+        group = group * self.size + self.distance[at]
         layer, kind, (counts, score, squares) = _sums(group, score, score * score)
-        relation, distance = np.divmod(kind, self.size)
+        group, distance = np.divmod(kind, self.size)
+        relation, same_subword = np.divmod(group, 2)
         return {
             "layer": layers[layer],
             "relation": relation,
+            "same_subword": same_subword.astype(bool),
             "distance": self._known(distance),
             "count": counts,
             "sum": score,
@@ -132,9 +142,10 @@ class TokenPairs:
         }
 
     def listed(self, at: NDArray[np.intp]) -> Columns:
-        """Describe the pairs `at`: relation, distance, target and source."""
+        """Describe the pairs `at`: relation, distance, target, source, and if they are one type."""
         return {
             "relation": self.relation[at],
+            "same_subword": self.same_subword[at],
             "distance": self._known(self.distance[at]),
             "target": self.target[at],
             "source": self.source[at],

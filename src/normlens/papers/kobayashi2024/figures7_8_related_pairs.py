@@ -19,7 +19,11 @@ from normlens.papers.kobayashi2024.related_pairs.findings import (
     strongest,
     verdicts,
 )
-from normlens.papers.kobayashi2024.related_pairs.pair_tables import has_pairs, user_relation_groups
+from normlens.papers.kobayashi2024.related_pairs.pair_tables import (
+    OF_PAPER,
+    has_pairs,
+    user_relation_groups,
+)
 from normlens.papers.kobayashi2024.related_pairs.procedures import findings
 from normlens.papers.kobayashi2024.related_pairs.sentences import capital, sentence, short_sentence
 from normlens.papers.published import compare
@@ -140,7 +144,7 @@ def _table(
         )
         drawn, every = "one draw of as many others", "all others"
     else:
-        others = "Others are unrelated pairs with the same distribution of |i − j|."
+        others = _others(relation)
         drawn = (
             f"one draw of as many others, matched by distance (above {EDGES[-3]} in groups; a "
             "subword pair's distance is its mean, rounded)"
@@ -153,7 +157,7 @@ def _table(
             )
     caption = (
         f"{capital(amp)} ({pair[0]} to {pair[1]}) of {relation.label} and of others, per layer and "
-        f"procedure. {others} “{TYPES}” is the paper's procedure: a pair is an ordered pair of "
+        f"procedure. {others} “{TYPES}” is {relation.procedure}: a pair is an ordered pair of "
         f"subword types with its mean over its occurrences of this kind, of which there are at "
         f"least {min_count}; {drawn}. “{OCCURRENCES}”: the same with every occurrence as a pair. "
         f"Both take pairs as independent. “{ALL}”: every occurrence in the data against {every}; "
@@ -166,22 +170,41 @@ def _table(
     return Table(relation.frame, caption, _FORMATS)
 
 
+def _others(relation: Finding) -> str:
+    """Say what a kind of pairs is compared with."""
+    if not relation.of_paper:
+        return (
+            "Others are unrelated pairs with the same distribution of |i − j|: of two ordinary "
+            "tokens that have no word, entity or subword in common (--others unrelated)."
+        )
+    where = "on both sides" if relation.name in OF_PAPER else "among the others"
+    return (
+        f"Others are, as in the paper, all pairs that are not {relation.label}, with the same "
+        "distribution of |i − j|: those with special tokens and those related in another way are "
+        f"among them. Pairs of one and the same subword are left out {where} (footnote 7)."
+    )
+
+
 EXPERIMENT = Experiment(
     name="ff-relations",
     title="Which kinds of pairs are amplified",
     source="Kobayashi et al. 2024, section 5, Figures 7 and 8",
     question=(
         "Does the feed-forward block amplify the subwords of one word, the tokens of one named "
-        "entity and other related pairs more than unrelated pairs?"
+        "entity and other related pairs more than other pairs?"
     ),
     method=(
+        "The other pairs are the paper's: all that are not of the kind in question, special "
+        "tokens and pairs of another kind included, and without pairs of one and the same subword "
+        "(footnote 7). With --others unrelated they are pairs of two ordinary tokens that have no "
+        "word, entity or subword in common; captions say which were taken. "
         "The answer rests on all pairs: the mean FF-amp of related pairs against that of all "
-        "unrelated pairs, reweighted to the related pairs' distances |i − j|; whole sequences "
+        "others, reweighted to the related pairs' distances |i − j|; whole sequences "
         "are resampled, because pairs of one sequence are not independent (two-sided "
         "studentised bootstrap, weights computed anew in each resample). Beside it stands the "
         "paper's procedure: ordered pairs of subword types, each with its mean over its "
         "occurrences of that kind, those that occur once left out, and one seeded draw of as "
-        "many unrelated ones at the same distances; unpaired two-sided bootstrap test of the "
+        "many others at the same distances; unpaired two-sided bootstrap test of the "
         "studentised difference of means (Efron and Tibshirani 1993, algorithm 16.2), which "
         "takes pairs as independent and depends on the draw. Named-entity pairs are all pairs "
         "of one entity expression, those inside its words included; those across words are "

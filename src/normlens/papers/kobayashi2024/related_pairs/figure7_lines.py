@@ -26,19 +26,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 _DEEP = 16  # layers, above which markers are smaller
-_SIDES = ("as in the paper", "all occurrences")
 
 
 def lines_figure(rows: Sequence[Finding], pair: ScopePair, amp: str) -> Figure:
     """Draw means per layer of each kind of pairs and of others, as in the paper and over all."""
     names = listed([relation.label for relation in rows])
     near = any(relation.near for relation in rows)
+    of_paper = rows[0].of_paper
     return Figure(
         lambda: _draw(rows, amp),
-        f"Mean {amp} ({pair[0]} to {pair[1]}) of {names}, and of other pairs at the same distance"
+        f"Mean {amp} ({pair[0]} to {pair[1]}) of {names}, and of "
+        + ("other pairs" if of_paper else "unrelated pairs")
+        + " at the same distance"
         + (" (for adjacent pairs: of pairs further apart)" if near else "")
-        + ". Left: the paper's procedure"
-        + (" (Figure 7)" if amp == FF_AMP else "")
+        + (
+            ". Others are all pairs that are not of the kind, special tokens included, less those "
+            "of one subword, as in the paper"
+            if of_paper
+            else ""
+        )
+        + f". Left: {rows[0].procedure}"
+        + (" (Figure 7)" if amp == FF_AMP and of_paper else "")
         + ", pairs of subword types and one draw of others, with 95 % bootstrap intervals over "
         "pairs. Right: all occurrences against all others, reweighted by distance, with 95 % "
         f"bootstrap intervals over sequences. Filled: significant, p < {rows[0].threshold}.",
@@ -46,6 +54,7 @@ def lines_figure(rows: Sequence[Finding], pair: ScopePair, amp: str) -> Figure:
 
 
 def _draw(rows: Sequence[Finding], amp: str) -> Drawing:
+    sides = ("as in the paper" if rows[0].of_paper else "one draw", "all occurrences")
     depth = max(int(relation.robust["layer"].max()) for relation in rows)
     figure, axes = panels(2, len(rows), width=WIDTH / 2, height=1.9, sharey="row")
     for place, relation in enumerate(rows):
@@ -57,7 +66,7 @@ def _draw(rows: Sequence[Finding], amp: str) -> Drawing:
                 panel,
                 x=words.LAYER,
                 y="" if side else _axis(amp),
-                title=f"({letter(2 * place + side)}) {relation.label}: {_SIDES[side]}",
+                title=f"({letter(2 * place + side)}) {relation.label}: {sides[side]}",
             )
     legend(figure, significance=True)
     return figure

@@ -42,11 +42,11 @@ def histograms_figure(rows: Sequence[Finding], amp: str, layer: int | None) -> F
         which = f"layer {layer} (counted from 1)"
     return Figure(
         lambda: _draw(shown, amp, layer),
-        f"Distribution of {amp} in {which}: related pairs of subword types and others at the same "
-        "distance"
+        f"Distribution of {amp} in {which}: related pairs of subword types and "
+        f"{'others' if shown[0].of_paper else 'unrelated ones'} at the same distance"
         + (" (for adjacent pairs: further apart)" if any(row.near for row in shown) else "")
         + ", one draw, each group's shares adding up to 1; the central 99 % of both together are "
-        "shown" + (" (Figure 8)." if amp == FF_AMP else "."),
+        "shown" + (" (Figure 8)." if amp == FF_AMP and shown[0].of_paper else "."),
     )
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from normlens.papers.settings import PAPER
+
 ALPHA = 0.05
 #: Procedures: the paper's, the same with every occurrence as a pair of its own, and the one
 #: that depends on no draw and takes no two pairs of a sequence as independent.
@@ -55,6 +57,7 @@ class Finding:
     left_out: int
     sequences: int  # that hold such pairs
     near: bool  # adjacent tokens, to which no distance can be matched
+    against: str = PAPER  # which pairs are the others: `Settings.others`
 
     @property
     def label(self) -> str:
@@ -63,7 +66,19 @@ class Finding:
     @property
     def compared(self) -> str:
         """What the pairs are compared with."""
-        return "pairs further apart" if self.near else "other pairs at the same distance"
+        if self.near:
+            return "pairs further apart"
+        return f"{'other' if self.of_paper else 'unrelated'} pairs at the same distance"
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether the others are those of the paper."""
+        return self.against == PAPER
+
+    @property
+    def procedure(self) -> str:
+        """What the sentences call `TYPES`."""
+        return "the paper's procedure" + ("" if self.of_paper else " against unrelated pairs")
 
     @property
     def robust(self) -> pd.DataFrame:

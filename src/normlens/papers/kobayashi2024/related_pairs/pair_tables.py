@@ -1,8 +1,12 @@
-"""The pairs of one layer from a run's tables: by sequence, sampled one by one, and by subwords."""
+"""Which pairs are compared, and those of one layer from a run's tables.
+
+They are there by sequence, sampled one by one, and by subwords.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,12 +14,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from normlens.analysis.reweighting import DistanceSums
+from normlens.corpus.measures.reservoir import EDGES, UNRELATED
 from normlens.corpus.measures.scope_pairs import ScopePair
-from normlens.corpus.measures.tokens import RELATIONS
+from normlens.corpus.measures.tokens import GROUPS, RELATIONS
 from normlens.errors import InputError
 from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2024.related_pairs.matching import Sample, stratum_counts
+from normlens.papers.settings import PAPER
 
+_SAME_SUBWORD = "same_subword"
 #: columns without which a question about pairs would get the wrong answer
 _NEEDED = {
     "amplification_distance": ("index", "relation", "distance", "count", "sum", "sum_squares"),
@@ -37,7 +44,49 @@ def has_pairs(evidence: Evidence) -> bool:
                 f"has no column {next(name for name in columns if name not in there)!r}, without "
                 "which pairs cannot be compared; make the run again with another --out"
             )
+    if evidence.settings.others == PAPER and not _tells_subwords(evidence):
+        raise InputError(
+            f"the run over {evidence.data!r} was made by an older NormLens: its tables do not tell "
+            "pairs of one subword, which the paper leaves out; make the run again with another "
+            "--out"
+        )
     return True
+
+
+def _tells_subwords(evidence: Evidence) -> bool:
+    """Whether the tables say which pairs are of one subword; those of older runs do not."""
+    return all(
+        _SAME_SUBWORD in evidence.sql(f"SELECT * FROM {table} LIMIT 0").columns
+        for table in ("amplification_distance", "amplification_sample")
+    )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of some relations; those of one and the same subword are among them, or left out."""
+
+    relations: tuple[str, ...]
+    same_subword: bool = True
+
+
+#: The kinds of pairs that footnote 7 of the paper is about: those of words and of entities.
+OF_PAPER = tuple(name for name in GROUPS if name != "same_type")
+#: Pairs of ordinary tokens that have nothing in common.
+UNRELATED_PAIRS = Pairs(("other",))
+
+
+def compared(name: str, relations: tuple[str, ...], others: str) -> tuple[Pairs, Pairs]:
+    """The pairs of a kind, and those that they are compared with (before distances are matched).
+
+    In the paper (section 5.2, footnote 7) the others are all pairs that are not of that kind,
+    special tokens included, and pairs of one subword are left out on both sides. They stay on the
+    kind's side if it is theirs or a user's. A pair of a user's relation may be of any kind as well,
+    which the tables do not tell: it is not among the others.
+    """
+    if others != PAPER:
+        return Pairs(relations), UNRELATED_PAIRS
+    rest = tuple(relation for relation in RELATIONS if relation not in relations)
+    return Pairs(relations, same_subword=name not in OF_PAPER), Pairs(rest, same_subword=False)
 
 
 def user_relation_groups(evidence: Evidence) -> dict[str, tuple[str, ...]]:
@@ -55,9 +104,9 @@ def layers_of(evidence: Evidence) -> list[int]:
 
 @dataclass(frozen=True)
 class LayerPairs:
-    """One layer's pairs of ordinary tokens under all pairs of scopes."""
+    """One layer's pairs under all pairs of scopes; a column tells those of one subword."""
 
-    sums: pd.DataFrame  # a row per sequence, relation and distance, by these
+    sums: pd.DataFrame  # a row per sequence, relation, distance and whether they are of one subword
     totals: NDArray[np.float64]  # (rows of sums, 2, scope pairs): sums and sums of squares
     drawn: pd.DataFrame  # sampled pairs, by priority
     scores: NDArray[np.float64]  # (rows of drawn, scope pairs)
@@ -69,26 +118,30 @@ class LayerPairs:
     @classmethod
     def read(cls, evidence: Evidence, layer: int, scope_pairs: list[ScopePair]) -> LayerPairs:
         settings, k = evidence.settings, len(scope_pairs)
+        of_paper = settings.others == PAPER
+        same = _SAME_SUBWORD if _tells_subwords(evidence) else f"FALSE AS {_SAME_SUBWORD}"
         place = "CASE {} END AS place".format(
             " ".join(
                 f"WHEN before = '{before}' AND after = '{after}' THEN {number}"
                 for number, (before, after) in enumerate(scope_pairs)
             )
         )
-        where = f"WHERE layer = {layer} AND relation <> 'special'"
+        where = f"WHERE layer = {layer}" + ("" if of_paper else " AND relation <> 'special'")
         sums = evidence.sql(
-            f'SELECT "index", relation, distance, count, sum, sum_squares, {place} '
-            f'FROM amplification_distance {where} ORDER BY "index", relation, distance, place'
+            f'SELECT "index", relation, {same}, distance, count, sum, sum_squares, {place} '
+            f"FROM amplification_distance {where} "
+            f'ORDER BY "index", relation, {_SAME_SUBWORD}, distance, place'
         )
         drawn = evidence.sql(
-            f"SELECT relation, distance, priority, score, {place} FROM amplification_sample "
-            f'{where} ORDER BY priority, "index", target, source, place'
+            f"SELECT relation, {same}, distance, priority, score, {place} "
+            f'FROM amplification_sample {where} ORDER BY priority, "index", target, source, place'
         )
+        # Rarer ones cannot be compared, whatever the relations that are taken together.
         types = evidence.sql(
             "SELECT relation, source_id, target_id, count, sum, sum_distance, "
-            f"{place} FROM amplification_pairs {where} "
-            f"AND (relation <> 'other' OR count >= {settings.min_count}) "
-            "ORDER BY relation, source_id, target_id, place"
+            f"source_id = target_id AS {_SAME_SUBWORD}, {place} FROM amplification_pairs {where} "
+            "QUALIFY sum(count) OVER (PARTITION BY before, after, source_id, target_id) "
+            f">= {settings.min_count} ORDER BY relation, source_id, target_id, place"
         )
         # Every pair is there under all scopes, one row after the other.
         return cls(
@@ -106,13 +159,13 @@ class LayerPairs:
         )
 
     def distance_sums(
-        self, relations: tuple[str, ...], together: tuple[int, float] | None = None
+        self, pairs: Pairs, together: tuple[int, float] | None = None
     ) -> DistanceSums:
-        """Sum the scores of some relations' pairs per sequence and distance (from 1).
+        """Sum the scores of some pairs per sequence and distance (from 1).
 
         `together` takes the distances from its first to its second end as if they were one.
         """
-        chosen = self.sums["relation"].isin(relations).to_numpy()
+        chosen = _are(self.sums, pairs)
         distance = self.sums["distance"].to_numpy(np.int64)
         width = int(distance.max(initial=1))
         if together is not None:
@@ -135,30 +188,54 @@ class LayerPairs:
             ),
         )
 
-    def sampled(self, relations: tuple[str, ...]) -> Sample:
-        """Take a uniform sample of some relations' pairs, in a random order."""
-        kept = self.drawn["relation"].isin(relations).to_numpy()
-        priority = self.drawn["priority"].to_numpy(np.uint64)
-        for relation in relations if len(relations) > 1 else ():
-            of_relation = (self.drawn["relation"] == relation).to_numpy()
-            there = self.sums.loc[self.sums["relation"] == relation, "count"].sum()
-            # Of a relation that was cut, only low priorities are there.
-            if of_relation.sum() < there:
-                kept = kept & (priority <= priority[of_relation].max())
+    def sampled(self, pairs: Pairs) -> Sample:
+        """Take a sample of some pairs, in a random order.
+
+        It is uniform; where unrelated pairs are among them, which are sampled from each distance
+        apart, it is uniform for each distance.
+        """
+        kept = _are(self.drawn, pairs)
+        if len(pairs.relations) > 1:
+            kept &= self._priority <= self._cuts(pairs.relations)[self._stratum]
         return Sample(self.drawn["distance"].to_numpy(np.int64)[kept], self.scores[kept])
+
+    def _cuts(self, relations: tuple[str, ...]) -> NDArray[np.uint64]:
+        """The highest priority, for each distance, up to which pairs of all relations are there.
+
+        Of a stratum of the sample that was cut, only low priorities are there.
+        """
+        cuts = np.full(len(EDGES) + 1, np.iinfo(np.uint64).max)
+        for relation in relations:
+            drawn = (self.drawn["relation"] == relation).to_numpy()
+            rows = self.sums[self.sums["relation"] == relation]
+            there = stratum_counts(rows["distance"].to_numpy(np.int64), rows["count"].to_numpy())
+            apart = relation in UNRELATED
+            for strata in np.arange(len(cuts))[:, None] if apart else [np.arange(len(cuts))]:
+                here = self._priority[drawn & np.isin(self._stratum, strata)]
+                if len(here) < there[strata].sum():
+                    cuts[strata] = np.minimum(cuts[strata], here.max())
+        return cuts
+
+    @cached_property
+    def _priority(self) -> NDArray[np.uint64]:
+        return self.drawn["priority"].to_numpy(np.uint64)
+
+    @cached_property
+    def _stratum(self) -> NDArray[np.intp]:
+        return np.searchsorted(EDGES, self.drawn["distance"].to_numpy(np.int64))
 
     def other_counts(self) -> NDArray[Any]:
         """Count the other pairs in each stratum of the sample."""
         rows = self.sums[self.sums["relation"] == "other"]
         return stratum_counts(rows["distance"].to_numpy(np.int64), rows["count"].to_numpy())
 
-    def typed(self, relations: tuple[str, ...]) -> Sample:
-        """Average each ordered pair of subwords in some relations over its occurrences.
+    def typed(self, pairs: Pairs) -> Sample:
+        """Average each ordered pair of subwords over its occurrences among some pairs.
 
         Those that occur less than `min_count` times are left out. A pair's distance is its mean
         distance, rounded. The order is random.
         """
-        chosen = self.types["relation"].isin(relations).to_numpy()
+        chosen = _are(self.types, pairs)
         rows = self.types[chosen]
         source, target = (rows[name].to_numpy(np.int64) for name in ("source_id", "target_id"))
         kinds, kind = np.unique(source << 32 | target, return_inverse=True)
@@ -173,3 +250,11 @@ class LayerPairs:
         sums = self.type_sums[chosen]
         means = [summed(sums[:, k])[often] / count[often] for k in range(sums.shape[1])]
         return Sample(np.floor(distance + 0.5).astype(np.int64), np.stack(means, axis=1))
+
+
+def _are(rows: pd.DataFrame, pairs: Pairs) -> NDArray[np.bool_]:
+    """Which rows of a table are of these pairs."""
+    chosen = rows["relation"].isin(pairs.relations)
+    if not pairs.same_subword:
+        chosen &= ~rows[_SAME_SUBWORD].astype(bool)
+    return chosen.to_numpy(bool, copy=True)

@@ -30,13 +30,14 @@ from normlens.papers.kobayashi2024.related_pairs.matching import (
     stratum_counts,
 )
 from normlens.papers.kobayashi2024.related_pairs.pair_tables import (
+    UNRELATED_PAIRS,
     LayerPairs,
+    Pairs,
+    compared,
     layers_of,
     user_relation_groups,
 )
 from normlens.papers.settings import Settings
-
-_OTHER = ("other",)
 
 
 def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair, list[Finding]]:
@@ -48,9 +49,10 @@ def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair
     collected = {name: _PairsByLayer({}, {}, {}) for name in groups}
     for layer in layers_of(evidence):
         pairs = LayerPairs.read(evidence, layer, scope_pairs)
-        others = pairs.typed(_OTHER), pairs.sampled(_OTHER)
+        drawn = _Drawable(pairs, {})
         for name, relations in groups.items():
-            collected[name].add(layer + 1, pairs, relations, others, settings)
+            kinds = None if relations is None else compared(name, relations, settings.others)
+            collected[name].add(layer + 1, drawn, kinds, settings)
     by_scopes: dict[ScopePair, list[Finding]] = {}
     for name, relations in groups.items():
         for pair, finding in zip(
@@ -58,6 +60,20 @@ def findings(evidence: Evidence, scope_pairs: list[ScopePair]) -> dict[ScopePair
         ):
             by_scopes.setdefault(pair, []).append(finding)
     return by_scopes
+
+
+@dataclass(frozen=True)
+class _Drawable:
+    """One layer's pairs that others are drawn from, of each kind once."""
+
+    pairs: LayerPairs
+    known: dict[Pairs, tuple[Sample, Sample]]
+
+    def of(self, kind: Pairs) -> tuple[Sample, Sample]:
+        """Pairs of subwords, and occurrences."""
+        if kind not in self.known:
+            self.known[kind] = self.pairs.typed(kind), self.pairs.sampled(kind)
+        return self.known[kind]
 
 
 @dataclass(frozen=True)
@@ -71,23 +87,20 @@ class _PairsByLayer:
     def add(
         self,
         layer: int,
-        pairs: LayerPairs,
-        relations: tuple[str, ...] | None,
-        others: tuple[Sample, Sample],
+        drawable: _Drawable,
+        kinds: tuple[Pairs, Pairs] | None,
         settings: Settings,
     ) -> None:
-        """Add one layer's pairs of some relations, or of adjacent tokens if none are named.
-
-        `others` are unrelated pairs to draw from: pairs of subwords, and occurrences.
-        """
-        if relations is None:
-            sums = [pairs.distance_sums(_OTHER, ends) for ends in ((1, 1), (2, np.inf))]
+        """Add one layer's related pairs and others; without kinds, unrelated pairs near and far."""
+        pairs = drawable.pairs
+        if kinds is None:
+            others = drawable.of(UNRELATED_PAIRS)
+            sums = [pairs.distance_sums(UNRELATED_PAIRS, ends) for ends in ((1, 1), (2, np.inf))]
             counts = [stratum_counts(others[0].distance), pairs.other_counts()]
             drawn = [near_and_far(*given) for given in zip(others, counts, strict=True)]
         else:
-            sums = [pairs.distance_sums(some) for some in (relations, _OTHER)]
-            related = [pairs.typed(relations), pairs.sampled(relations)]
-            drawn = [matched_groups(*given) for given in zip(related, others, strict=True)]
+            sums = [pairs.distance_sums(kind) for kind in kinds]
+            drawn = [matched_groups(*given) for given in zip(*map(drawable.of, kinds), strict=True)]
         if sums[0].count.any():
             self.robust[layer] = compare_reweighted(
                 sums[0], sums[1], resamples=settings.resamples, seed=settings.seed
@@ -126,6 +139,7 @@ class _PairsByLayer:
                     left_out=max(result.left_out for result in robust),
                     sequences=max(result.sequences for result in robust),
                     near=near,
+                    against=settings.others,
                 )
             )
         return findings

@@ -59,7 +59,7 @@ def short_sentence(findings: Sequence[Finding], amp: str) -> str:
         told = f"it is {where}" if where else "no layer differs" if tested else "nothing is known"
         differing = _differing(finding)
         if differing:
-            told += f" (the paper's procedure: {differing})"
+            told += f" ({finding.procedure}: {differing})"
         parts.append(f"of {finding.label} {told}")
     return (
         f"{capital(amp)}, compared in the same way (p < {findings[0].threshold}): "
@@ -80,11 +80,12 @@ def _where(tested: dict[int, int]) -> str:
 def _by_the_paper(finding: Finding) -> str:
     if finding.paper is None:
         return (
-            "The paper's procedure (subword pairs, one draw of others) cannot be applied: too few "
-            "subword pairs occur often enough."
+            f"{capital(finding.procedure)} (subword pairs, one draw of others) cannot be applied: "
+            "too few subword pairs occur often enough."
         )
     number = finding.paper["pairs"].max()
-    procedure = f"The paper's procedure ({number} subword pairs, one draw of as many others)"
+    procedure = capital(finding.procedure)
+    procedure += f" ({number} subword pairs, one draw of as many others)"
     differing = _differing(finding)
     return (
         f"{procedure} {f'differs: {differing}' if differing else 'finds the same in every layer'}."
