@@ -6,7 +6,6 @@ block before a given layer can be passed by: it then returns what it returned be
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ class LayerHooks:
         self._seen: Counter[tuple[nn.Module, str]] = Counter()
         self._shape: Any = None  # (b, i, d) of the layer that runs
         self._layer = -1
-        self._thread: int | None = None
 
     def visit(self, layer: int, place: Place, visitor: Visitor) -> None:
         """Have a visitor called whenever this layer's vectors are at this place."""
@@ -55,30 +53,21 @@ class LayerHooks:
         Everything is taken off again on every way out. One call of the model is expected.
         """
         unique = list(dict.fromkeys(self._blocks))
-        self._layer, self._thread = -1, threading.get_ident()
-        try:
-            changes: dict[nn.Module, Change] = {}
-            if kept is not None and skip >= 0:
-                changes = dict.fromkeys(unique, self._passing_by(kept[skip], skip))
-            with Hooks() as hooks, other_forwards(changes):
-                for block in unique:
-                    hooks.handles.append(
-                        block.register_forward_pre_hook(self._begin, with_kwargs=True)
-                    )
-                for (module, event), visitors in self._visitors.items():
-                    if event == INPUT:
-                        handle = module.register_forward_pre_hook(
-                            self._reader(visitors), with_kwargs=True
-                        )
-                    else:
-                        handle = module.register_forward_hook(self._writer(visitors))
-                    hooks.handles.append(handle)
-                for block in unique:
-                    hooks.handles.append(block.register_forward_hook(self._end))
-                yield
-        finally:
-            # Ctrl-C inside torch may keep a hook from being noted; it must not act later.
-            self._thread = None
+        self._layer = -1
+        changes: dict[nn.Module, Change] = {}
+        if kept is not None and skip >= 0:
+            changes = dict.fromkeys(unique, self._passing_by(kept[skip], skip))
+        with Hooks() as hooks, other_forwards(changes):
+            for block in unique:
+                hooks.before(block, self._begin)
+            for (module, event), visitors in self._visitors.items():
+                if event == INPUT:
+                    hooks.before(module, self._reader(visitors))
+                else:
+                    hooks.behind(module, self._writer(visitors))
+            for block in unique:
+                hooks.behind(block, self._end)
+            yield
         if self._layer + 1 != len(self._blocks):
             raise UnsupportedModelError(
                 f"the model ran {self._layer + 1} blocks where its adapter lists "
@@ -95,15 +84,11 @@ class LayerHooks:
         return change
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread:
-            return
         self._layer += 1
         self._seen.clear()
         self._shape = (args[0] if args else kwargs["hidden_states"]).shape
 
-    def _end(self, _: nn.Module, __: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def _end(self, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
         if self._layer in self._keeping:
             self._keeping[self._layer][self._layer] = without_extras(output)
         for key in self._expected.get(self._layer, ()):
@@ -127,7 +112,7 @@ class LayerHooks:
         return before
 
     def _writer(self, visitors: Mapping[int, list[Visitor]]) -> Callable[..., Any]:
-        def after(module: nn.Module, _: Any, output: Any) -> Any:
+        def after(module: nn.Module, _: Any, __: Any, output: Any) -> Any:
             changed = self._called(module, OUTPUT, visitors, first(output))
             return None if changed is None else with_first(output, changed)
 
@@ -136,7 +121,7 @@ class LayerHooks:
     def _called(
         self, module: nn.Module, event: str, visitors: Mapping[int, list[Visitor]], given: Tensor
     ) -> Tensor | None:
-        if threading.get_ident() != self._thread or self._layer not in visitors:
+        if self._layer not in visitors:
             return None
         self._seen[module, event] += 1
         changed: Tensor | None = None

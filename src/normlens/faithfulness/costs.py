@@ -6,7 +6,6 @@ again is charged for those.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,19 +56,17 @@ class Counter:
         """What has been counted so far."""
         return Passes(self._forward / self._layers, self._backward / self._layers)
 
-    def watch(self, block: nn.Module, hooks: Hooks, thread: int) -> None:
-        """Count the rows of a block's calls by this thread."""
+    def watch(self, block: nn.Module, hooks: Hooks) -> None:
+        """Count the rows of a block's calls."""
 
-        def behind(_: nn.Module, __: Any, output: Any) -> None:
-            if threading.get_ident() != thread:
-                return
+        def behind(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
             vectors: Tensor = output[0] if isinstance(output, (tuple, list)) else output
             rows = len(vectors)
             self._forward += rows
             if vectors.requires_grad:
                 vectors.register_hook(lambda _: self._back(rows))
 
-        hooks.handles.append(block.register_forward_hook(behind))
+        hooks.behind(block, behind)
 
     def _back(self, rows: int) -> None:
         # Autograd calls it on a thread of its own.
@@ -83,5 +80,5 @@ def counted(lens: Lens) -> Iterator[Counter]:
     counter = Counter(len(blocks))
     with Hooks() as hooks:
         for block in {id(block): block for block in blocks}.values():
-            counter.watch(block, hooks, threading.get_ident())
+            counter.watch(block, hooks)
         yield counter

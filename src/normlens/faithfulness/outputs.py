@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -142,23 +141,20 @@ def _entered(first: nn.Module, entering: Entering) -> Iterator[None]:
 
     A block that serves as several layers is changed when it runs as the first of them.
     """
-    thread: int | None = threading.get_ident()
+    is_changed = False
 
     def change(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal thread
-        if threading.get_ident() != thread:
+        nonlocal is_changed
+        if is_changed:
             return None
-        thread = None
+        is_changed = True
         if args:
             return (entering(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"])}
 
-    try:
-        with Hooks() as hooks:
-            hooks.handles.append(first.register_forward_pre_hook(change, with_kwargs=True))
-            yield
-    finally:
-        thread = None  # Ctrl-C may keep the hook from being taken off; it must not act then
+    with Hooks() as hooks:
+        hooks.before(first, change)
+        yield
 
 
 def _batches(

@@ -8,7 +8,6 @@ taken off on every way out.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from normlens.rollouts.layerwise import (
 from normlens.text import Encoded
 from normlens.tracing.model_inputs import model_inputs, without_autocast
 from normlens.tracing.recorder import Call, LayerTrace
+from normlens.tracing.running import Hooks
 from normlens.tracing.trace import reading, run_traced
 from normlens.tracing.turns import alone_with_model
 
@@ -128,13 +128,10 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
     assert module is not None
     # Where the model adds the bias behind the module, the sum of both has to be zero.
     zero_value = -value.bias if value.bias_outside and value.bias is not None else 0.0
-    thread: int | None = threading.get_ident()
     calls = 0
 
-    def zero(_: nn.Module, __: Any, output: Any) -> Any:
+    def zero(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
         nonlocal calls
-        if threading.get_ident() != thread:
-            return None
         calls += 1
         columns = value.part(torch.arange(output.shape[-1], device=output.device))
         copy = torch.arange(count, device=output.device)[:, None]
@@ -143,12 +140,9 @@ def zeroed_values(value: Linear, b: int, copies: int, first: int, count: int) ->
         changed[:, copy, first + copy, columns] = zero_value
         return changed.view_as(output)
 
-    handle = module.register_forward_hook(zero)
-    try:
+    with Hooks() as hooks:
+        hooks.behind(module, zero)
         yield
-    finally:
-        thread = None  # Ctrl-C may keep the hook from being taken off; it must not act then
-        handle.remove()
     if calls != 1:
         raise UnsupportedModelError(
             f"{type(module).__name__}, which the adapter calls the value projection, ran {calls} "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,14 +51,10 @@ Consumer = Callable[[LayerTrace], None]
 
 
 class Recorder:
-    """Collects what the hooks see during one block and hands it over when the block ends.
-
-    Only the thread that traces is listened to: another one may run the model for its own ends.
-    """
+    """Collects what the hooks see during one block and hands it over when the block ends."""
 
     def __init__(self, adapter: Adapter, wanted: set[int], consume: Consumer):
         self.adapter, self.wanted, self.consume = adapter, wanted, consume
-        self.thread: int | None = threading.get_ident()
         self.calls = 0
         self.x: Tensor | None = None
         self.call: Call = ((), {})
@@ -72,44 +67,38 @@ class Recorder:
         layer = self.adapter.layer(block)
 
         def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._is_traced():
-                return
             self._forget()
             self.x = args[0] if args else kwargs["hidden_states"]
             self.call = args, kwargs
 
-        def end(block: nn.Module, _: Any, output: Any) -> None:
-            if not self._is_traced():
-                return
+        def end(block: nn.Module, _: Any, __: Any, output: Any) -> None:
             index, self.calls = self.calls, self.calls + 1
             if index in self.wanted:
                 self.consume(self._layer_trace(index, block, layer, _first(output)))
             self._forget()
 
         for module, event in probes(layer):
-            hooks.handles.append(self._probe(module, event))
+            self._probe(module, event, hooks)
         for module in unique(linear_modules(layer)):
-            hooks.handles.append(module.register_forward_hook(self._keep_rows, with_kwargs=True))
+            hooks.behind(module, self._keep_rows)
         if layer.experts is not None:
-            hooks.handles += self.routing.watch(layer.experts, self._is_wanted)
-        hooks.handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
-        hooks.handles.append(block.register_forward_hook(end))
+            self.routing.watch(layer.experts, hooks, self._is_wanted)
+        hooks.before(block, begin)
+        hooks.behind(block, end)
         return layer
 
-    def _probe(self, module: nn.Module, event: str) -> Any:
+    def _probe(self, module: nn.Module, event: str, hooks: Hooks) -> None:
         def keep(value: Any) -> None:
             if self._is_wanted() and isinstance(value, Tensor):
                 self.seen.setdefault((event, module), []).append(value.detach())
 
         if event == "input":
-            return module.register_forward_pre_hook(
-                lambda _, args, kwargs: keep(args[0] if args else next(iter(kwargs.values()))),
-                with_kwargs=True,
-            )
-        if event.startswith("weights"):
+            hooks.before(module, lambda _, args, kwargs: keep([*args, *kwargs.values()][0]))
+        elif event.startswith("weights"):
             place = int(event.split()[1])
-            return module.register_forward_hook(lambda _, __, out: keep(_at(out, place)))
-        return module.register_forward_hook(lambda _, __, out: keep(_first(out)))
+            hooks.behind(module, lambda *call: keep(_at(call[-1], place)))
+        else:
+            hooks.behind(module, lambda *call: keep(_first(call[-1])))
 
     def _keep_rows(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -123,10 +112,7 @@ class Recorder:
         self.routing.clear()
 
     def _is_wanted(self) -> bool:
-        return self._is_traced() and self.calls in self.wanted
-
-    def _is_traced(self) -> bool:
-        return threading.get_ident() == self.thread
+        return self.calls in self.wanted
 
     def _layer_trace(
         self, index: int, block: nn.Module, layer: Layer, output: Tensor

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from normlens.components import Experts, Layer, Routing
 from normlens.errors import UnsupportedModelError
 from normlens.models.reading import class_name
+from normlens.tracing.running import Hooks
 
 
 class RoutingReader:
@@ -19,21 +20,20 @@ class RoutingReader:
         self._chosen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self._shared: dict[nn.Module, Tensor] = {}
 
-    def watch(self, experts: Experts, listens: Callable[[], bool]) -> list[Any]:
-        """Hooks on the modules that show the routing of `experts`, for while it `listens`."""
+    def watch(self, experts: Experts, hooks: Hooks, listens: Callable[[], bool]) -> None:
+        """Hook the modules that show the routing of `experts`, for while it `listens`."""
 
         def chosen(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
             if listens():
                 self._chosen[module] = experts.read(args, kwargs, output)
 
-        def shared(module: nn.Module, _: Any, output: Tensor) -> None:
+        def shared(module: nn.Module, _: Any, __: Any, output: Tensor) -> None:
             if listens():
                 self._shared[module] = output.detach().sigmoid()
 
-        handles = [experts.router.register_forward_hook(chosen, with_kwargs=True)]
+        hooks.behind(experts.router, chosen)
         if experts.shared_gate is not None:
-            handles.append(experts.shared_gate.register_forward_hook(shared))
-        return handles
+            hooks.behind(experts.shared_gate, shared)
 
     def routed(self, index: int, layer: Layer, x: Tensor) -> Layer:
         """The layer with the routing of the tokens in `x` (b, i, d), if it has experts."""

@@ -1,8 +1,9 @@
-"""Running a model as it stands: hooks, evaluation mode and eager attention, put back afterwards."""
+"""Running a model as it stands: hooks, evaluation mode and precisions, put back afterwards."""
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,19 +13,43 @@ from torch import nn
 
 
 class Hooks:
-    """Hooks that are all taken off at the end."""
+    """Hooks on the calls that one thread makes, all taken off at the end.
+
+    torch notes a hook, and how it is to be called, one after the other. A call by another thread
+    may fall in between and run the hook with arguments missing, so its thread is asked before
+    anything else.
+    """
 
     def __init__(self) -> None:
-        self.handles: list[Any] = []
+        self._thread: int | None = threading.get_ident()
+        self._handles: list[Any] = []
 
     def __enter__(self) -> Hooks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Ctrl-C inside torch may keep a hook from being noted; it must not act on later calls.
+        self._thread = None
         undo(self._remove)
 
+    def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Have `hook(module, args, kwargs)` called before the module runs."""
+        listener = self._listener(hook)
+        self._handles.append(module.register_forward_pre_hook(listener, with_kwargs=True))
+
+    def behind(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Have `hook(module, args, kwargs, output)` called when the module has run."""
+        listener = self._listener(hook)
+        self._handles.append(module.register_forward_hook(listener, with_kwargs=True))
+
+    def _listener(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def listen(*call: Any) -> Any:
+            return hook(*call) if threading.get_ident() == self._thread else None
+
+        return listen
+
     def _remove(self) -> None:
-        for handle in self.handles:
+        for handle in self._handles:
             handle.remove()
 
 
@@ -51,34 +76,6 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         undo(restore)
-
-
-@contextmanager
-def eager_attention(model: Any) -> Iterator[None]:
-    """Only eager attention returns its weights; under sdpa the model silently returns none."""
-    previous = getattr(model.config, "_attn_implementation", "eager")
-    if previous in ("eager", None) or not hasattr(model, "set_attn_implementation"):
-        yield
-        return
-    try:
-        _set_attention(model, previous, "eager")
-        yield
-    finally:
-        undo(lambda: _set_attention(model, "eager", previous))
-
-
-def _set_attention(model: Any, before: str, implementation: str) -> None:
-    can_set = getattr(model, "_can_set_attn_implementation", None)
-    settable = can_set is None or can_set()
-    if settable:
-        model.set_attn_implementation(implementation)
-    if settable or {before, implementation} == {"eager", "sdpa"}:
-        # Falcon reads the setting whenever it runs, but has no method that changes it; the method
-        # of some versions of T5 leaves the configurations of its stacks as they are.
-        for module in model.modules():
-            config = vars(module).get("config")
-            if getattr(config, "_attn_implementation", None) == before:
-                config._attn_implementation = implementation
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter
 from normlens.models.readiness import check_chunks, check_weights, explain_failure
+from normlens.tracing.eager import eager_attention
 from normlens.tracing.forwards import other_methods
 from normlens.tracing.recorder import Call, Consumer, LayerTrace, Recorder, unique
 from normlens.tracing.running import (
     Hooks,
-    eager_attention,
     evaluation,
     plain_experts,
     plain_options,
@@ -95,19 +95,15 @@ def run_traced(
             consume(traced)
 
     recorder = Recorder(adapter, set(layers), consume_layer)
-    try:
-        with Hooks() as hooks:
-            described = [recorder.watch(block, hooks) for block in unique(blocks)]
-            check_weights(model, described, blocks if spread else None)
-            try:
-                with nullcontext() if splitting is None else splitting:
-                    output = model(**inputs, **plain_options(model))
-            except RuntimeError as error:
-                explain_failure(model, error)
-                raise
-    finally:
-        # Ctrl-C inside torch may keep a hook from being noted; it must not listen to later calls.
-        recorder.thread = None
+    with Hooks() as hooks:
+        described = [recorder.watch(block, hooks) for block in unique(blocks)]
+        check_weights(model, described, blocks if spread else None)
+        try:
+            with nullcontext() if splitting is None else splitting:
+                output = model(**inputs, **plain_options(model))
+        except RuntimeError as error:
+            explain_failure(model, error)
+            raise
     if recorder.calls != len(blocks):
         raise UnsupportedModelError(
             f"the model ran {recorder.calls} blocks where its adapter lists {len(blocks)}"
@@ -123,10 +119,7 @@ def run_again(adapter: Adapter, index: int, block: nn.Module, call: Call) -> Lay
     traces: list[LayerTrace] = []
     recorder = Recorder(adapter, {index}, traces.append)
     recorder.calls = index
-    try:
-        with Hooks() as hooks:
-            recorder.watch(block, hooks)
-            block(*call[0], **call[1])
-    finally:
-        recorder.thread = None
+    with Hooks() as hooks:
+        recorder.watch(block, hooks)
+        block(*call[0], **call[1])
     return traces[0]
