@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from normlens.after_fork import process_lock
 from normlens.analysing.captured import TELLS, Captured, Inputs, described
 from normlens.analysing.collect import Collected
 from normlens.analysing.model_state import ModelState
@@ -112,7 +113,7 @@ class Recordings:
         self._recorded: OrderedDict[Hashable, Any] = OrderedDict()
         self._failures: dict[Hashable, int] = {}
         self._changes = 0  # of the model since the first recording
-        self._lock = threading.Lock()
+        self._lock = process_lock()
 
     def __reduce__(self) -> tuple[type[Recordings], tuple[()]]:
         return Recordings, ()  # a copy of a lens begins without any

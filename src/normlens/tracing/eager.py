@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from normlens.tracing.running import undo
+from normlens.after_fork import undoing
 
 #: The thread for which a configuration says eager, by the configuration's id.
 _threads: dict[int, int] = {}
@@ -44,13 +44,11 @@ def eager_attention(model: Any) -> Iterator[None]:
             object.__setattr__(config, "__class__", kind)
             _threads.pop(id(config), None)
 
-    try:
+    with undoing(restore):
         for config, kind in zip(configs, classes, strict=True):
             _threads[id(config)] = threading.get_ident()
             object.__setattr__(config, "__class__", _eager_class(kind))
         yield
-    finally:
-        undo(restore)
 
 
 def _configs(model: nn.Module) -> list[Any]:
