@@ -29,7 +29,7 @@ from normlens.analysing.model_state import ModelState
 from normlens.analysing.stack_run import StackRun
 from normlens.analysing.stacks import Stack
 from normlens.components import FeedForward
-from normlens.decomposition.memory import is_out_of_memory
+from normlens.memory_shortage import is_out_of_memory
 from normlens.nonlinearities import SHAPLEY
 from normlens.text import Encoded
 
