@@ -614,12 +614,24 @@ def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [(tmp_path / "demo", True), (Path("normlens-demo"), False)]
 
 
-def test_no_memory_is_one_line(shell, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("could not create a primitive"), OSError(12, "no memory")]
+)
+def test_no_memory_is_one_line(error, shell, monkeypatch):
     def fail(*_, **__):
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("normlens.results.store.open", fail)
-    assert "not enough memory" in shell.error("view", "maps.safetensors")
+    assert "not enough memory; use" in shell.error("view", "maps.safetensors")
+
+
+def test_other_errors_of_a_command_come_through(shell, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr("normlens.results.store.open", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        shell("view", "maps.safetensors")
 
 
 def test_map_writes_which_experts_tokens_used(tmp_path: Path, shell: Shell) -> None:

@@ -103,7 +103,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[set[str], str | None]:
 
     They are read from the code: a signature may show the fields of a dataclass instead.
     """
-    code = function.__code__
+    code = inspect.unwrap(function).__code__
     has_args, has_keywords = (
         bool(code.co_flags & flag) for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
     )

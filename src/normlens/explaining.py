@@ -21,6 +21,7 @@ from normlens.explain.ask_pairs import Tokens, ask_pairs
 from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain.words import Target
 from normlens.explain_options import ExplainKeywords, ExplainOptions
+from normlens.memory_shortage import SMALLER, shortage_explained
 from normlens.models.heads import read_head
 from normlens.option_fields import shows_fields_of
 from normlens.pair_inputs import GivenPairs, SourceTarget
@@ -107,6 +108,7 @@ class Explains:
     ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
 
     @shows_fields_of(ExplainOptions)
+    @shortage_explained("this explanation", SMALLER)
     def explain(
         self,
         text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
@@ -209,6 +211,7 @@ class Explains:
     ) -> list[Cosine]: ...
 
     @shows_fields_of(CosineOptions)
+    @shortage_explained("this cosine", SMALLER)
     def cosine(
         self,
         a: str | list[tuple[str, str]],

@@ -30,6 +30,7 @@ from normlens.errors import InputError
 from normlens.explaining import Explains
 from normlens.inputs import check_stacks
 from normlens.maps_writing import check_request, write_maps
+from normlens.memory_shortage import SMALLER, shortage_explained
 from normlens.models import adapt
 from normlens.models.offloading import execution_device
 from normlens.models.two_stacks import TwoStacks
@@ -250,6 +251,7 @@ class Lens(Encodes, Explains):
             results = self.analyse(items, chosen, out=out, overwrite=overwrite, progress=advance)
         return results if many else results[0]
 
+    @shortage_explained("this analysis", SMALLER)
     def analyse(
         self,
         encoded: Sequence[Item],
@@ -283,6 +285,7 @@ class Lens(Encodes, Explains):
             return [write_maps(analyser, encoded[0], out, overwrite=overwrite)]
         return analyser.maps(encoded, options.batch_size)
 
+    @shortage_explained("products of this model's weights", "give prepare a lower memory_limit")
     def prepare(self, *, memory_limit: int | float | str | None = None) -> Lens:
         """Form products of weights once and use them for every text from now on; returns the lens.
 

@@ -23,6 +23,7 @@ from normlens.checkpoints.sentences import Finder, read_pooling
 from normlens.checkpoints.tokenizer_loading import named_tokenizer, tokenizer_of
 from normlens.errors import InputError, NormLensError, reason_of
 from normlens.lens import Lens
+from normlens.memory_shortage import is_out_of_memory, shortage_explained
 from normlens.model_names import is_local, shown_name
 from normlens.models import adapter_class
 from normlens.models.signals import SignalEncoder
@@ -38,6 +39,7 @@ from normlens.pretrained import (
 from normlens.text import Tokenizer
 
 
+@shortage_explained("this model", 'load it in half precision (dtype="bfloat16"), or a smaller one')
 def load(
     source: str | os.PathLike[str] | nn.Module | Callable[..., object] | None = None,
     tokenizer: Tokenizer | str | os.PathLike[str] | Literal[False] | None = None,
@@ -219,7 +221,7 @@ def _from_object(
         if dtype not in (AUTO, CHECKPOINT):
             model = model.to(pick_dtype(dtype))
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        if isinstance(error, NormLensError):
+        if isinstance(error, NormLensError) or is_out_of_memory(error):
             raise
         # Weights that are offloaded or quantised stay what they are.
         raise InputError(

@@ -9,6 +9,7 @@ import torch
 
 from normlens.checkpoints.hub import quiet_transformers
 from normlens.errors import InputError
+from normlens.memory_shortage import SMALLER, shortage_explained
 from normlens.models.base import Adapter
 from normlens.models.two_stacks import TwoStacks
 from normlens.pairs import Pair
@@ -53,6 +54,7 @@ def can_generate(adapter: Adapter) -> bool:
     return bool(getattr(adapter.whole, "can_generate", lambda: False)())
 
 
+@shortage_explained("generating a target", SMALLER)
 def generated(lens: Lens, source: Encoded, features: torch.Tensor | None) -> Pair:
     """A source with the target that the model makes of it, always taking the likeliest token."""
     adapter, whole = lens.adapter, lens.adapter.whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import random
 import sys
 import threading
@@ -121,6 +123,122 @@ def test_a_thread_that_runs_the_model_itself_is_not_listened_to():
             run_together([lambda: model(input_ids=other)])
 
     assert_same_bits(lens.maps(input_ids=ids, progress=progress), expected)
+
+
+def causal_model() -> Any:
+    """A decoder with the attention that transformers takes by itself, in which it hides masks."""
+    model = AutoModelForCausalLM.from_config(tiny_config("gpt2"), attn_implementation="sdpa")
+    scramble(model)
+    return model.eval().requires_grad_(False)
+
+
+def test_a_plain_call_may_meet_hooks_that_are_half_registered():
+    """torch notes a hook first, and that it takes keywords afterwards."""
+    model = causal_model()
+    lens = normlens.load(model)
+    other = torch.tensor([[5, 6, 7, 8, 9]])
+    expected = model(other).logits
+    found = []
+
+    def progress(*_: int) -> None:
+        notes = [
+            note
+            for module in model.modules()
+            for note in (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs)
+        ]
+        before = [dict(note) for note in notes]
+        for note in notes:
+            note.clear()
+        found.extend(run_together([lambda: model(other).logits]))
+        for note, entries in zip(notes, before, strict=True):
+            note.update(entries)
+
+    maps = lens.maps(input_ids=[5, 6, 7], progress=progress)
+    assert len(found) == lens.n_layers
+    assert all(torch.equal(logits, expected) for logits in found)
+    assert_same_bits(maps, lens.maps(input_ids=[5, 6, 7]))
+
+
+def test_a_plain_call_keeps_its_kind_of_attention_when_an_analysis_begins_or_ends():
+    """Its mask was made for that kind, and in layers of another kind it would hide nothing."""
+    model = causal_model()
+    lens = normlens.load(model)
+    other = torch.tensor([[5, 6, 7, 8, 9]])
+    expected = model(other).logits
+    arrived, allowed = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(*_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            arrived.release()
+            assert allowed.acquire(timeout=PATIENCE)
+
+    for block in model.transformer.h[:2]:
+        block.register_forward_pre_hook(wait)
+
+    def progress(done: int, _: int) -> None:
+        if done == 1:  # the call has made its mask; let its first layer run during the analysis
+            allowed.release()
+            assert arrived.acquire(timeout=PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(lambda: model(other).logits)
+        assert arrived.acquire(timeout=PATIENCE)
+        lens.maps(input_ids=[5, 6, 7], progress=progress)
+        allowed.release()
+        assert torch.equal(call.result(PATIENCE), expected)
+
+
+def test_the_configuration_that_other_threads_see_is_the_one_that_was_given():
+    model = causal_model()
+    lens = normlens.load(model)
+    found = []
+
+    plain = copy.deepcopy(model.config)
+
+    def look() -> list[Any]:
+        copies = copy.deepcopy(model.config), pickle.loads(pickle.dumps(model.config))
+        assert all(type(copied) is type(plain) for copied in copies)
+        return [config._attn_implementation for config in (model.config, *copies)]
+
+    def look_and_build() -> list[Any]:
+        AutoModelForCausalLM.from_config(model.config)  # found by the configuration's class
+        return look()
+
+    def progress(*_: int) -> None:
+        found.append((look(), *run_together([look_and_build])))
+
+    lens.maps(input_ids=[5, 6, 7], progress=progress)
+    assert found == [(["eager"] * 3, ["sdpa"] * 3)] * lens.n_layers
+    assert type(model.config) is type(plain)
+    assert vars(model.config) == vars(plain)
+
+
+def test_plain_calls_beside_a_lens():
+    model = causal_model()
+    lens = normlens.load(model)
+    asked = [torch.tensor([ids]) for ids in texts(12)]
+    alone = [model(ids).logits for ids in asked]
+    analyses = [lambda: lens.maps(input_ids=[5, 6, 7]), lambda: lens.explain(input_ids=[5, 6, 7])]
+    expected = [analysis() for analysis in analyses]
+    done = threading.Event()
+
+    def call_until_done() -> int:
+        count = 0
+        while not done.is_set():
+            for ids, logits in zip(asked, alone, strict=True):
+                assert torch.allclose(model(ids).logits, logits, atol=1e-5)
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        calls = pool.submit(call_until_done)
+        try:
+            for _ in range(15):
+                assert [analysis() for analysis in analyses] == expected
+        finally:
+            done.set()
+        assert calls.result(PATIENCE) > 0
+    assert hooks_of(model) == 0
 
 
 def test_from_inside_an_analysis_another_one_is_refused():

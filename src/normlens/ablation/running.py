@@ -25,8 +25,9 @@ from normlens.ablation.prefix import layers_to_keep, start_behind
 from normlens.ablation.questions import Outcome, Question
 from normlens.ablation.statistics import Statistics
 from normlens.advancing import Progress
-from normlens.decomposition.memory import GIB, is_out_of_memory
+from normlens.decomposition.memory import GIB
 from normlens.errors import MemoryLimitError, NormLensError
+from normlens.memory_shortage import is_out_of_memory, process_limit
 from normlens.models.readiness import padding_spoils
 from normlens.tracing.model_inputs import model_inputs
 
@@ -110,6 +111,7 @@ class Runner:
                 raise MemoryLimitError(
                     f"{longest} tokens do not fit into the memory of {self.lens.device}; use "
                     "shorter texts, less memory for kept layers, or another device"
+                    f"{process_limit()}"
                 ) from error
         return None
 

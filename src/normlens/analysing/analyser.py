@@ -21,11 +21,12 @@ from normlens.analysing.stack_run import StackRun, collected_maps
 from normlens.analysing.stacks import Stack
 from normlens.decomposition.buffers import Buffers
 from normlens.decomposition.head_products import ProductStore
-from normlens.decomposition.memory import DEFAULT_LIMIT, is_out_of_memory
+from normlens.decomposition.memory import DEFAULT_LIMIT
 from normlens.device_constants import current
 from normlens.errors import CompletenessError, UnsupportedModelError
 from normlens.explain.whole_maps import collect_whole_way
 from normlens.explain.whole_pair_maps import collect_whole_pairs
+from normlens.memory_shortage import is_out_of_memory
 from normlens.models.two_stacks import DECODER, ENCODER
 from normlens.options import Request
 from normlens.origins import INPUT

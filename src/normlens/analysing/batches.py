@@ -9,9 +9,9 @@ import torch
 
 from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
 from normlens.decomposition.costs.vectors import VectorSizes
-from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.source_parts import source_memory
 from normlens.errors import MemoryLimitError
+from normlens.memory_shortage import is_out_of_memory, process_limit
 from normlens.models.readiness import padding_spoils
 from normlens.options import at_least_one
 
@@ -122,5 +122,5 @@ def _check_memory(error: BaseException, batch: list[Each], device: torch.device)
         raise MemoryLimitError(
             f"{len(batch[0])} tokens do not fit into the memory of {device}; use a "
             "shorter text, fewer layers, or another device (`normlens estimate` says what it "
-            "needs)"
+            f"needs){process_limit()}"
         )

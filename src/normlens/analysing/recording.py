@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from normlens.after_fork import process_lock
 from normlens.analysing.captured import TELLS, Captured, Inputs, described
 from normlens.analysing.collect import Collected
 from normlens.analysing.model_state import ModelState
 from normlens.analysing.stack_run import StackRun
 from normlens.analysing.stacks import Stack
 from normlens.components import FeedForward
-from normlens.decomposition.memory import is_out_of_memory
+from normlens.memory_shortage import is_out_of_memory
 from normlens.nonlinearities import SHAPLEY
 from normlens.text import Encoded
 
@@ -112,7 +113,7 @@ class Recordings:
         self._recorded: OrderedDict[Hashable, Any] = OrderedDict()
         self._failures: dict[Hashable, int] = {}
         self._changes = 0  # of the model since the first recording
-        self._lock = threading.Lock()
+        self._lock = process_lock()
 
     def __reduce__(self) -> tuple[type[Recordings], tuple[()]]:
         return Recordings, ()  # a copy of a lens begins without any

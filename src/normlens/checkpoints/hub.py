@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from normlens.checkpoints.embedded import DEFAULT
 from normlens.errors import ModelLoadError, NormLensError, reason_of
+from normlens.memory_shortage import is_out_of_memory
 from normlens.model_names import is_local
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
@@ -121,6 +122,8 @@ def explained(origin: Origin) -> Iterator[None]:
     except NormLensError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise  # no fault of the model's
         clearer = known_cause(origin, error)
         if clearer is not None:
             raise clearer from error

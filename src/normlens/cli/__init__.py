@@ -41,6 +41,7 @@ from normlens.cli.view import view_command
 from normlens.corpus.runs.errors import AllFailedError, StuckError
 from normlens.errors import NormLensError, OptionError, one_line
 from normlens.hushed import hush
+from normlens.memory_shortage import SMALLER, is_out_of_memory, process_limit
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -164,8 +165,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except MemoryError:
-        return _fail("there is not enough memory; use a shorter text or a smaller model")
+    except (MemoryError, RuntimeError, OSError, ImportError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _fail(f"there is not enough memory; {SMALLER}{process_limit()}")
     return status if isinstance(status, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""Memory limits, memory of devices, and errors that mean too little of it."""
+"""Memory limits and memory of devices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ GIB = 1 << 30
 #: machine, because the sizes of tiles decide the last digits.
 DEFAULT_LIMIT = GIB // 4
 DEFAULT_PREPARED = GIB // 2  # of products that a prepared lens keeps
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation failed, on any device."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text or "not enough memory" in text
 
 
 def free_memory(device: torch.device) -> int:

@@ -24,10 +24,10 @@ from normlens.decomposition.feedforward_job import (
     StageJob,
 )
 from normlens.decomposition.head_products import HeadProducts, ProductTensors
-from normlens.decomposition.memory import is_out_of_memory
 from normlens.decomposition.plan import Plan, choose_plan
 from normlens.decomposition.rules import projections
 from normlens.errors import MemoryLimitError
+from normlens.memory_shortage import is_out_of_memory, process_limit
 
 
 def feed_forward_norms(
@@ -61,7 +61,7 @@ def feed_forward_norms(
         else:
             raise MemoryLimitError(
                 f"out of memory in the feed-forward block with {length} tokens, even one pair at a "
-                "time; use a shorter text or another device"
+                f"time; use a shorter text or another device{process_limit()}"
             )
     return result
 

@@ -14,7 +14,6 @@ from normlens.advancing import Progress
 from normlens.analysing.batches import batches
 from normlens.analysing.verdicts import check_scores
 from normlens.decomposition.faces import Errors
-from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.answers import explanation
 from normlens.explain.batch_run import BatchRun, OneStackRun
@@ -29,6 +28,7 @@ from normlens.explain.room import Room
 from normlens.explain.sentences import text_vector
 from normlens.explain_options import ExplainOptions
 from normlens.heads import LAST, SENTENCES, Head
+from normlens.memory_shortage import is_out_of_memory, process_limit
 from normlens.models.heads import read_head
 from normlens.pairs import Item, Pair
 from normlens.results.explanation import Explanation
@@ -112,6 +112,7 @@ class Explainer:
                 raise MemoryLimitError(
                     f"an explanation of {len(batch[0])} tokens does not fit into the memory of "
                     f"{lens.device}; use a shorter text, flow=False, or another device"
+                    f"{process_limit()}"
                 ) from None
         if had_recordings:
             return self._answers(encoded, questions, indices)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from normlens.analysing.batches import batches
 from normlens.decomposition.costs.batches import SHARE
-from normlens.decomposition.memory import DEFAULT_LIMIT, device_memory, is_out_of_memory
+from normlens.decomposition.memory import DEFAULT_LIMIT, device_memory
 from normlens.errors import MemoryLimitError
 from normlens.explain.model_scores import ModelScores, ask_for_places, chooses_positions
 from normlens.explain.sentences import text_vector
 from normlens.faithfulness.variants import Variant
 from normlens.heads import ANY, LAST, Head
+from normlens.memory_shortage import is_out_of_memory, process_limit
 from normlens.models.readiness import check_chunks, check_weights
 from normlens.precisions import AUTO
 from normlens.tracing.model_inputs import model_inputs, without_autocast
@@ -189,7 +190,7 @@ def _halved(
         if len(places) == 1:
             raise MemoryLimitError(
                 f"{len(variants[places[0]])} tokens do not fit into the memory of {lens.device}; "
-                "use a shorter text or another device"
+                f"use a shorter text or another device{process_limit()}"
             ) from None
     half = len(places) // 2
     parts = places[:half], places[half:]

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import EntryPoint, entry_points
-from threading import RLock
 from typing import Any
 
+from normlens.after_fork import process_lock
 from normlens.errors import reason_of
 
 GROUP = "normlens.families"
 
 _log = logging.getLogger(__name__)
-_lock = RLock()  # reentrant: a package may list the families while it is imported
+_lock = process_lock()  # reentrant: a package may list the families while it is imported
 _loaded = False
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from normlens.errors import NormLensError, one_line
+from normlens.memory_shortage import is_out_of_memory
 from normlens.serve.jobs import Job, Jobs, Question, Stopped
 
 _log = logging.getLogger("normlens.serve")
@@ -72,8 +73,6 @@ class AnalysisThread:
 
 def _reason(error: Exception) -> str:
     """Say in one line, for the visitor, why an analysis failed."""
-    from normlens.decomposition.memory import is_out_of_memory  # as in `models`
-
     if isinstance(error, NormLensError):
         return one_line(str(error))
     if is_out_of_memory(error):

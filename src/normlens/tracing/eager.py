@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from normlens.tracing.running import undo
+from normlens.after_fork import undoing
 
 #: The thread for which a configuration says eager, by the configuration's id.
 _threads: dict[int, int] = {}
@@ -44,13 +44,11 @@ def eager_attention(model: Any) -> Iterator[None]:
             object.__setattr__(config, "__class__", kind)
             _threads.pop(id(config), None)
 
-    try:
+    with undoing(restore):
         for config, kind in zip(configs, classes, strict=True):
             _threads[id(config)] = threading.get_ident()
             object.__setattr__(config, "__class__", _eager_class(kind))
         yield
-    finally:
-        undo(restore)
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -77,11 +75,10 @@ def _eager_class(kind: Any) -> type:
         is_here = _threads.get(id(config)) == threading.get_ident()
         return "eager" if is_here else kind._attn_implementation.fget(config)
 
-    def reduced(config: Any, protocol: Any) -> Any:
+    def reduced(config: Any, _: Any) -> Any:
         """A copy is of the plain class, and says what the original says to the thread."""
-        make, (_, *given), state, *more = kind.__reduce_ex__(config, protocol)
-        state = {**state, "_attn_implementation_internal": config._attn_implementation}
-        return make, (kind, *given), state, *more
+        state = {**vars(config), "_attn_implementation_internal": config._attn_implementation}
+        return object.__new__, (kind,), state
 
     changed = {
         "_attn_implementation": property(implementation, kind._attn_implementation.fset),

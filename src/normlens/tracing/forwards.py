@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from normlens.after_fork import undoing
 from normlens.models.base import Change
-from normlens.tracing.running import undo
 
 
 def other_forwards(changes: Mapping[nn.Module, Change]) -> AbstractContextManager[None]:
@@ -29,6 +29,8 @@ def other_methods(changes: Mapping[tuple[nn.Module, str], Change]) -> Iterator[N
     thread: int | None = threading.get_ident()
 
     def restore() -> None:
+        nonlocal thread
+        thread = None
         for (module, name), function in before.items():
             if function is not None:
                 vars(module)[name] = function
@@ -42,11 +44,8 @@ def other_methods(changes: Mapping[tuple[nn.Module, str], Change]) -> Iterator[N
 
         return function
 
-    try:
+    with undoing(restore):
         for (module, name), change in changes.items():
             real: Callable[..., Any] = getattr(module, name)
             vars(module)[name] = switch(real, change(real))
         yield
-    finally:
-        thread = None
-        undo(restore)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from normlens.after_fork import undoing
+
 
 class Hooks:
     """Hooks on the calls that one thread makes, all taken off at the end.
@@ -25,12 +27,12 @@ class Hooks:
         self._handles: list[Any] = []
 
     def __enter__(self) -> Hooks:
+        self._undoing = undoing(self._remove)
+        self._undoing.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        # Ctrl-C inside torch may keep a hook from being noted; it must not act on later calls.
-        self._thread = None
-        undo(self._remove)
+    def __exit__(self, *raised: Any) -> None:
+        self._undoing.__exit__(*raised)
 
     def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Have `hook(module, args, kwargs)` called before the module runs."""
@@ -49,17 +51,10 @@ class Hooks:
         return listen
 
     def _remove(self) -> None:
+        # Ctrl-C inside torch may keep a hook from being noted; it must not act on later calls.
+        self._thread = None
         for handle in self._handles:
             handle.remove()
-
-
-def undo(change: Callable[[], None]) -> None:
-    """Undo a change to the end, though Ctrl-C may strike meanwhile."""
-    try:
-        change()
-    except KeyboardInterrupt:
-        change()
-        raise
 
 
 @contextmanager
@@ -71,11 +66,9 @@ def evaluation(model: nn.Module) -> Iterator[None]:
         for module in training:
             module.training = True
 
-    try:
+    with undoing(restore):
         model.eval()
         yield
-    finally:
-        undo(restore)
 
 
 @contextmanager
@@ -89,11 +82,9 @@ def plain_experts(model: Any) -> Iterator[None]:
     if not double or previous in ("eager", None):
         yield
         return
-    try:
+    with undoing(lambda: model.set_experts_implementation(previous)):
         model.set_experts_implementation("eager")
         yield
-    finally:
-        undo(lambda: model.set_experts_implementation(previous))
 
 
 @contextmanager
@@ -108,12 +99,10 @@ def whole_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
 
-    try:
+    with undoing(restore):
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
         yield
-    finally:
-        undo(restore)
 
 
 @contextmanager

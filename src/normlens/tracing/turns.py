@@ -9,7 +9,6 @@ module in common. Models without common parts run in parallel.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,13 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from normlens.after_fork import process_lock
 from normlens.errors import InputError
 
 T = TypeVar("T")
 
 _numbers = itertools.count()
-_guard = threading.Lock()  # of the table below; never held while waiting for a turn
+_guard = process_lock()  # of the table below; never held while waiting for a turn
 
 
 @dataclass(eq=False)
@@ -30,8 +30,8 @@ class _Turn:
     """A lock with a number; locks are taken in the order of numbers, which prevents deadlock."""
 
     number: int = field(default_factory=lambda: next(_numbers))
-    #: an RLock, because it can tell whether this thread holds it
-    lock: Any = field(default_factory=threading.RLock)
+    #: reentrant, because such a lock can tell whether this thread holds it
+    lock: Any = field(default_factory=process_lock)
 
 
 #: The turn of each object, by its id; an entry is removed when its object is.

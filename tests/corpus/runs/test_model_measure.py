@@ -115,6 +115,22 @@ def test_rows_come_in_batches_and_failures_one_by_one(
     assert run.status().stages["counting"] > 0
 
 
+def test_a_sequence_that_memory_is_too_small_for_is_no_failure_of_its_own(
+    checkpoint: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with one line, and goes on where there is more memory."""
+
+    def starved(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(Bound, "_rows", starved)
+    with pytest.raises(RunError, match=r"'counting' ran out of memory at labelled\.tsv:0; "):
+        counted(checkpoint, labelled, tmp_path / "run", batch_size=3)
+    monkeypatch.undo()
+    resumed = normlens.resume(tmp_path / "run", measures=[Counting()], extra_columns="label")
+    assert len(resumed.table("counted")) == 5
+
+
 @some_fail
 def test_a_run_goes_on_where_it_was_stopped(
     checkpoint: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -451,7 +451,11 @@ def test_a_byte_that_is_not_utf8_is_a_row_of_failures(tmp_path: Path, lens: Any)
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(MemoryError(), "ran out of memory"), (OSError(28, "No space left"), "No space left")],
+    [
+        (MemoryError(), "ran out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "ran out of memory"),
+        (OSError(28, "No space left"), "No space left"),
+    ],
 )
 def test_a_measure_that_the_machine_fails_is_one_line(
     tmp_path: Path, lens: Any, corpus: Path, error: Exception, reason: str

@@ -14,6 +14,7 @@ from normlens.corpus.measures import BoundMeasure, Item, Measure, ModelMeasure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import NormLensError
 from normlens.lens import Lens
+from normlens.memory_shortage import is_out_of_memory
 
 #: By the names of measures: the rows of one sequence, per table.
 Ready: TypeAlias = Mapping[str, dict[str, pa.Table]]
@@ -80,13 +81,13 @@ def _rows(
             f"the measure {name!r} {reason} at {items[0].sequence}; what is done is kept: resume "
             "the run, with a smaller --batch-size or fewer --workers if memory is short"
         ) from error
-    except torch.OutOfMemoryError as error:
-        if len(items) == 1:
-            raise RunError(
-                f"the measure {name!r} ran out of the GPU's memory at {items[0].sequence}; what is "
-                "done is kept: resume the run with a smaller --max-length or another --device"
-            ) from error
     except Exception as error:
+        if len(items) == 1 and is_out_of_memory(error):
+            whose = "the GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+            raise RunError(
+                f"the measure {name!r} ran out of {whose} at {items[0].sequence}; what is done is "
+                "kept: resume the run with a smaller --max-length or another --device"
+            ) from error
         if len(items) == 1:
             kind = "" if isinstance(error, NormLensError) else f"{type(error).__name__}: "
             return [f"{kind}{error}"]

@@ -14,6 +14,7 @@ from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, NormLensError, one_line, reason_of
+from normlens.memory_shortage import is_out_of_memory
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
@@ -108,13 +109,14 @@ class ShardRows:
                 else:
                     made = self._guard.call(partial(measure.rows, item), index, [item.tokens_read])
                 tables |= _checked(measure, made)
-            except (OSError, MemoryError) as error:
-                # The machine's fault, not the sequence's.
-                raise RunError(
-                    f"the measure {measure.name!r} {_machine_problem(error)} at {encoded.id}; what "
-                    "is done is kept: resume the run, with fewer --workers if memory is short"
-                ) from error
             except Exception as error:
+                if isinstance(error, OSError) or is_out_of_memory(error):
+                    # The machine's fault, not the sequence's.
+                    raise RunError(
+                        f"the measure {measure.name!r} {_machine_problem(error)} at {encoded.id}; "
+                        "what is done is kept: resume the run, with fewer --workers if memory is "
+                        "short"
+                    ) from error
                 kind = "" if isinstance(error, NormLensError) else f"{type(error).__name__}: "
                 self.fail(index, encoded.id, f"{measure.name}: {kind}{error}")
                 return
@@ -180,8 +182,8 @@ def _completeness(maps: Maps, explanations: tuple[Explanation, ...]) -> float:
     return max(map(float, errors), default=float("nan"))
 
 
-def _machine_problem(error: OSError | MemoryError) -> str:
-    if isinstance(error, MemoryError):
+def _machine_problem(error: Exception) -> str:
+    if is_out_of_memory(error):
         return "ran out of memory"
     return f"failed ({reason_of(error)})"
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from normlens.decomposition.costs.kernel_memory import chunk_limit
 from normlens.decomposition.fused.stage import Stage
-from normlens.decomposition.memory import is_out_of_memory
 from normlens.errors import MemoryLimitError
+from normlens.memory_shortage import is_out_of_memory
 
 
 class Method(ABC):
