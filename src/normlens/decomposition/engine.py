@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from normlens.decomposition.costs.calibrated import BlockShape, is_refused
 from normlens.decomposition.devices import kernels_run_on
 from normlens.decomposition.feedforward_job import ExpertsJob, FeedForwardJob, PairNorms
 from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIONS
@@ -71,12 +70,7 @@ def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
 
 def is_fused(job: FeedForwardJob) -> bool:
     """Whether the fused kernels can do this job on its device."""
-    down = job.ff.down.weight
-    if not has_kernels(down) or tail_of(job) is None:
-        return False
-    m, d = down.shape
-    heads = job.factors.weights.shape[-1]
-    return not is_refused(down.device, BlockShape(d, m, heads, job.ff.gate is not None))
+    return has_kernels(job.ff.down.weight) and tail_of(job) is not None
 
 
 def has_kernels(weight: Tensor) -> bool:

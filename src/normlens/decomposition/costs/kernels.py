@@ -19,23 +19,10 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import aligned, block_of_heads
 
-#: The shipped constants, as in `Constants`. Fitted to an H200 (docs/performance.md).
+# Fitted to an H200 (docs/performance.md): operations of the matrix units while a byte is stored and
+# read again, and while one is read from the cache; how many times longer an operation takes on
+# gathered rows; operations that the extra launches are worth.
 STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What depends on the GPU (`normlens doctor --calibrate` fits it)."""
-
-    stored_byte: float  # operations of the matrix units while a byte is stored and read again
-    cached_byte: float  # the same while a byte is read from the cache
-    gathered: float  # how many times longer an operation takes on gathered rows
-    launches: float  # operations that the extra launches are worth
-
-
-def shipped() -> Constants:
-    """The constants that hold where nothing was calibrated."""
-    return Constants(STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES)
 
 
 @dataclass(frozen=True)
@@ -44,11 +31,6 @@ class KernelCosts:
 
     shape: Shape  # n: real tokens of the batch, pairs: of all its sequences
     precision: Precision
-    given: Constants | None = None  # None: the shipped ones
-
-    @property
-    def constants(self) -> Constants:
-        return shipped() if self.given is None else self.given
 
     @property
     def by_source_operations(self) -> int:
@@ -71,16 +53,16 @@ class KernelCosts:
 
     def gather(self, share: float) -> float:
         """The cost of reading, mixing and storing the active neurons' rows and multiplying them."""
-        shape, item, constants = self.shape, self.precision.itemsize, self.constants
-        products = constants.gathered * self.precision.products * 2 * shape.d
-        rows = constants.cached_byte * item * shape.projections * block_of_heads(shape.heads)
-        stored = constants.stored_byte * item
+        shape, item = self.shape, self.precision.itemsize
+        products = GATHERED * self.precision.products * 2 * shape.d
+        rows = CACHED_BYTE * item * shape.projections * block_of_heads(shape.heads)
+        stored = STORED_BYTE * item
         neurons = share * aligned(shape.m) * (products + rows + stored)
-        return constants.launches + shape.pairs * (neurons + stored * shape.d)
+        return LAUNCHES + shape.pairs * (neurons + stored * shape.d)
 
     @property
     def matrices(self) -> float:
         """The operations, and storing each pair's part and bypassed part."""
-        constants, item = self.constants, self.precision.itemsize
-        stored = constants.stored_byte * item * self.shape.pairs * 2 * self.shape.d
-        return constants.launches + self.matrix_operations + stored
+        item = self.precision.itemsize
+        stored = STORED_BYTE * item * self.shape.pairs * 2 * self.shape.d
+        return LAUNCHES + self.matrix_operations + stored

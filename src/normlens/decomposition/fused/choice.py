@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from normlens.decomposition.activations import activation
-from normlens.decomposition.costs.calibrated import constants_for
 from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.tiles import MATRICES
@@ -25,7 +24,7 @@ from normlens.decomposition.plan import choose_kernel_plan, gather_pays
 
 def costs_of(stage: Stage) -> KernelCosts:
     """The cost of each method for this stage."""
-    return KernelCosts(stage.shape, stage.precision, constants_for(stage.weights.device))
+    return KernelCosts(stage.shape, stage.precision)
 
 
 def by_source(stage: Stage) -> BySource:
