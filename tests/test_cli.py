@@ -562,21 +562,6 @@ def test_estimate_for_a_gpu_that_is_not_here(
     assert not exact["kernels"]
 
 
-def test_estimate_says_that_gathering_depends_on_the_text(
-    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from normlens.models.tiny import tiny_config
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    wide = {"hidden_size": 768, "ffn_dim": 3072, "max_position_embeddings": 600}
-    tiny_config("opt", **wide, word_embed_proj_dim=768).save_pretrained(tmp_path)
-    words = ("estimate", "--model", tmp_path, "--tokens", 512, "--device", "cuda")
-    assert "where the text leaves enough neurons silent" in shell(*words)
-    assert json.loads(shell(*words, "--json"))["may_gather"]
-
-
 @pytest.mark.parametrize(
     ("words", "fragments"),
     [

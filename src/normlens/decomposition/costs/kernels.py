@@ -1,14 +1,13 @@
-"""The feed-forward stage by GPU kernels: by source, gather, or matrices.
+"""The feed-forward stage by GPU kernels: by source, or matrices.
 
 Operations of the matrix units and bytes that move, for `pairs` allowed (target, source) pairs, k
-input projections, H heads and a share ρ of active neurons; an item is an operand's element, and a
-product of split operands counts three:
+input projections and H heads; an item is an operand's element, and a product of split operands
+counts three:
 
     by source   pairs · 2m(d + kH)
-    gather      ρ · pairs · 2md              and  ρ · pairs · kHm items read, pairs · d stored
     matrices    tokens · 2d²m + pairs · 2d²  and  pairs · 2d items stored
 
-What is stored (left operands and bypassed parts) is written and read again.
+What is stored (parts at the block's input, bypassed parts) is written and read again.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import aligned, block_of_heads
 
 # Fitted to an H200 (docs/performance.md): operations of the matrix units while a byte is stored and
-# read again, and while one is read from the cache; how many times longer an operation takes on
-# gathered rows; operations that the extra launches are worth.
-STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
+# read again, and those that the extra launches are worth.
+STORED_BYTE, LAUNCHES = 800.0, 5e10
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class KernelCosts:
     precision: Precision
 
     @property
-    def by_source_operations(self) -> int:
+    def by_source(self) -> int:
         """``pairs · 2m(d + kH)``: rows are mixed and multiplied by W_down in one kernel."""
         shape = self.shape
         mixed = shape.projections * block_of_heads(shape.heads)
@@ -45,20 +43,6 @@ class KernelCosts:
         shape = self.shape
         products = shape.n * shape.d * aligned(shape.m) + shape.pairs * shape.d
         return self.precision.products * 2 * shape.d * products
-
-    @property
-    def by_source(self) -> float:
-        """Its operations alone: nothing but sums is stored."""
-        return self.by_source_operations
-
-    def gather(self, share: float) -> float:
-        """The cost of reading, mixing and storing the active neurons' rows and multiplying them."""
-        shape, item = self.shape, self.precision.itemsize
-        products = GATHERED * self.precision.products * 2 * shape.d
-        rows = CACHED_BYTE * item * shape.projections * block_of_heads(shape.heads)
-        stored = STORED_BYTE * item
-        neurons = share * aligned(shape.m) * (products + rows + stored)
-        return LAUNCHES + shape.pairs * (neurons + stored * shape.d)
 
     @property
     def matrices(self) -> float:

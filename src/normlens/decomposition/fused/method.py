@@ -13,7 +13,7 @@ from normlens.errors import MemoryLimitError
 
 
 class Method(ABC):
-    """A method of filling a stage's sums: by source, gather or matrices."""
+    """A method of filling a stage's sums: by source or matrices."""
 
     sums: Tensor
 
