@@ -314,7 +314,6 @@ def test_a_full_disk_leaves_nothing_behind(
         (("--text", ""), ["the text is empty"]),
         (("--text", " \n "), ["the text is empty", "at least one word"]),
         (("--text", "a", "--pair", " "), ["the text is empty"]),
-        (("--text", "a\udce4"), ["not valid Unicode"]),
         (("--file", "nowhere.txt"), ["cannot read 'nowhere.txt'", "No such file"]),
         (("--file", "."), ["cannot read '.'", "directory"]),
         (("--text", "a", "--layers", "one"), ["--layers 'one'", "0,2-4", "counted from 0"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,10 @@ VALUES = {
     "too many digits": "9" * 10_000,
     "a large float": "1e400",
     "a text": '"text"',
-    "half a character": '"\\ud800"',
     "an empty text": '""',
     "an empty list": "[]",
     "texts": '["a", "b", "c"]',
     "too few texts": '["a"]',
-    "halves of characters": '["\\ud800", "b", "c"]',
     "numbers": "[0, 1, 2]",
     "numbers from the end": "[-1, -2, -3]",
     "numbers twice": "[0, 0, 0]",
@@ -102,6 +101,18 @@ def opened_and_used(path: Path, folder: Path) -> normlens.Maps | None:
     maps.to_html(folder / "maps.html", overwrite=True)
     maps.save(folder / "again.safetensors", overwrite=True)
     return maps
+
+
+def test_half_a_character_is_one_line_on_the_command_line(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors, header = contents(saved)
+    meta = json.loads(header["maps"]) | {"text": "half \ud800"}
+    crafted = tmp_path / "crafted.safetensors"
+    save_file(tensors, crafted, metadata={**header, "maps": json.dumps(meta)})
+    assert cli.main(["view", str(crafted), "--out", str(tmp_path / "page.html")]) == 2
+    assert re.fullmatch(r"error: .*half.* is not valid Unicode.*\n", capsys.readouterr().err)
+    assert not (tmp_path / "page.html").exists()
 
 
 # The header ---------------------------------------------------------------------------------------

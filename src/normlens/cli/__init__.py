@@ -150,6 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except MemoryError:
         return _fail("there is not enough memory; use a shorter text or a smaller model")
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 40) : error.end]
+        return _fail(f"the text {near!a} is not valid Unicode; encode it as UTF-8")
     return status if isinstance(status, int) else 0
 
 
