@@ -169,17 +169,11 @@ def test_no_other_field_is_taken(saved: Path, tmp_path: Path, name: str) -> None
     assert f"{name!r} is no field" in refused(path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("maps", text) for text in ("", "{", "[]", "null", "3", '"a"', BOMB, "\ud7ff", "{}")),
-        *(("version", text) for text in ("", "0", "-1", "1.5", "one", "9" * 10_000)),
-    ],
-)
-def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, key: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["", "{", "[]", "null", "3", '"a"', BOMB, "\ud7ff", "{}"])
+def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, value: str) -> None:
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
-    save_file(tensors, path, metadata={**header, key: value})
+    save_file(tensors, path, metadata={**header, "maps": value})
     assert "damaged" in refused(path)
 
 
@@ -296,6 +290,6 @@ def test_the_command_says_it_in_one_line(
 def test_a_statistic_that_nobody_knows_is_refused() -> None:
     """Its axes would be unknown to everything that selects from the maps."""
     meta = {"scopes": [], "layers": [0], "tokens": ["a"]}
-    tensors = {"allowed": np.ones((1, 1, 1), bool), "statistics/mood": np.ones((1, 1))}
+    tensors = {"allowed": np.ones((1, 1, 1), np.uint8), "statistics/mood": np.ones((1, 1))}
     with pytest.raises(ValueError, match=r"'statistics/mood' is no array"):
         check_arrays(meta, tensors)
