@@ -17,10 +17,11 @@ from gpu_stage import Shape, job_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.feedforward_job import FeedForwardJob
 from normlens.decomposition.fused.by_pair import ByPair
 from normlens.decomposition.fused.by_source import InOneKernel
-from normlens.decomposition.fused.choice import by_source, costs_of, hidden_rows_of
+from normlens.decomposition.fused.choice import by_source, hidden_rows_of
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.stage import Stage
@@ -107,7 +108,8 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
             times_by_method = [
                 busy(partial(run, job, precision, method)) for method in ("by source", "matrices")
             ]
-            costs = costs_of(stage_of(job, precision))
+            stage = stage_of(job, precision)
+            costs = KernelCosts(stage.shape, stage.precision)
             measured.append(times_by_method[0] / times_by_method[1])
             expected.append(costs.by_source / costs.matrices)
         cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]

@@ -90,7 +90,7 @@ def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_st
     assert found.tiles == 0
     # The costs are the same numbers, not only the choice that follows from them.
     costs = kernel_costs(sizes_of(lens).layers[0], sizes_of(lens), analysis)
-    run = choice.costs_of(stage)
+    run = kernels.KernelCosts(stage.shape, stage.precision)
     assert (costs.by_source, costs.matrices) == (run.by_source, run.matrices)
 
 

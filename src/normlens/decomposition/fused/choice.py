@@ -20,11 +20,6 @@ from normlens.decomposition.fused.tail import tail_of
 from normlens.decomposition.plan import choose_kernel_plan
 
 
-def costs_of(stage: Stage) -> KernelCosts:
-    """The cost of each method for this stage."""
-    return KernelCosts(stage.shape, stage.precision)
-
-
 def by_source(stage: Stage) -> BySource:
     """The method source by source; where that costs less, it stores hidden rows."""
     return ByPair(stage) if hidden_rows_of(stage).stored else InOneKernel(stage)
@@ -39,7 +34,7 @@ def hidden_rows_of(stage: Stage) -> HiddenRows:
 
 def cheapest_method(stage: Stage) -> Method:
     """The cheapest method by the cost model."""
-    plan = choose_kernel_plan(costs_of(stage))
+    plan = choose_kernel_plan(KernelCosts(stage.shape, stage.precision))
     return Matrices(stage) if plan.method == MATRICES else by_source(stage)
 
 
