@@ -6,7 +6,7 @@ explain      one explanation beside a forward pass
 spearman     correlations of real maps in each precision (of --model)
 experiment   the papers' experiment
 corpus       how busy a corpus run keeps the GPU
-methods      silent neurons left out, and one matrix per target
+methods      hidden rows stored or mixed anew, and one matrix per target
 
 python benchmarks/gpu.py                          # prints the tables
 python benchmarks/gpu.py --docs                   # and writes them into docs/performance.md

@@ -13,25 +13,20 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from gpu_stage import Shape, job_of, milliseconds
+from gpu_stage import Shape, job_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.feedforward_job import FeedForwardJob
 from normlens.decomposition.fused.by_pair import ByPair
 from normlens.decomposition.fused.by_source import InOneKernel
-from normlens.decomposition.fused.choice import by_source, costs_of, hidden_rows_of
-from normlens.decomposition.fused.gather import Activity, Gather
+from normlens.decomposition.fused.choice import by_source, hidden_rows_of
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
 
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
-OPT = [
-    Shape("OPT-125m", 512, causal=True),
-    Shape("OPT-1.3b", 1024, d=2048, m=8192, heads=32, causal=True),
-]
 LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
 SMOL = Shape("SmolLM2", 256, d=576, m=1536, heads=9, gated=True, causal=True, batch=4)
 HIDDEN = [
@@ -51,7 +46,6 @@ METHODS = {
     "by source": by_source,
     "in one kernel": InOneKernel,
     "by pair": ByPair,
-    "gather": lambda stage: Gather(stage, Activity.of(stage)),
     "matrices": Matrices,
 }
 
@@ -96,40 +90,6 @@ def crossing(places: Sequence[float], ratios: Sequence[float]) -> str:
     return f"beyond {places[-1]:g}" if abs(ratios[-1] - 1) < abs(ratios[0] - 1) else "before"
 
 
-def silent_neurons(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
-    """Gathering against multiplying all neurons, by the share that is active."""
-    lines = [
-        "ReLU layers, only the active neurons of each target against all of them: the time of all "
-        "÷ the time of the active ones (GPU time of one layer's stage), in brackets what the cost "
-        "model expects; and the share from which on all of them take less time, measured and "
-        "expected:",
-        "",
-        "| shape | n | precision | all, ms | "
-        + " | ".join(f"{share:.0%} active" for share in SHARES)
-        + " | from | expected |",
-        "|---|---|---|---|" + "---|" * len(SHARES) + "---|---|",
-    ]
-    for shape in shapes:
-        for precision in precisions:
-            measured, expected = [], []
-            # All neurons take the same time, however many are active.
-            job = job_of(replace(shape, active=SHARES[0]))
-            whole = busy(partial(run, job, precision, "by source"))
-            for share in SHARES:
-                job = job_of(replace(shape, active=share))
-                some = busy(partial(run, job, precision, "gather"))
-                stage = stage_of(job, precision)
-                costs = costs_of(stage)
-                measured.append(whole / some)
-                expected.append(costs.by_source / costs.gather(Activity.of(stage).share))
-            cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
-            line = [shape.name, shape.n, precision, f"{whole:.2f}", *cells]
-            line += [f"{crossing(SHARES, ratios)}" for ratios in (measured, expected)]
-            lines.append("| " + " | ".join(map(str, line)) + " |")
-            print(lines[-1], flush=True)
-    return [*lines, ""]
-
-
 def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]:
     """One matrix per target against one kernel per source, by the length of the input."""
     lengths = [shape.n for shape in shapes]
@@ -148,7 +108,8 @@ def long_inputs(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
             times_by_method = [
                 busy(partial(run, job, precision, method)) for method in ("by source", "matrices")
             ]
-            costs = costs_of(stage_of(job, precision))
+            stage = stage_of(job, precision)
+            costs = KernelCosts(stage.shape, stage.precision)
             measured.append(times_by_method[0] / times_by_method[1])
             expected.append(costs.by_source / costs.matrices)
         cells = [f"{m:.2f} ({e:.2f})" for m, e in zip(measured, expected, strict=True)]
@@ -186,24 +147,8 @@ def hidden_rows(shapes: Sequence[Shape], precisions: Sequence[str]) -> list[str]
     return [*lines, ""]
 
 
-def from_python(shape: Shape, precision: str) -> str:
-    """What one text costs from Python, launches included."""
-    job = job_of(replace(shape, active=0.05))
-    times_by_method = {
-        method: milliseconds(partial(run, job, precision, method))
-        for method in ("by source", "gather")
-    }
-    return (
-        f"Launched from Python, {shape.name} with n = {shape.n} and 5 % active, `{precision}`: all "
-        f"{times_by_method['by source']:.1f} ms, active ones {times_by_method['gather']:.1f} ms."
-    )
-
-
 def tables(quick: bool = False) -> list[str]:
-    """The tables, and one line about launches."""
+    """The tables."""
     precisions = ["bfloat16"] if quick else ["float32", "bfloat16"]
-    shapes, longer = (OPT[:1], LONG[:2]) if quick else (OPT, LONG)
-    lines = silent_neurons(shapes, precisions)
-    lines += [from_python(shape, "float32") for shape in shapes] + [""]
-    lines += hidden_rows(HIDDEN[:1] if quick else HIDDEN, ["float32", "tf32"])
-    return lines + long_inputs(longer, precisions)
+    lines = hidden_rows(HIDDEN[:1] if quick else HIDDEN, ["float32", "tf32"])
+    return lines + long_inputs(LONG[:2] if quick else LONG, precisions)

@@ -50,11 +50,10 @@ class Shape:
     gated: bool = False
     causal: bool = False
     batch: int = 1
-    active: float | None = None  # the share of active neurons, in a ReLU layer
 
     @property
     def activation(self) -> str:
-        return "relu" if self.active is not None else "silu" if self.gated else "gelu"
+        return "silu" if self.gated else "gelu"
 
     @property
     def pairs(self) -> int:
@@ -87,10 +86,6 @@ def random_layer(shape: Shape, seed: int = 0) -> tuple[Layer, torch.Tensor, torc
 
     attention = Attention(linear(d, d), linear(d, d), shape.heads, shape.heads)
     gate, up = linear(d, m) if shape.gated else None, linear(d, m)
-    if shape.active is not None:
-        # Behind a norm, what the neurons add up is about normal.
-        threshold = statistics.NormalDist().inv_cdf(1 - shape.active)
-        up = Linear(up.weight, torch.full_like(draw(m), -threshold))
     ff = FeedForward(up, linear(m, d), shape.activation, gate)
     start, end = Branch(), Residual()
     steps: list[Any] = [start, attention, end, norm(), start, ff, end, norm()]

@@ -206,7 +206,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu_kernels_take_the_place_of_tiles(bert_base: ModelSizes) -> None:
     here, there = (ask(bert_base, 512, FF, device=device) for device in ("cpu", "cuda"))
     assert isinstance(here.plan, Plan)
-    assert there.plan == KernelPlan("by source", may_gather=False)
+    assert there.plan == KernelPlan("by source")
     assert "tile buffers" in here.memory
     assert "kernel buffers" in there.memory
     assert "tile buffers" not in there.memory
@@ -240,18 +240,6 @@ def test_what_kernels_cannot_do_is_done_by_tiles(bert_base: ModelSizes) -> None:
     )
     assert isinstance(unknown, Plan)
     assert isinstance(known, KernelPlan)
-
-
-def test_only_layers_with_silent_neurons_may_gather(bert_base: ModelSizes) -> None:
-    relu = replace(
-        bert_base, layers=tuple(replace(layer, silent=True) for layer in bert_base.layers)
-    )
-    gathers = [
-        ask(sizes, n, FF, device="cuda").plan.may_gather  # type: ignore[union-attr]
-        for sizes in (bert_base, relu)
-        for n in (8, 512)
-    ]
-    assert gathers == [False, False, False, True]
 
 
 # Pieces ------------------------------------------------------------------------------------------

@@ -246,6 +246,12 @@ def test_an_empty_text(text, lens):
         lens.maps(text)
 
 
+@pytest.mark.parametrize("text", ["a \ud800", ("the dog", "\udce4"), ["the dog", "\udce4"]])
+def test_half_a_character(text, lens):
+    with pytest.raises(InputError, match="not valid Unicode"):
+        lens.maps(text)
+
+
 def test_an_empty_text_among_others(lens):
     with pytest.raises(InputError, match="empty"):
         lens.maps(["the dog", " "])

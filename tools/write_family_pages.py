@@ -3,12 +3,85 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
-from normlens.family_page import models_tables, readme_lines
+from normlens.families import (
+    IMAGES,
+    SOUND,
+    TEXT,
+    Family,
+    by_components,
+    family_table,
+    markdown_table,
+)
+from normlens.models.refusals import refused_types
+from normlens.wording import listed
 
 ROOT = Path(__file__).resolve().parents[1]
 PART = re.compile(r"(<!-- families:[^\n]*-->\n).*?(<!-- /families -->)", re.S)
+#: Names that most readers look for, of each kind of attention.
+EXAMPLES = (
+    *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "eurobert", "nomic_bert", "esm"),
+    *("gpt2", "llama", "qwen3", "gemma3_text", "olmo3", "smollm3", "granite", "cohere2", "falcon"),
+    *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+    *("t5", "bart", "marian", "m2m_100", "whisper"),
+    *("vit", "deit", "dinov2", "dinov3_vit", "clip_vision_model", "siglip_vision_model", "beit"),
+    *("wav2vec2", "hubert"),
+)
+
+#: What models are called that attend in one way or another, or read no text.
+NOUNS = {
+    "bidirectional": "encoders",
+    "causal": "decoders",
+    "encoder–decoder": "encoder–decoders",
+    IMAGES: "image encoders",
+    SOUND: "audio encoders",
+}
+
+
+def readme_lines() -> str:
+    """How many model types there are, with examples of each kind of attention."""
+    families = family_table()
+    shown = []
+    kind_of = {family.model_type: _kind(family) for family in families}
+    for kind in dict.fromkeys(kind_of.values()):
+        names = [name for name, its_kind in kind_of.items() if its_kind == kind]
+        some = [f"`{name}`" for name in EXAMPLES if name in names]
+        shown.append(f"{len(names)} {NOUNS.get(kind, kind)} ({', '.join([*some, '…'])})")
+    kinds = len(by_components(families))
+    text = (
+        f"{len(families)} model types with {kinds} kinds of layer: {listed(shown)}. All of "
+        "them, with their traits and scopes, and what cannot be supported and why: "
+        "[docs/models.md](docs/models.md), or `normlens models WORD…`."
+    )
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _kind(family: Family) -> str:
+    """What a model reads, or how it attends to a text."""
+    return family.attention if family.reads == TEXT else family.reads
+
+
+def models_tables() -> str:
+    """The generated part of the page: families with traits, kinds of layer, what is refused."""
+    lines = [
+        "## Families",
+        "",
+        "| model type | attention | components | traits |",
+        "|---|---|---|---|",
+    ]
+    for family in family_table():
+        traits = ", ".join(family.traits)
+        cells = f"`{family.model_type}`", family.attention, family.components, traits
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Kinds of layer", "", *markdown_table().splitlines()]
+    lines += ["", "## What cannot be supported", "", "| model types | why |", "|---|---|"]
+    reasons = refused_types()
+    for reason in dict.fromkeys(reasons.values()):
+        types = ", ".join(f"`{name}`" for name in sorted(reasons) if reasons[name] == reason)
+        lines.append(f"| {types} | {reason} |")
+    return "\n".join(lines) + "\n"
 
 
 def rewrite(path: Path, text: str) -> None:

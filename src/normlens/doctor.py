@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from normlens._version import __version__
-from normlens.calibration.record import state
 from normlens.checkpoints import hub
 from normlens.checkpoints.embedded import EMBEDDED
 from normlens.decomposition.memory import free_memory
@@ -79,7 +78,6 @@ def _machine() -> dict[str, str]:
         device = torch.cuda.get_device_properties(index)
         free = _gib(free_memory(torch.device("cuda", index)))
         facts[f"cuda:{index}"] = f"{device.name}, {_gib(device.total_memory)}, {free} free"
-        facts[f"cuda:{index} calibration"] = state(device.name)
     if not torch.cuda.is_available():
         facts["cuda"] = "none"
     facts["mps"] = "available" if torch.backends.mps.is_available() else "none"

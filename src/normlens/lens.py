@@ -20,7 +20,6 @@ from normlens.analysing.recording import Recordings
 from normlens.analysing.stacks import layers_by_stack, stacks_of
 from normlens.analysing.unlike_layers import components_in_words, scopes_of
 from normlens.analysing.verdicts import check_finite
-from normlens.calibration.record import use_stored
 from normlens.checkpoints.sentences import Pooling
 from normlens.components import Layer
 from normlens.decomposition.head_products import ProductStore
@@ -278,7 +277,6 @@ class Lens(Encodes, Explains):
         if self._products is not None:
             layers = [stack.first + k for stack in stacks for k in stack.request.layers]
             refresh_products(self._products, self, layers)
-        use_stored(self.device)
         outbox = Outbox(self.device) if self.device.type == "cuda" else None
         analyser = Analyser(self, stacks, self._products, progress, outbox)
         if out is not None:

@@ -111,6 +111,10 @@ def tokenise(tokenizer: Any, *texts: str, **options: Any) -> Any:
 
     A fast tokenizer stores the truncation of its last call.
     """
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:  # half a character, which JSON and shells can give
+        raise InputError("the text is not valid Unicode; encode it as UTF-8") from error
     # With `verbose` the tokenizer prints a warning about a long text.
     return alone_with([tokenizer], lambda: tokenizer(*texts, verbose=False, **options))
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from normlens.analysis import paired
-from normlens.analysis.bootstrap import mean_interval
+from normlens.analysis.bootstrap import mean_intervals
 from normlens.analysis.paired import holm, paired_differences, sign_flip_p
 
 
@@ -69,7 +69,7 @@ def test_differences_are_of_shared_examples() -> None:
     assert compared.examples.tolist() == [28, 30]
     assert compared.mean[0] == pytest.approx((first - second)[both, 0].mean())
     assert compared.p[0] == alone.p[0]
-    mean, low, high = mean_interval((first - second)[:, 1], 500, seed=4)
+    (mean,), (low,), (high,) = mean_intervals((first - second)[:, 1:2], 500, seed=4)
     assert (compared.mean[1], compared.low[1], compared.high[1]) == pytest.approx((mean, low, high))
 
 

@@ -22,7 +22,6 @@ from normlens.decomposition.scores import (
     cross_flow,
     cross_flow_by_head,
     flow,
-    flow_behind,
     flow_by_head,
     layer_scores,
     scores_behind,
@@ -89,7 +88,7 @@ def test_a_flow_behind_a_scope_is_the_directed_part_of_single_tokens(order, prob
         head = freeze(given.layer, given.x, given.alpha, [n], until=step, parts=False)
         parts = head.forward(alone)[:, 0]  # (j, i, d)
         expected = torch.einsum("id,jid->ij", kept[step][0], parts)
-        found = flow_behind(layer, kept[step], step)
+        found = flow(layer, scores_behind(layer, kept[step], step))
         torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-11)
 
 

@@ -177,8 +177,6 @@ def first(meta):
         lambda tensors, header, meta: tensors.update(surprise=tensors["nodes"]),
         lambda tensors, header, meta: header.update(explanation="{"),
         lambda tensors, header, meta: header.pop("explanation"),
-        lambda tensors, header, meta: header.update(version="one"),
-        lambda tensors, header, meta: header.update(version="0"),
         lambda tensors, header, meta: header.pop("version"),
         lambda tensors, header, meta: header.update(format="normlens-explanations"),
         lambda tensors, header, meta: meta.pop("shared"),
@@ -221,7 +219,6 @@ VALUES = [
     float("inf"),
     10**400,
     "text",
-    "\ud800",
     [],
     ["a"],
     [0, 1],
@@ -281,9 +278,9 @@ def test_a_truncated_file(share, why, path):
     refused(path)
 
 
-def test_a_newer_version(why, path):
+def test_another_version(why, path):
     rewrite(why, path, lambda tensors, header, meta: header.update(version="99"))
-    with pytest.raises(MapsFileError, match="newer NormLens"):
+    with pytest.raises(MapsFileError, match="make it again"):
         normlens.open(path)
 
 

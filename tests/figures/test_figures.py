@@ -15,6 +15,7 @@ import normlens
 from normlens import figures
 from normlens.analysis import strongest_pairs
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
+from normlens.figures import fonts
 from normlens.figures.colour_scales import clipped_end
 from normlens.models.tiny import tiny_model
 from normlens.results.tokens import readable_tokens
@@ -352,6 +353,15 @@ def test_jupyter_can_show_a_figure(bert: normlens.Maps) -> None:
     data, size = figure._repr_png_()
     assert data.startswith(b"\x89PNG")
     assert size["width"] == round(96 * figure.get_figwidth())
+
+
+def test_characters_without_a_font_are_drawn_as_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "_letters", lambda path: frozenset(map(ord, "abc □")))
+    with pytest.warns(UserWarning, match="no installed font has some characters") as said:
+        chosen = fonts.fonts_for(["a 他说"])
+    assert len(said) == 1
+    assert chosen.drawable("a 他说") == "a □□"
+    fonts.fonts_for(["abc\n"])  # which has nothing to draw
 
 
 def test_missing_matplotlib_is_explained(

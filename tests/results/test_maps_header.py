@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,10 @@ VALUES = {
     "too many digits": "9" * 10_000,
     "a large float": "1e400",
     "a text": '"text"',
-    "half a character": '"\\ud800"',
     "an empty text": '""',
     "an empty list": "[]",
     "texts": '["a", "b", "c"]',
     "too few texts": '["a"]',
-    "halves of characters": '["\\ud800", "b", "c"]',
     "numbers": "[0, 1, 2]",
     "numbers from the end": "[-1, -2, -3]",
     "numbers twice": "[0, 0, 0]",
@@ -104,6 +103,18 @@ def opened_and_used(path: Path, folder: Path) -> normlens.Maps | None:
     return maps
 
 
+def test_half_a_character_is_one_line_on_the_command_line(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors, header = contents(saved)
+    meta = json.loads(header["maps"]) | {"text": "half \ud800"}
+    crafted = tmp_path / "crafted.safetensors"
+    save_file(tensors, crafted, metadata={**header, "maps": json.dumps(meta)})
+    assert cli.main(["view", str(crafted), "--out", str(tmp_path / "page.html")]) == 2
+    assert re.fullmatch(r"error: .*half.* is not valid Unicode.*\n", capsys.readouterr().err)
+    assert not (tmp_path / "page.html").exists()
+
+
 # The header ---------------------------------------------------------------------------------------
 
 
@@ -158,17 +169,11 @@ def test_no_other_field_is_taken(saved: Path, tmp_path: Path, name: str) -> None
     assert f"{name!r} is no field" in refused(path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("maps", text) for text in ("", "{", "[]", "null", "3", '"a"', BOMB, "\ud7ff", "{}")),
-        *(("version", text) for text in ("", "0", "-1", "1.5", "one", "9" * 10_000)),
-    ],
-)
-def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, key: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["", "{", "[]", "null", "3", '"a"', BOMB, "\ud7ff", "{}"])
+def test_what_the_header_says_of_itself(saved: Path, tmp_path: Path, value: str) -> None:
     tensors, header = contents(saved)
     path = tmp_path / "crafted.safetensors"
-    save_crafted(tensors, path, metadata={**header, key: value})
+    save_crafted(tensors, path, metadata={**header, "maps": value})
     assert "damaged" in refused(path)
 
 
@@ -285,6 +290,6 @@ def test_the_command_says_it_in_one_line(
 def test_a_statistic_that_nobody_knows_is_refused() -> None:
     """Its axes would be unknown to everything that selects from the maps."""
     meta = {"scopes": [], "layers": [0], "tokens": ["a"]}
-    tensors = {"allowed": np.ones((1, 1, 1), bool), "statistics/mood": np.ones((1, 1))}
+    tensors = {"allowed": np.ones((1, 1, 1), np.uint8), "statistics/mood": np.ones((1, 1))}
     with pytest.raises(ValueError, match=r"'statistics/mood' is no array"):
         check_arrays(meta, tensors)

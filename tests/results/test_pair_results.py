@@ -19,7 +19,6 @@ from normlens.analysis import normalise
 from normlens.errors import InputError, MapsFileError, UnknownScopeError
 from normlens.exports import map_export as export
 from normlens.results.both_stacks import by_stack, choose_in_stacks
-from normlens.results.maps_file import FORMAT_VERSION
 
 SOURCE, TARGET = "the house is small and green", "la maison est petite"
 DEEPEST = "ATTNRESLNCROSSRESLNFFRESLN-N"
@@ -81,20 +80,6 @@ def test_what_a_file_says_of_both_sequences(maps, tmp_path):
     assert again.encoder.completeness == maps.encoder.completeness
     assert set(again.encoder.heads) == {"ATTN-W", "ATTN-N"}
     assert set(again.heads) == {"ATTN-W", "ATTN-N", "CROSS-W", "CROSS-N"}
-
-
-def version(path) -> int:
-    with safe_open(path, framework="numpy") as file:
-        return int(file.metadata()["version"])
-
-
-def test_only_both_stacks_need_the_newest_version(maps, tmp_path):
-    """Older NormLens opens what it can hold."""
-    versions = {
-        name: version(some.save(tmp_path / f"{name}.safetensors"))
-        for name, some in {"both": maps, "decoder": maps.decoder, "encoder": maps.encoder}.items()
-    }
-    assert versions == {"both": FORMAT_VERSION, "decoder": 2, "encoder": 1}
 
 
 def rewritten(maps, path, change) -> None:

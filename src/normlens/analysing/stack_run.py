@@ -26,7 +26,6 @@ from normlens.analysis import special_dimensions
 from normlens.components import Layer
 from normlens.decomposition import Settings, decompose_layer
 from normlens.decomposition.buffers import Buffers
-from normlens.decomposition.costs.calibrated import calibrated_for
 from normlens.decomposition.head_products import ProductStore
 from normlens.decomposition.results import LayerMaps
 from normlens.device_constants import current
@@ -166,8 +165,6 @@ def _provenance(
     settings = stack.request.settings
     said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
     said |= {"origin": stack.request.origin, "precision": collected.precision}
-    if collected.precision is not None and (found := calibrated_for(lens.device)) is not None:
-        said["calibration"] = found.in_words
     if len(collected.devices) > 1:
         said["device"] = ", ".join(map(str, collected.devices))
     if stack.request.map_dtype != AUTO:

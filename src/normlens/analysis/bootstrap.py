@@ -34,24 +34,13 @@ class MeanComparison(NamedTuple):
     p: Array
 
 
-def mean_interval(
-    values: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
-) -> tuple[float, float, float]:
-    """Take the mean of values (n,) and the ends of its percentile bootstrap interval.
-
-    Efron and Tibshirani 1993, chapter 13. The ends are NaN for fewer than two values.
-    """
-    column = np.asarray(values, dtype=np.float64).reshape(-1, 1)
-    mean, low, high = mean_intervals(column, resamples, seed, level)
-    return float(mean[0]), float(low[0]), float(high[0])
-
-
 def mean_intervals(
     values: ArrayLike, resamples: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> Means:
-    """Take mean and interval of every column at once, (n, k) → (k,) × 3: whole rows are drawn.
+    """Take mean and percentile interval of every column, (n, k) → (k,) × 3: whole rows are drawn.
 
-    NaN cells are left out column by column: a resample's mean is that of the cells it has.
+    NaN cells are left out column by column: a resample's mean is that of the cells it has. The ends
+    are NaN for fewer than two values. Efron and Tibshirani 1993, chapter 13.
     """
     cells = np.asarray(values, dtype=np.float64)
     present = ~np.isnan(cells)

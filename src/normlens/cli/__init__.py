@@ -165,6 +165,9 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 40) : error.end]
+        return _fail(f"the text {near!a} is not valid Unicode; encode it as UTF-8")
     except (MemoryError, RuntimeError, OSError, ImportError) as error:
         if not is_out_of_memory(error):
             raise

@@ -111,11 +111,9 @@ def _is_piped() -> bool:
 
 
 def check_text(text: str, name: str = "text") -> None:
-    """Raise for a text that is empty or no text at all."""
+    """Raise for a text that is empty."""
     if not text.strip():
         raise InputError(f"the {name} is empty; give at least one word")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"the {name} is not valid Unicode; encode it as UTF-8")
 
 
 def read_file(name: str) -> str:

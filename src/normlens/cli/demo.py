@@ -17,6 +17,6 @@ def demo_command(
     force: ForceOption = False,
 ) -> None:
     """A tour with the embedded models: maps, tables and pictures, without the network."""
-    from normlens.demo.run import run_demo
+    from normlens.demo import run_demo
 
     run_demo(out, force=force)

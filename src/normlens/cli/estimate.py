@@ -109,7 +109,6 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
         "memory": {**result.memory, "total": result.peak_memory},
         "method": None if plan is None else plan.method,
         "kernels": isinstance(plan, KernelPlan),
-        "may_gather": isinstance(plan, KernelPlan) and plan.may_gather,
         "tile": tile,
         "tiles_per_layer": result.tiles,
         "published_way": result.published,
@@ -175,10 +174,7 @@ def _described(stage: Stage, analysis: Analysis) -> str:
             f"{plan.method}, {stage.tiles} of at most {plan.targets} targets "
             f"× {plan.sources} sources per layer and text"
         )
-    words = f"GPU kernels, {plan.method}, in {analysis.kernel_precision.name}"
-    if plan.may_gather:
-        words += "; only the active neurons where the text leaves enough neurons silent"
-    return words
+    return f"GPU kernels, {plan.method}, in {analysis.kernel_precision.name}"
 
 
 def _show_device(place: torch.device, sizes: ModelSizes, tokens: int) -> None:

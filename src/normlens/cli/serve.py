@@ -13,7 +13,6 @@ import typer
 from normlens.cli.fields import Fields, with_field_options
 from normlens.cli.options import QuietOption
 from normlens.cli.printing import status
-from normlens.errors import InputError
 from normlens.extras import PAGE_SERVER, check_installed
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
 from normlens.serve.limits import Limits
@@ -34,13 +33,6 @@ def serve_command(
             metavar="NAME",
             help="Model that may be analysed: hub name, folder or embedded model; repeat it for "
             "more. Default: the embedded models that are installed.",
-        ),
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Instead of models: the page of a run (folder or URL), which is only read.",
         ),
     ] = None,
     port: Annotated[
@@ -69,31 +61,18 @@ def serve_command(
     at_least_one(tokens, "tokens")
     check_installed(PAGE_SERVER)
 
-    from normlens.serve.server import Listening, PageServer, RunServer
+    from normlens.serve.models import ServedModels, installed_models
+    from normlens.serve.server import PageServer
 
-    page: Listening
-    if run is not None:
-        if model:
-            raise InputError("--run shows a run and --model analyses texts; start one server each")
-        from normlens.corpus.runs.results import Run
-
-        opened = Run.open(run)
-        shown, reading = f"{opened.manifest.model['name']} on {opened.manifest.data['name']}", "run"
-        page = RunServer(opened, host=host, port=port, allow_hosts=allow_host or ())
-    else:
-        from normlens.serve.models import ServedModels, installed_models
-
-        limits = Limits(tokens=tokens)
-        names = model or installed_models()
-        models = ServedModels(names, limits, loading=loading, analysis=analysis)
-        shown, reading = ", ".join(models.names), "models' configurations"
-        page = PageServer(
-            models, limits, host=host, port=port, allow_hosts=allow_host or (), example=example
-        )
+    limits = Limits(tokens=tokens)
+    models = ServedModels(model or installed_models(), limits, loading=loading, analysis=analysis)
+    page = PageServer(
+        models, limits, host=host, port=port, allow_hosts=allow_host or (), example=example
+    )
     try:
-        with status(f"reading the {reading}", quiet):
+        with status("reading the models' configurations", quiet):
             page.start()
-        print(page.url if quiet else f"{shown} at {page.url}", flush=True)
+        print(page.url if quiet else f"{', '.join(models.names)} at {page.url}", flush=True)
         if not quiet:
             print("Ctrl-C stops it.", file=sys.stderr)
         if not is_loopback(host):

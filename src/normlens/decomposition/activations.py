@@ -38,8 +38,6 @@ class Activation:
     constant_beyond: float | None = None
     #: it has a kink at 0, across which no quadrature may go
     kinked: bool = False
-    #: its slope is exactly 0 below 0
-    silent: bool = False
     #: what a kernel may compute its slope as: a logistic function of z, or of tanh GELU's argument
     logistic: str | None = None
 
@@ -160,9 +158,9 @@ _TANH_GELU = replace(_gated_linear(_tanh_cdf(math.sqrt(2 / math.pi))), logistic=
 _SHORT_TANH_GELU = _gated_linear(_tanh_cdf(0.79788456))
 _FAST_GELU = _gated_linear(_tanh_cdf(0.7978845608))
 _SILU = replace(_gated_linear(torch.sigmoid), logistic="plain")
-_RELU = Activation(torch.relu, _step, kinked=True, silent=True)
+_RELU = Activation(torch.relu, _step, kinked=True)
 _SQUARED_RELU = Activation(
-    lambda z: torch.relu(z).square(), torch.relu, linear_beyond=None, kinked=True, silent=True
+    lambda z: torch.relu(z).square(), torch.relu, linear_beyond=None, kinked=True
 )
 _TANH = Activation(torch.tanh, _tanh_over, linear_beyond=None, constant_beyond=20.0)
 _SIGMOID = Activation(

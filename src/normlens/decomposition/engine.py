@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from normlens.decomposition.costs.calibrated import BlockShape, is_refused
 from normlens.decomposition.devices import kernels_run_on
 from normlens.decomposition.feedforward_job import ExpertsJob, FeedForwardJob, PairNorms
 from normlens.decomposition.fused.precision import PRECISIONS as KERNEL_PRECISIONS
@@ -35,7 +34,11 @@ def run_feed_forward(
     memory_limit: int | None,
 ) -> tuple[PairNorms, str]:
     """The norms behind the block, and the precision of their products."""
-    if isinstance(job, ExpertsJob) or not is_fused(job):
+    if (
+        isinstance(job, ExpertsJob)
+        or not has_kernels(job.ff.down.weight)
+        or tail_of(job) is None  # steps behind the block that the kernels do not know
+    ):
         norms = feed_forward_norms(job, lengths, memory_limit)
         return norms, str(job.factors.scale.dtype).removeprefix("torch.")
     from normlens.decomposition.fused.choice import fused_norms
@@ -67,16 +70,6 @@ def factored_norms(factors: Factors, lengths: Sequence[int]) -> Tensor:
         cut = fused_factored_norms(squares.factors(factors), squares.block_lengths)
         return squares.norms(cut)
     return fused_factored_norms(factors, lengths)
-
-
-def is_fused(job: FeedForwardJob) -> bool:
-    """Whether the fused kernels can do this job on its device."""
-    down = job.ff.down.weight
-    if not has_kernels(down) or tail_of(job) is None:
-        return False
-    m, d = down.shape
-    heads = job.factors.weights.shape[-1]
-    return not is_refused(down.device, BlockShape(d, m, heads, job.ff.gate is not None))
 
 
 def has_kernels(weight: Tensor) -> bool:

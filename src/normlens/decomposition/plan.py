@@ -85,20 +85,8 @@ class KernelPlan:
     """The method that the kernels take for a batch."""
 
     method: str  # `BY_SOURCE` or `MATRICES`
-    #: whether leaving out silent neurons could cost less; their share in the input decides
-    may_gather: bool = False
 
 
-def choose_kernel_plan(costs: KernelCosts, *, silent: bool, head_products: bool) -> KernelPlan:
-    """The cheapest method by sizes alone, and whether counting active neurons is worth it.
-
-    Gathering needs an activation with `silent` neurons and rows from `head_products`.
-    """
-    least = min(costs.by_source, costs.matrices)
-    method = MATRICES if costs.matrices < costs.by_source else BY_SOURCE
-    return KernelPlan(method, silent and head_products and costs.gather(0) < least)
-
-
-def gather_pays(costs: KernelCosts, share: float) -> bool:
-    """Whether gathering this share of the neurons is the cheapest method."""
-    return costs.gather(share) < min(costs.by_source, costs.matrices)
+def choose_kernel_plan(costs: KernelCosts) -> KernelPlan:
+    """The cheapest method by sizes alone."""
+    return KernelPlan(MATRICES if costs.matrices < costs.by_source else BY_SOURCE)

@@ -80,11 +80,6 @@ def flow_by_head(frozen: FrozenLayer, scores: LayerScores) -> Tensor:
     return attention.head_flow(scores.at_heads[place], _unowned_before(frozen, place))
 
 
-def flow_behind(frozen: FrozenLayer, g: Tensor, step: int) -> Tensor:
-    """The flow map of what passes the end of `step` only, g (…, b, i, d) the gradient there."""
-    return flow(frozen, scores_behind(frozen, g, step))
-
-
 def scores_behind(frozen: FrozenLayer, g: Tensor, step: int) -> LayerScores:
     """The way back of what passes the end of `step` only, g (…, b, i, d) the gradient there."""
     return _carry(frozen, g, step, ())

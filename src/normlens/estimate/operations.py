@@ -156,4 +156,4 @@ def _kernel_operations(
     bypass = analysis.tail(layer).count("RES") * mixed
     if plan.method == MATRICES:
         return costs.matrix_operations + mixed + bypass
-    return costs.by_source_operations + bypass
+    return costs.by_source + bypass

@@ -38,9 +38,7 @@ def plan_of(
         n, one = group.targets, part_memory(layer, sizes, analysis)
         return Plan(VECTORS, sources_at_once(one, n, analysis.memory_limit), n)
     if is_fused(layer, sizes, analysis):
-        costs = kernel_costs(layer, sizes, analysis, group)
-        pays = head_products_pay(group.d_head, layer.d, costs.shape.n)
-        return choose_kernel_plan(costs, silent=layer.silent, head_products=pays)
+        return choose_kernel_plan(kernel_costs(layer, sizes, analysis, group))
     return choose_plan(sequence_shape(layer, sizes, analysis, group), analysis.memory_limit)
 
 

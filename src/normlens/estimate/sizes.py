@@ -16,7 +16,6 @@ from normlens.components import (
     Projection,
     Reach,
 )
-from normlens.decomposition.activations import activation
 from normlens.decomposition.source_parts import source_memory
 from normlens.lens import Lens
 from normlens.models.two_stacks import DECODER, ENCODER, TwoStacks
@@ -70,7 +69,6 @@ class LayerSizes:
     m: int = 0  # neurons that a token uses; 0: no feed-forward block behind the attention
     projections: int = 0
     parallel: int = 0  # elements of a feed-forward block beside the attention
-    silent: bool = False  # whether the activation has neurons that contribute nothing
     centred: bool = False  # whether the norm behind the block subtracts the mean
     cross: CrossSizes | None = None  # None: it reads its own tokens alone
     stack: str = ""  # of an encoder–decoder: "encoder" or "decoder"
@@ -131,7 +129,6 @@ def _layer_sizes(layer: Layer, block: Any, stack: str) -> LayerSizes:
         m=0 if ff is None else ff.up.weight.shape[1] if experts is None else experts.active,
         projections=0 if ff is None else (1 if ff.gate is None else 2),
         parallel=sum(_elements(block) for block in beside),
-        silent=ff is not None and experts is None and activation(ff.activation).silent,
         centred=behind is not None and behind.centred,
         cross=next((_cross_sizes(a) for a in layer.attentions if a.source is not None), None),
         stack=stack,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-from normlens.figures.missing_fonts import warn_of
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
     """Choose the user's font, then Matplotlib's, then installed fonts that the texts still need.
 
     matplotlib warns at every drawing about a character that no font has, so those are replaced, and
-    one warning says which package has them.
+    one warning says so.
     """
-    from matplotlib import rcParams
+    from matplotlib import get_cachedir, rcParams
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
     families = list(dict.fromkeys([*rcParams["font.family"], "DejaVu Sans"]))
@@ -77,7 +77,14 @@ def fonts_for(texts: Iterable[str]) -> Fonts:
         if not entry.name.startswith("Last Resort") and needed & _letters(str(entry.fname)):
             families.append(entry.name)
             needed -= _letters(str(entry.fname))
-    warn_of(needed)
+    # Spaces and control characters have no glyph anywhere.
+    if any(unicodedata.category(chr(character))[0] not in "CZ" for character in needed):
+        # The same words at the same place, which Python shows once.
+        warnings.warn(
+            "no installed font has some characters of this text, which are drawn as □; install one "
+            f"that has them and delete Matplotlib's list of fonts in {get_cachedir()!r}",
+            stacklevel=1,
+        )
     return Fonts(tuple(families), frozenset(needed))
 
 

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normlens.errors import InputError, NormLensError
+from normlens.errors import InputError
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -37,12 +37,6 @@ def page(topic: str) -> str:
     if place_of_page is None:
         raise InputError(f"there is no page about {topic!r}; choose one of: {', '.join(topics())}")
     return place_of_page.read_text(encoding="utf-8")
-
-
-def topic_of(kind: type[NormLensError]) -> str:
-    """The page about a kind of error: its own, or that of the nearest kind that has one."""
-    pages = _error_pages()
-    return next(base.__name__ for base in kind.__mro__ if base.__name__ in pages)
 
 
 def _error_pages() -> dict[str, Traversable]:

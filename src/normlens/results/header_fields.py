@@ -14,8 +14,7 @@ _DEEPEST = 8  # of lists and objects in the provenance
 
 
 def is_text(value: Any) -> bool:
-    # JSON can write half a character ("\ud800"), which no file could take later.
-    return isinstance(value, str) and not any(0xD800 <= ord(c) <= 0xDFFF for c in value)
+    return isinstance(value, str)
 
 
 def is_index(value: Any) -> bool:
@@ -36,12 +35,12 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if depth > _DEEPEST:
         return False
     if isinstance(value, dict):
-        return all(map(is_text, value)) and _is_plain(list(value.values()), depth)
+        return _is_plain(list(value.values()), depth)
     if isinstance(value, list):
         return all(_is_plain(item, depth + 1) for item in value)
     if type(value) is int:
         return abs(value) < 1 << 63
-    return not isinstance(value, str) or is_text(value)
+    return True
 
 
 #: What summaries and captions read of the provenance, where it is there.

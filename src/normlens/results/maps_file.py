@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 FORMAT = "normlens-maps"
 FORMAT_VERSION = 3
-#: What a file is written as where an older version can hold it: layers that are alike and one
-#: sequence of tokens; or one stack of a text.
-_PLAIN_VERSION, _ONE_STACK_VERSION = 1, 2
 #: The encoder's part of a header, and what the names of its arrays begin with.
 _ENCODER, OF_ENCODER = "encoder", "encoder/"
 _NO_STACKS = "maps beside each other are those of an encoder and of a decoder"
@@ -48,19 +45,18 @@ _ATTRIBUTES = {"tokens": "raw_tokens"}
 def saved(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The arrays and the header of a file of maps."""
     fields, tensors = _fields_of(maps), _tensors_of(maps)
-    plain = fields.keys() == FIELDS.keys() and maps.same_token is None
-    version = _PLAIN_VERSION if plain else _ONE_STACK_VERSION
-    header = {"format": FORMAT, "maps": json.dumps(fields, ensure_ascii=False)}
-    if maps.grid is not None:
-        version = FORMAT_VERSION
+    header = {
+        "format": FORMAT,
+        "version": str(FORMAT_VERSION),
+        "maps": json.dumps(fields, ensure_ascii=False),
+    }
     if maps.encoder is not None:
         if (maps.encoder.stack, maps.stack) != STACKS:
             raise InputError(f"{_NO_STACKS}; provenance['stack'] says which one maps are")
-        version = FORMAT_VERSION
         header[_ENCODER] = json.dumps(_fields_of(maps.encoder), ensure_ascii=False)
         of_encoder = _tensors_of(maps.encoder)
         tensors |= {f"{OF_ENCODER}{name}": array for name, array in of_encoder.items()}
-    return tensors, {**header, "version": str(version)}
+    return tensors, header
 
 
 def parts_of(
@@ -169,5 +165,4 @@ def _bytes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
     """A mask from a file; no copy where its bytes are 0 and 1 already."""
-    is_plain = mask.dtype == np.uint8 and mask.max(initial=0) <= 1
-    return mask.view(np.bool_) if is_plain else mask.astype(bool)
+    return mask.view(np.bool_) if mask.max(initial=0) <= 1 else mask.astype(bool)

@@ -130,7 +130,7 @@ def check_arrays(meta: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -
 def _expected(key: str, scopes: set[str]) -> tuple[Axes, tuple[str, ...]]:
     """The axes and the types that an array of this name may have."""
     if key in MASKS:
-        return MASKS[key], ("uint8", "bool")
+        return MASKS[key], ("uint8",)
     group, _, name = key.partition("/")
     names = {"statistics": set(STATISTICS), "heads": scopes | _OF_HEADS}.get(group, scopes)
     if group not in GROUPS or name not in names:

@@ -85,12 +85,12 @@ def open(
                     f"{str(path)!r} is a safetensors file but holds no NormLens maps; "
                     "make one with maps.save(…) or `normlens map --out maps.safetensors`"
                 )
-            newest, read = _KINDS[header["format"]]
-            version = int(header["version"])
-            if version > newest:
-                raise MapsFileError(f"{str(path)!r} was written by a newer NormLens; upgrade it")
-            if version < 1:
-                raise ValueError(f"there is no version {version} of these files")
+            version, read = _KINDS[header["format"]]
+            if header["version"] != str(version):
+                raise MapsFileError(
+                    f"{str(path)!r} has format version {header['version'][:20]!r}, and this "
+                    f"NormLens reads {version}; make it again"
+                )
             arrays = mapped_arrays(path) if mapped else _arrays(file)
             check = _checking(path, header, arrays) if verify else _no_check
             if mapped and read is _read_maps:
@@ -160,7 +160,7 @@ def _read_cosine(header: dict[str, str], arrays: Arrays) -> Cosine:
     return Cosine(**fields, a=a, b=b)
 
 
-#: The newest version of each kind of file, and what reads it.
+#: The version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Arrays], Any]]] = {
     maps_file.FORMAT: (maps_file.FORMAT_VERSION, _read_maps),
     explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),

@@ -9,7 +9,4 @@ browser ── HTTP ──▶ security.py            foreign hosts, foreign page
                     analysis_thread.py     the only thread that calls torch
                       ▼
                     models.py              the models named at the start, and no other
-
-The page of a run (``normlens serve --run``) is another server behind the same guard: run_app.py
-reads how far the run is, run_page.py writes that as HTML.
 """

@@ -16,13 +16,7 @@ from dataclasses import dataclass, replace
 from normlens.options import AnalysisOptions
 from normlens.serve.limits import Limits
 
-QUEUED, RUNNING, DONE, FAILED, CANCELLED = STATES = (
-    "queued",
-    "running",
-    "done",
-    "failed",
-    "cancelled",
-)
+QUEUED, RUNNING, DONE, FAILED, CANCELLED = "queued", "running", "done", "failed", "cancelled"
 
 
 @dataclass(frozen=True)

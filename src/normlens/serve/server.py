@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normlens.errors import InputError, system_reason
 from normlens.extras import PAGE_SERVER, check_installed
@@ -17,9 +17,6 @@ from normlens.serve.jobs import Jobs
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 from normlens.serve.security import Hosts, is_everywhere
-
-if TYPE_CHECKING:
-    from normlens.corpus.runs.results import Run
 
 #: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
@@ -36,16 +33,27 @@ _UVICORN: dict[str, Any] = {
 }
 
 
-class Listening:
-    """A socket and the server behind it."""
+class PageServer:
+    """The socket, the queue and the analysis thread of one page."""
 
-    def __init__(self, limits: Limits, host: str, port: int, allow_hosts: Sequence[str]):
+    def __init__(
+        self,
+        models: ServedModels,
+        limits: Limits,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_hosts: Sequence[str] = (),
+        example: bool = False,
+    ):
         check_installed(PAGE_SERVER)
         self._limits, self._host = limits, host
         self._hosts = Hosts.of(host, allow_hosts)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
+        self.models, self.jobs, self._example = models, Jobs(limits), example
+        self._thread = AnalysisThread(self.jobs, models)
 
     @property
     def url(self) -> str:
@@ -54,12 +62,22 @@ class Listening:
         port = self._listener.getsockname()[1]
         return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
 
-    def _listen(self, app: Any) -> None:
-        """Begin to listen; `run` answers."""
+    def start(self) -> None:
+        """Read the models' configurations and begin to listen; `run` answers.
+
+        An example is analysed meanwhile, so that the first page has something to show.
+        """
         import uvicorn
 
+        from normlens.serve.app import create_app
         from normlens.serve.connections import QuietServer, protocol_class
 
+        self._thread.start()
+        described = self.models.descriptions
+        example = example_of(described.values()) if self._example else None
+        if example is not None:
+            self.jobs.submit(example, described[example.model].layers)
+        app = create_app(self.models, self.jobs, self._limits, self._hosts, example)
         protocol = protocol_class(self._limits)
         self._server = QuietServer(uvicorn.Config(app, http=protocol, **_UVICORN))
         self._listener.listen(_UVICORN["backlog"])
@@ -75,67 +93,9 @@ class Listening:
         self._server.should_exit = True
 
     def close(self) -> bool:
-        """Let go of the address; return whether everything has ended."""
+        """Let go of the address, cancel every analysis; return whether its thread has ended."""
         self._listener.close()
-        return True
-
-
-class PageServer(Listening):
-    """The socket, the queue and the analysis thread of one page."""
-
-    def __init__(
-        self,
-        models: ServedModels,
-        limits: Limits,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        allow_hosts: Sequence[str] = (),
-        example: bool = False,
-    ):
-        super().__init__(limits, host, port, allow_hosts)
-        self.models, self.jobs, self._example = models, Jobs(limits), example
-        self._thread = AnalysisThread(self.jobs, models)
-
-    def start(self) -> None:
-        """Read the models' configurations and begin to listen; `run` answers.
-
-        An example is analysed meanwhile, so that the first page has something to show.
-        """
-        from normlens.serve.app import create_app
-
-        self._thread.start()
-        described = self.models.descriptions
-        example = example_of(described.values()) if self._example else None
-        if example is not None:
-            self.jobs.submit(example, described[example.model].layers)
-        self._listen(create_app(self.models, self.jobs, self._limits, self._hosts, example))
-
-    def close(self) -> bool:
-        """Cancel every analysis; return whether its thread has ended."""
-        super().close()
         return self._thread.stop(PATIENCE)
-
-
-class RunServer(Listening):
-    """The page of one run, which is only read."""
-
-    def __init__(
-        self,
-        run: Run,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        allow_hosts: Sequence[str] = (),
-    ):
-        super().__init__(Limits(), host, port, allow_hosts)
-        self._watched = run
-
-    def start(self) -> None:
-        """Begin to listen; `run` answers."""
-        from normlens.serve.run_app import create_run_app
-
-        self._listen(create_run_app(self._watched, self._hosts))
 
 
 def bind(host: str, port: int) -> socket.socket:

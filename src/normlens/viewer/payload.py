@@ -31,7 +31,6 @@ from normlens.viewer.token_fields import source_fields, texts_of, token_fields
 if TYPE_CHECKING:
     from normlens.results.maps import Maps
 
-MEDIA_TYPE = "application/octet-stream"
 FORMAT = "normlens-viewer"
 FORMAT_VERSION = 3
 BITS = (32, 16, 8)

@@ -64,13 +64,11 @@ def force_method(name: str, monkeypatch: Any) -> None:
     """One method through the stage, whatever it costs."""
     from normlens.decomposition import head_products
     from normlens.decomposition.fused import choice
-    from normlens.decomposition.fused.gather import Activity, Gather
     from normlens.decomposition.fused.matrices import Matrices
 
     known = {
         "in one kernel": choice.InOneKernel,
         "by pair": choice.ByPair,
-        "gather": lambda stage: Gather(stage, Activity.of(stage)),
         "matrices": Matrices,
     }
     monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)

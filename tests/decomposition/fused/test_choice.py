@@ -20,7 +20,6 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.by_pair import ByPair
 from normlens.decomposition.fused.by_source import BySource
 from normlens.decomposition.fused.choice import cheapest_method
-from normlens.decomposition.fused.gather import Activity, Gather
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.precision import PRECISIONS
@@ -38,27 +37,9 @@ def bert_base(n: int, precision: str = "bfloat16") -> KernelCosts:
     return KernelCosts(Shape(n, Reach().pairs(n), 768, 3072, 12, 1), PRECISIONS[precision])
 
 
-def opt(n: int, d: int, m: int, heads: int, precision: str) -> KernelCosts:
-    shape = Shape(n, Reach(None, 0).pairs(n), d, m, heads, 1)
-    return KernelCosts(shape, PRECISIONS[precision])
-
-
 def test_long_inputs_are_cheaper_with_matrices_and_short_ones_by_source():
     assert bert_base(512).by_source < bert_base(512).matrices
     assert bert_base(8192).matrices < bert_base(8192).by_source
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_gathering_costs_more_the_more_neurons_are_active(precision):
-    costs = opt(512, 768, 3072, 16, precision)
-    shares = [costs.gather(share) for share in (0.0, 0.05, 0.2, 1.0)]
-    assert shares == sorted(shares)
-    assert shares[1] < costs.by_source < shares[-1]
-
-
-def test_a_short_text_is_not_worth_more_launches():
-    costs = opt(8, 768, 3072, 16, "float32")
-    assert costs.by_source < costs.gather(0)
 
 
 #: d, m, heads and projections
@@ -126,13 +107,6 @@ def test_the_document_shows_what_the_model_expects():
             costs = bert_base(n, precision)
             expected = float(re.search(r"\((.*)\)", cell)[1])
             assert costs.by_source / costs.matrices == pytest.approx(expected, abs=0.01)
-    for name, n, precision, _, *cells in table("ReLU layers"):
-        sizes = {"OPT-125m": (768, 3072, 16), "OPT-1.3b": (2048, 8192, 32)}[name]
-        costs = opt(int(n), *sizes, precision)
-        for share, cell in zip((0.02, 0.05, 0.1, 0.2, 0.4), cells, strict=False):
-            expected = float(re.search(r"\((.*)\)", cell)[1])
-            # Layers are random, so their shares are near these.
-            assert costs.by_source / costs.gather(share) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.fixture
@@ -163,45 +137,8 @@ def stage_of(monkeypatch):
 @pytest.fixture
 def no_overhead(monkeypatch):
     """Operations alone, as if nothing had to be launched or moved."""
-    for name in ("STORED_BYTE", "CACHED_BYTE", "LAUNCHES"):
+    for name in ("STORED_BYTE", "LAUNCHES"):
         monkeypatch.setattr(kernels, name, 0.0)
-    monkeypatch.setattr(kernels, "GATHERED", 1.0)
-
-
-def with_few_active(given):
-    """The same layer with thresholds that few neurons pass."""
-    (ff,) = [step for step in given.layer.steps if step.symbol == "FF"]
-    ff.up.bias.sub_(2 * ff.up.weight.norm(dim=0))
-    return given
-
-
-@interpreted
-@pytest.mark.filterwarnings("ignore")
-def test_silent_neurons_decide(problem, stage_of, no_overhead):
-    options = {"n": 4, "d": 12, "m": 48, "dtype": torch.float32}
-    few = stage_of(with_few_active(problem("pre", activation="relu", **options)))
-    method = cheapest_method(few)
-    assert isinstance(method, Gather)
-    slopes = few.job.slopes[0][0]
-    assert method.activity.share == pytest.approx(float((slopes != 0).float().mean()))
-    assert method.activity.most == int((slopes != 0).sum(-1).max())
-    for row, (listed, count) in enumerate(
-        zip(method.activity.active, method.activity.counts, strict=True)
-    ):
-        assert listed[:count].tolist() == slopes[row].nonzero().flatten().tolist()
-
-
-@interpreted
-@pytest.mark.filterwarnings("ignore")
-def test_nobody_counts_the_neurons_of_a_smooth_activation(
-    problem, stage_of, no_overhead, monkeypatch
-):
-    def refuse(stage):
-        raise AssertionError("it would have to wait for the device")
-
-    monkeypatch.setattr(Activity, "of", refuse)
-    given = problem("pre", n=4, activation="gelu", dtype=torch.float32)
-    assert isinstance(cheapest_method(stage_of(given)), BySource)
 
 
 @interpreted
@@ -210,6 +147,14 @@ def test_nobody_counts_the_neurons_of_a_smooth_activation(
 def test_many_heads_leave_room_for_fewer_stages(heads, stages, problem, stage_of):
     given = problem("pre", n=12, d=68, heads=heads, gated=True, dtype=torch.float32)
     assert ByPair(stage_of(given)).hidden_stages == stages
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_few_tokens_go_source_by_source(activation, problem, stage_of, no_overhead):
+    given = problem("pre", n=4, activation=activation, dtype=torch.float32)
+    assert isinstance(cheapest_method(stage_of(given)), BySource)
 
 
 @interpreted

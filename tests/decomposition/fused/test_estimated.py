@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 
 from normlens.decomposition.costs import kernels
 from normlens.decomposition.costs.kernel_memory import CHUNK_BYTES
-from normlens.decomposition.fused import by_target, choice, matrices
+from normlens.decomposition.fused import choice, matrices
 from normlens.decomposition.fused.stage import Stage
 
 pytestmark = [
@@ -80,7 +80,7 @@ def on_gpu(lens: normlens.Lens, tokens: int, batch: int, precision: str) -> Anal
 @pytest.mark.parametrize(("tokens", "batch"), [(2, 1), (20, 1), (20, 3), (40, 2)])
 @pytest.mark.parametrize("family", ["bert", "llama", "opt", "gpt2"])
 def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_stage, monkeypatch):
-    for name in ("LAUNCHES", "STORED_BYTE", "CACHED_BYTE"):
+    for name in ("LAUNCHES", "STORED_BYTE"):
         monkeypatch.setattr(kernels, name, launches and getattr(kernels, name))
     lens = normlens.load(tiny_model(family, dtype=torch.float32))
     stage, plan = first_stage(lens, [[5] * tokens] * batch, precision="tf32")
@@ -90,20 +90,19 @@ def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_st
     assert found.tiles == 0
     # The costs are the same numbers, not only the choice that follows from them.
     costs = kernel_costs(sizes_of(lens).layers[0], sizes_of(lens), analysis)
-    run = choice.costs_of(stage)
+    run = kernels.KernelCosts(stage.shape, stage.precision)
     assert (costs.by_source, costs.matrices) == (run.by_source, run.matrices)
 
 
 def test_the_methods_differ(monkeypatch):
-    """Both methods are met above, and silent neurons are asked for."""
-    for name in ("LAUNCHES", "STORED_BYTE", "CACHED_BYTE"):
+    """Both methods are met above."""
+    for name in ("LAUNCHES", "STORED_BYTE"):
         monkeypatch.setattr(kernels, name, 0.0)
     found = set()
     for family, tokens in (("bert", 2), ("bert", 40), ("opt", 20)):
         lens = normlens.load(tiny_model(family, dtype=torch.float32))
         found.add(estimate(sizes_of(lens), on_gpu(lens, tokens, 1, "tf32")).plan)
     assert {plan.method for plan in found} == {"by source", "matrices"}
-    assert {plan.may_gather for plan in found} == {True, False}
 
 
 @pytest.fixture(params=["bert", "llama"])
@@ -136,9 +135,8 @@ def test_memory_of_matrices_is_that_of_the_run(precision, lens, first_stage, mon
     memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
     method = choice.Matrices(stage)
     # What is allocated counts, not what the kernels write there.
-    for module in (by_target, matrices):
-        monkeypatch.setattr(module, "launch", lambda *_, **__: None)
-    at = by_target.Launch(first_tile=0, tiles=2, source_first=0, sources=30)  # all of it at once
+    monkeypatch.setattr(matrices, "launch", lambda *_, **__: None)
+    at = matrices.Launch(first_tile=0, tiles=2, source_first=0, sources=30)  # all of it at once
     products, parts = method._matrices(0, at.tiles, 1 << 28), method._parts(at)
     bypassed = [made for made in method._bypassed(at)[:2] if made is not None]
     sums = stage.prepare_sums(method.tiling.dims, targets_first=True)

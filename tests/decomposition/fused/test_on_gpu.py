@@ -20,8 +20,7 @@ from fused_examples import (
 from reference import reference, references
 
 import normlens
-from normlens.decomposition import decompose_layer, freeze
-from normlens.decomposition.feedforward import FrozenFeedForward
+from normlens.decomposition import decompose_layer
 from normlens.decomposition.fused import stage
 from normlens.decomposition.norm_maps import Settings
 from normlens.models.tiny import tiny_families, tiny_model
@@ -107,7 +106,6 @@ def test_odd_sizes(stored, sizes, name, precision, problem, monkeypatch):
 
 @every_precision
 @pytest.mark.parametrize("name", [*LAYERS, "gated-relu"])
-@pytest.mark.parametrize("method", ["gather", "matrices"])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -117,8 +115,8 @@ def test_odd_sizes(stored, sizes, name, precision, problem, monkeypatch):
     ],
     ids=lambda sizes: f"n{sizes['n']}-d{sizes['d']}",
 )
-def test_other_methods(sizes, method, name, precision, problem, monkeypatch):
-    force_method(method, monkeypatch)
+def test_matrices(sizes, name, precision, problem, monkeypatch):
+    force_method("matrices", monkeypatch)
     settings = {**LAYERS.get(name, GATED_RELU), **sizes}
     settings.pop("groups", None)
     limit = settings.pop("memory_limit", None)
@@ -138,49 +136,11 @@ def test_ways_agree_at_full_size(name, precision, problem, monkeypatch):
     sizes = {"n": 300, "d": 768, "m": 3072, "heads": 12, "scale": 0.03, "groups": None}
     given = on(problem(dtype=torch.float32, **{**settings, **sizes}), "cuda")
     expected = exactly(given)
-    for method in ("in one kernel", "by pair", "gather", "matrices"):
+    for method in ("in one kernel", "by pair", "matrices"):
         force_method(method, monkeypatch)
         for scope, norms in given.solve(precision=precision).norms.items():
             error = entry_error(norms, expected.norms[scope])
             assert error <= TOLERANCE[precision], f"{method}, {scope}: {error:.1e}"
-
-
-def on_the_kink(given) -> torch.Tensor:
-    """Targets with a neuron so near 0 that float32 and float64 disagree on its sign, (i,)."""
-    slopes = []
-    for dtype in (torch.float32, torch.float64):
-        layer, x, alpha = given.layer.to(dtype), given.x.to(dtype), given.alpha.to(dtype)
-        steps = freeze(layer, x, alpha, [x.shape[1]]).steps
-        (block,) = [step for step in steps if isinstance(step, FrozenFeedForward)]
-        slopes.append(block.neurons.slopes[0].double())
-    return ((slopes[0] - slopes[1]).abs() > 1e-3).any(-1)[0]
-
-
-def test_silent_neurons_are_left_out_where_that_pays(problem, monkeypatch):
-    """A ReLU layer of which few neurons are active, and one with a smooth activation."""
-    from normlens.decomposition.fused import choice, gather
-
-    gathered = []
-    run = gather.Gather.fill
-    monkeypatch.setattr(
-        gather.Gather,
-        "fill",
-        lambda method, limit: (gathered.append(method), run(method, limit))[1],
-    )
-    monkeypatch.setattr(choice.KernelCosts, "matrices", float("inf"))
-    sizes = {"n": 512, "d": 512, "m": 4096, "heads": 8, "scale": 0.05, "causal": True}
-    for name, expected in (("relu", 1), ("gelu", 1)):
-        given = problem("pre", activation=name, dtype=torch.float32, **sizes)
-        given.layer.steps[6].up.bias.sub_(2.5 * given.layer.steps[6].up.weight.norm(dim=0))
-        given = on(given, "cuda")
-        found, exact = given.solve(precision="float32"), exactly(given)
-        assert len(gathered) == expected, name
-        clear = ~on_the_kink(given)
-        for scope, norms in exact.norms.items():
-            error = entry_error(found.norms[scope][:, clear], norms[:, clear])
-            assert error <= TOLERANCE["float32"], scope
-        assert clear.float().mean() > 0.98
-    assert 0.001 < gathered[0].activity.share < 0.3
 
 
 def test_a_long_sum_keeps_float32(problem):

@@ -16,7 +16,7 @@ from faithfulness_examples import METHODS, examples, made_up_run
 from run_logs import forget
 from shell import Shell
 
-from normlens.analysis.bootstrap import mean_interval
+from normlens.analysis.bootstrap import mean_intervals
 from normlens.analysis.paired import holm, sign_flip_p
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
@@ -75,7 +75,8 @@ def test_values_and_intervals_are_those_of_the_rows(evidence: Evidence) -> None:
         "least": ("least first", "least first low", "least first high"),
     }.items():
         values = some[some["first"] == first]["value"].to_numpy()
-        assert [row[name] for name in names] == pytest.approx(mean_interval(values, RESAMPLES))
+        expected = [column[0] for column in mean_intervals(values[:, None], RESAMPLES)]
+        assert [row[name] for name in names] == pytest.approx(expected)
     removals = evidence.run.table("removals")  # type: ignore[union-attr]
     of_alti = removals[(removals["protocol"] == "aopc") & (removals["method"] == "alti")]
     for first, name in {"most": "accuracy", "least": "accuracy, least first"}.items():

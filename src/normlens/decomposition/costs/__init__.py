@@ -6,7 +6,7 @@
 | `gram` | norms before the feed-forward block |
 | `tiles` | PyTorch: tiles, matrices, sampled players; the least memory |
 | `head_products` | the products B_h W_k of weights, and whether forming them pays |
-| `kernels` | the GPU kernels: by source, gather, matrices |
+| `kernels` | the GPU kernels: by source, matrices |
 | `kernel_memory` | the memory that those kernels take |
 | `batches` | memory of a sequence, and how many fit on a device |
 

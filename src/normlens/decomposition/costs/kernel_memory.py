@@ -52,7 +52,7 @@ def at_once(limit: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class TargetPieces:
-    """How the methods target by target cut targets and sources into launches."""
+    """How the method target by target cuts targets and sources into launches."""
 
     tiling: TargetTiling
     n: int

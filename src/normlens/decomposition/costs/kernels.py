@@ -1,14 +1,13 @@
-"""The feed-forward stage by GPU kernels: by source, gather, or matrices.
+"""The feed-forward stage by GPU kernels: by source, or matrices.
 
 Operations of the matrix units and bytes that move, for `pairs` allowed (target, source) pairs, k
-input projections, H heads and a share ρ of active neurons; an item is an operand's element, and a
-product of split operands counts three:
+input projections and H heads; an item is an operand's element, and a product of split operands
+counts three:
 
     by source   pairs · 2m(d + kH)
-    gather      ρ · pairs · 2md              and  ρ · pairs · kHm items read, pairs · d stored
     matrices    tokens · 2d²m + pairs · 2d²  and  pairs · 2d items stored
 
-What is stored (left operands and bypassed parts) is written and read again.
+What is stored (parts at the block's input, bypassed parts) is written and read again.
 """
 
 from __future__ import annotations
@@ -19,23 +18,9 @@ from normlens.decomposition.costs.shape import Shape
 from normlens.decomposition.fused.precision import Precision
 from normlens.decomposition.fused.tiling import aligned, block_of_heads
 
-#: The shipped constants, as in `Constants`. Fitted to an H200 (docs/performance.md).
-STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES = 800.0, 35.0, 1.7, 5e10
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What depends on the GPU (`normlens doctor --calibrate` fits it)."""
-
-    stored_byte: float  # operations of the matrix units while a byte is stored and read again
-    cached_byte: float  # the same while a byte is read from the cache
-    gathered: float  # how many times longer an operation takes on gathered rows
-    launches: float  # operations that the extra launches are worth
-
-
-def shipped() -> Constants:
-    """The constants that hold where nothing was calibrated."""
-    return Constants(STORED_BYTE, CACHED_BYTE, GATHERED, LAUNCHES)
+# Fitted to an H200 (docs/performance.md): operations of the matrix units while a byte is stored and
+# read again, and those that the extra launches are worth.
+STORED_BYTE, LAUNCHES = 800.0, 5e10
 
 
 @dataclass(frozen=True)
@@ -44,14 +29,9 @@ class KernelCosts:
 
     shape: Shape  # n: real tokens of the batch, pairs: of all its sequences
     precision: Precision
-    given: Constants | None = None  # None: the shipped ones
 
     @property
-    def constants(self) -> Constants:
-        return shipped() if self.given is None else self.given
-
-    @property
-    def by_source_operations(self) -> int:
+    def by_source(self) -> int:
         """``pairs · 2m(d + kH)``: rows are mixed and multiplied by W_down in one kernel."""
         shape = self.shape
         mixed = shape.projections * block_of_heads(shape.heads)
@@ -65,22 +45,8 @@ class KernelCosts:
         return self.precision.products * 2 * shape.d * products
 
     @property
-    def by_source(self) -> float:
-        """Its operations alone: nothing but sums is stored."""
-        return self.by_source_operations
-
-    def gather(self, share: float) -> float:
-        """The cost of reading, mixing and storing the active neurons' rows and multiplying them."""
-        shape, item, constants = self.shape, self.precision.itemsize, self.constants
-        products = constants.gathered * self.precision.products * 2 * shape.d
-        rows = constants.cached_byte * item * shape.projections * block_of_heads(shape.heads)
-        stored = constants.stored_byte * item
-        neurons = share * aligned(shape.m) * (products + rows + stored)
-        return constants.launches + shape.pairs * (neurons + stored * shape.d)
-
-    @property
     def matrices(self) -> float:
         """The operations, and storing each pair's part and bypassed part."""
-        constants, item = self.constants, self.precision.itemsize
-        stored = constants.stored_byte * item * self.shape.pairs * 2 * self.shape.d
-        return constants.launches + self.matrix_operations + stored
+        item = self.precision.itemsize
+        stored = STORED_BYTE * item * self.shape.pairs * 2 * self.shape.d
+        return LAUNCHES + self.matrix_operations + stored

@@ -11,9 +11,8 @@
 | `rows` | steps of the algebra in one pass over rows of vectors |
 | `tail` | the steps behind the block, and the sums that their norms need |
 | `stage` | the operands of one batch, and its norms from the sums |
-| `method` | the base class of the three methods that fill the sums |
+| `method` | the base class of the methods that fill the sums |
 | `by_source` | the method source by source: everything in one kernel |
-| `by_target` | the part that the methods target by target share |
-| `gather`, `matrices` | active neurons only; one matrix per target |
+| `matrices` | the method target by target: one matrix for each |
 | `choice` | the choice of the cheapest method, and the stage from job to norms |
 """

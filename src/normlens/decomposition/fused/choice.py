@@ -6,26 +6,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from normlens.decomposition.activations import activation
-from normlens.decomposition.costs.calibrated import constants_for
 from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
 from normlens.decomposition.costs.kernels import KernelCosts
 from normlens.decomposition.costs.tiles import MATRICES
 from normlens.decomposition.feedforward_job import FeedForwardJob, PairNorms
 from normlens.decomposition.fused.by_pair import ByPair
 from normlens.decomposition.fused.by_source import BySource, InOneKernel
-from normlens.decomposition.fused.gather import Activity, Gather
 from normlens.decomposition.fused.matrices import Matrices
 from normlens.decomposition.fused.method import Method
 from normlens.decomposition.fused.precision import PRECISIONS
 from normlens.decomposition.fused.stage import Stage
 from normlens.decomposition.fused.tail import tail_of
-from normlens.decomposition.plan import choose_kernel_plan, gather_pays
-
-
-def costs_of(stage: Stage) -> KernelCosts:
-    """The cost of each method for this stage."""
-    return KernelCosts(stage.shape, stage.precision, constants_for(stage.weights.device))
+from normlens.decomposition.plan import choose_kernel_plan
 
 
 def by_source(stage: Stage) -> BySource:
@@ -41,18 +33,8 @@ def hidden_rows_of(stage: Stage) -> HiddenRows:
 
 
 def cheapest_method(stage: Stage) -> Method:
-    """The cheapest method by the cost model.
-
-    Silent neurons are counted only for activations that have them, because counting has to wait
-    for the device.
-    """
-    costs = costs_of(stage)
-    silent = activation(stage.job.ff.activation).silent
-    plan = choose_kernel_plan(costs, silent=silent, head_products=stage.has_head_products)
-    if plan.may_gather:
-        activity = Activity.of(stage)
-        if gather_pays(costs, activity.share):
-            return Gather(stage, activity)
+    """The cheapest method by the cost model."""
+    plan = choose_kernel_plan(KernelCosts(stage.shape, stage.precision))
     return Matrices(stage) if plan.method == MATRICES else by_source(stage)
 
 

@@ -1,31 +1,60 @@
-"""The method for long inputs: one d × d matrix per target."""
+"""The method for long inputs: one d × d matrix per target, whose parts are stored, then summed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from normlens.decomposition.costs.kernel_memory import at_once, matrix_tile_bytes, scaled_bytes
-from normlens.decomposition.fused.by_target import ByTarget, Launch
-from normlens.decomposition.fused.kernels.matrices import scale_projections
-from normlens.decomposition.fused.launching import launch
-from normlens.decomposition.fused.operands import Operand, rounded, wide_product
-from normlens.decomposition.fused.source_rows import SourceRows
-from normlens.decomposition.fused.tiling import power_of_two
+from normlens.decomposition.costs.kernel_memory import (
+    TargetPieces,
+    at_once,
+    matrix_tile_bytes,
+    pair_bytes,
+    scaled_bytes,
+)
+from normlens.decomposition.fused.kernels import matrices as kernels
+from normlens.decomposition.fused.launching import launch, strided
+from normlens.decomposition.fused.method import Method
+from normlens.decomposition.fused.operands import Operand, described_both, rounded, wide_product
+from normlens.decomposition.fused.source_rows import source_sizes
+from normlens.decomposition.fused.stage import Stage
+from normlens.decomposition.fused.tiling import TargetTiling, power_of_two
+
+MIXED_DIMS = 128  # of a part that a program mixes at a time
 
 
-class Matrices(ByTarget):
+@dataclass(frozen=True)
+class Launch:
+    """The tiles of targets and the sources of one round of launches."""
+
+    first_tile: int
+    tiles: int
+    source_first: int
+    sources: int
+
+
+class Matrices(Method):
     """Form ``M_i = Σ_k W_k diag(r^k_i) W_down`` once per target, for all of its sources."""
 
-    @cached_property
-    def rows(self) -> SourceRows:
-        return self.stage.value_rows
+    def __init__(self, stage: Stage):
+        super().__init__(stage)
+        self.tiling = TargetTiling.choose(stage.d, stage.precision.split)
+        self.tiles = -(-stage.n // self.tiling.tile)  # of one sequence
 
     @property
-    def capacity(self) -> int:
-        return self.stage.width
+    def pieces(self) -> TargetPieces:
+        """How targets and sources are cut into launches."""
+        stage = self.stage
+        bypassed = 0 if stage.tail.factors is None else stage.width
+        size = pair_bytes(stage.width, bypassed, stage.precision.itemsize)
+        return TargetPieces(self.tiling, stage.n, size)
+
+    @property
+    def least_bytes(self) -> int:
+        return self.pieces.least_bytes
 
     def fill(self, limit: int) -> None:
         stage = self.stage
@@ -39,12 +68,12 @@ class Matrices(ByTarget):
             matrices = self._matrices(tile, tiles, limit)
             for first in range(0, stage.n, sources):
                 at = Launch(tile, tiles, first, min(sources, stage.n - first))
-                self.keep_sums(at, self._parts(at), matrices, None)
+                self._keep_sums(at, matrices)
 
     def _matrices(self, first_tile: int, tiles: int, limit: int) -> Operand:
         """M_i (c, d, d) of the targets in some tiles, formed a few at a time."""
         stage, tile = self.stage, self.tiling.tile
-        made = self.operand(tiles * tile, stage.d, stage.width)
+        made = self._operand(tiles * tile, stage.d, stage.width)
         step = at_once(limit, scaled_bytes(stage.d, stage.m, stage.precision.products))
         for first in range(first_tile * tile, (first_tile + tiles) * tile, step):
             some = slice(first, min(first + step, (first_tile + tiles) * tile))
@@ -81,7 +110,7 @@ class Matrices(ByTarget):
         )
         block = min(1024, power_of_two(stage.m))
         launch(
-            scale_projections,
+            kernels.scale_projections,
             -(-stage.m // block) * stage.d * count,
             out,
             *up.both,
@@ -101,6 +130,98 @@ class Matrices(ByTarget):
 
     def _parts(self, at: Launch) -> Operand:
         """The parts (j, c, d) at the block's input."""
-        made = self.operand(at.sources, at.tiles * self.tiling.tile, self.capacity)
-        self.mix(at, self.stage.job.factors.values, self.rows.source_sizes, made)
+        stage = self.stage
+        made = self._operand(at.sources, at.tiles * self.tiling.tile, stage.width)
+        self._mix(at, stage.job.factors.values, stage.value_rows.source_sizes, made)
         return made
+
+    def _keep_sums(self, at: Launch, matrices: Operand) -> None:
+        """Launch the sums of the parts behind the block, for the targets of `at`."""
+        stage, tiling = self.stage, self.tiling
+        targets = at.tiles * tiling.tile
+        block, matrix_block = [tiling.sources, 1, tiling.neurons], [1, tiling.neurons, tiling.dims]
+        launch(
+            kernels.target_sums,
+            stage.d_blocks * -(-at.sources // tiling.sources) * targets,
+            self.sums,
+            stage.weights,
+            *described_both(self._parts(at), block),
+            *described_both(matrices, matrix_block),
+            *self._bypassed(at),
+            *stage.units(stage.value_rows),
+            stage.inverse_deviation,
+            stage.gamma,
+            stage.ordinary,
+            stage.lengths,
+            at.first_tile,
+            self.tiles,
+            targets,
+            stage.width,
+            at.source_first,
+            at.sources,
+            stage.width,
+            stage.b,
+            stage.n,
+            *stage.reach,
+            operand=stage.precision.operand,
+            H=stage.heads,
+            H_BLOCK=stage.head_block,
+            SPLIT=stage.precision.split,
+            TILE=tiling.tile,
+            SOURCES=tiling.sources,
+            NEURONS=tiling.neurons,
+            DIMS=tiling.dims,
+            STAGES=tiling.stages,
+            num_warps=tiling.warps,
+            **stage.tail_constants,
+        )
+
+    def _bypassed(self, at: Launch) -> list[Tensor | None]:
+        """The bypassed parts (high, low), their sizes and scale; all None without a bypass."""
+        factors = self.stage.tail.factors
+        if factors is None:
+            return [None, None, None, None]
+        shape = (at.sources, at.tiles * self.tiling.tile, self.stage.width)
+        split = self.stage.precision.split
+        made = Operand.empty(self.stage.weights, shape, torch.float16, split)
+        self._mix(at, factors.values, self._bypass_sizes, made)
+        return [*made.both, self._bypass_sizes, factors.scale.contiguous()]
+
+    @cached_property
+    def _bypass_sizes(self) -> Tensor:
+        factors = self.stage.tail.factors
+        assert factors is not None
+        return source_sizes(factors.values)
+
+    def _mix(self, at: Launch, values: Tensor, sizes: Tensor, out: Operand) -> None:
+        """Write ``Σ_h Â_ijh U_jh`` (j, c, d), divided by the sources' sizes, into `out`."""
+        stage, tiling = self.stage, self.tiling
+        launch(
+            kernels.mix_parts,
+            at.sources * at.tiles,
+            *out.both,
+            stage.weights,
+            *strided(values),
+            sizes,
+            stage.lengths,
+            at.first_tile,
+            self.tiles,
+            at.tiles * tiling.tile,
+            out.high.shape[-1],
+            at.source_first,
+            at.sources,
+            stage.n,
+            *stage.reach,
+            operand=out.high.dtype,
+            D=values.shape[-1],
+            H=stage.heads,
+            H_BLOCK=stage.head_block,
+            SPLIT=out.split,
+            TILE=tiling.tile,
+            DIMS=MIXED_DIMS,
+            num_warps=4,
+        )
+
+    def _operand(self, *shape: int) -> Operand:
+        precision = self.stage.precision
+        return Operand.empty(self.stage.weights, shape, precision.operand, precision.split)

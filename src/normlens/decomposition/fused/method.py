@@ -13,7 +13,7 @@ from normlens.memory_shortage import is_out_of_memory
 
 
 class Method(ABC):
-    """A method of filling a stage's sums: by source, gather or matrices."""
+    """A method of filling a stage's sums: by source or matrices."""
 
     sums: Tensor
 

@@ -69,46 +69,20 @@ class SourceRows:
         made = []
         for weight in self.weights:
             out = Operand.empty(x, (last - first, h, m), torch.float16, self.split)
-            self._project(weight, x, sizes, out, (h * m, m, 1))
+            self._project(weight, x, sizes, out)
             made.append(out)
         return made
 
-    def take_columns(self, sequences: slice, sources: slice) -> list[Tensor]:
-        """Each projection's rows as (h, m, b·j), of some sources of some sequences."""
-        x = self.x[sequences, sources]
-        sizes = self.source_sizes.view(self.x.shape[:2])[sequences, sources]
-        x, sizes = x.contiguous().flatten(0, 1), sizes.contiguous()
-        h, m, columns = self.heads, self.neurons, len(x)
-        assert self.weights[0].high.shape[0] == h, "columns need one product per head"
-        dtype = torch.float32 if self.split else torch.float16
-        made = []
-        for weight in self.weights:
-            out = Operand.empty(x, (h, m, columns), dtype, split=False)
-            self._project(weight, x, sizes, out, (1, m * columns, columns))
-            made.append(out.high)
-        return made
-
-    def _project(
-        self,
-        weight: Operand,
-        x: Tensor,
-        sizes: Tensor,
-        out: Operand,
-        strides: tuple[int, int, int],
-    ) -> None:
-        """Write ``x P`` into `out`, whose strides are those of tokens, heads and neurons."""
+    def _project(self, weight: Operand, x: Tensor, sizes: Tensor, out: Operand) -> None:
+        """Write ``x P`` into `out`."""
         groups, e, m = weight.high.shape
         shared = groups < self.heads  # then every head of a token is a separate row
         rows = len(x) * (self.heads if shared else 1)
-        by_row, by_head, by_neuron = strides
         columns, inner = min(COLUMNS, power_of_two(m)), max(16, min(INNER, power_of_two(e)))
         launch(
             preparation.project_rows,
             -(-m // columns) * groups * -(-rows // SOURCE_BLOCK),
             *out.both,
-            by_head if shared else by_row,
-            by_head,
-            by_neuron,
             x,
             sizes,
             *weight.both,
@@ -119,8 +93,6 @@ class SourceRows:
             COLUMNS=m,
             PER_SIZE=self.heads if shared else 1,
             SPLIT=self.split,
-            OUT_SPLIT=out.split,
-            TURNED=by_row == 1,
             ROWS=SOURCE_BLOCK,
             BLOCK=columns,
             INNER=inner,

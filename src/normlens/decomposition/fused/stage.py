@@ -84,11 +84,6 @@ class Stage:
         return HeadProducts(job.kept, job.factors.basis, projections(job.ff), product)
 
     @property
-    def has_head_products(self) -> bool:
-        """Whether the head products B_h W_k are kept or worth forming."""
-        return self._head_products.used_for(self.real_tokens)
-
-    @property
     def head_products(self) -> ProductTensors | None:
         """The head products B_h W_k, if they are used."""
         return self._head_products.for_tokens(self.real_tokens)

@@ -84,16 +84,11 @@ class TargetTiling:
     sources: int = 128
     neurons: int = 64
     dims: int = 256
-    mixed_sources: int = 128  # of a program that mixes rows of active neurons
-    mixed_neurons: int = 64
-    mixed_dims: int = 128
     warps: int = 8
     #: What the product prefetches and what the sums behind it need fit into shared memory side by
     #: side. With three stages they do not, and Triton 3.6 gave norms that were wrong by 5 %.
     stages: int = 2
-    gather_stages: int = 4
 
     @classmethod
     def choose(cls, d: int, split: bool) -> TargetTiling:
-        dims = block_of_dims(d)
-        return cls(dims=dims, neurons=32) if split else cls(dims=dims, mixed_sources=64)
+        return cls(dims=block_of_dims(d), neurons=32 if split else 64)

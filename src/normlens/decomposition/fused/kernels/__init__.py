@@ -4,10 +4,8 @@
 |---|---|
 | `pieces` | functions that the kernels share, from split products to the sums that they leave |
 | `preparation` | operands: scaled, rounded and projected |
-| `by_source`, `by_target` | the sums of the feed-forward stage |
+| `by_source`, `matrices` | the sums of the feed-forward stage |
 | `hidden_rows` | hidden rows of all neurons, mixed for a source |
-| `gather` | hidden rows of active neurons, mixed for a target |
-| `matrices` | projections scaled by each target's slopes |
 | `norms` | norms from sums |
 | `factored` | norms before the feed-forward block |
 """

@@ -110,11 +110,8 @@ def measure_sources(
 
 @triton.jit(do_not_specialize=["rows"])
 def project_rows(
-    out_high,  # (rows, GROUPS, COLUMNS) with these strides
+    out_high,  # (rows, GROUPS, COLUMNS)
     out_low,
-    row_stride,
-    group_stride,
-    column_stride,
     x,  # (rows, GROUPS, E) float32
     sizes,  # of each `PER_SIZE` rows
     w_high,  # (GROUPS, E, COLUMNS)
@@ -125,8 +122,6 @@ def project_rows(
     COLUMNS: tl.constexpr,
     PER_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
-    OUT_SPLIT: tl.constexpr,
-    TURNED: tl.constexpr,
     OPERAND: tl.constexpr,
     PLAIN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -160,16 +155,9 @@ def project_rows(
                 low_w = tl.load(w_low + place, mask=inside, other=0.0)
             part = split_dot(high, low, w, low_w, part, SPLIT, PLAIN)
         total += part  # short sums round less
-    if TURNED:
-        # Written along the tokens, which are adjacent in memory.
-        total = tl.trans(total)
-        place = column.to(tl.int64)[:, None] * column_stride + row[None, :] * row_stride
-        inside = (column < COLUMNS)[:, None] & (row < rows)[None, :]
-    else:
-        place = row[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
-        inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-    place += group.to(tl.int64) * group_stride
-    high, low = split(total, out_high.dtype.element_ty)
+    place = (row * GROUPS + group)[:, None] * COLUMNS + column[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    high, low = split(total, OPERAND)
     tl.store(out_high + place, high, mask=inside)
-    if OUT_SPLIT:
+    if SPLIT:
         tl.store(out_low + place, low, mask=inside)

@@ -1,1 +1,0 @@
-"""The demonstration: real models on a few sentences."""
