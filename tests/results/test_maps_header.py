@@ -109,7 +109,7 @@ def test_half_a_character_is_one_line_on_the_command_line(
     tensors, header = contents(saved)
     meta = json.loads(header["maps"]) | {"text": "half \ud800"}
     crafted = tmp_path / "crafted.safetensors"
-    save_file(tensors, crafted, metadata={**header, "maps": json.dumps(meta)})
+    save_crafted(tensors, crafted, metadata={**header, "maps": json.dumps(meta)})
     assert cli.main(["view", str(crafted), "--out", str(tmp_path / "page.html")]) == 2
     assert re.fullmatch(r"error: .*half.* is not valid Unicode.*\n", capsys.readouterr().err)
     assert not (tmp_path / "page.html").exists()
