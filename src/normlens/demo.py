@@ -12,6 +12,7 @@ from normlens.corpus.runs.progress import Lines
 from normlens.errors import OutputError, system_reason
 from normlens.exports.printing import save_figure
 from normlens.extras import PICTURES, REPORT, extra_for, missing
+from normlens.layers import thinned
 from normlens.lens import Lens
 from normlens.loading import load
 from normlens.papers.reproduce import reproduce
@@ -83,7 +84,7 @@ def show_model(lens: Lens, folder: Path, echo: Callable[[str], object]) -> None:
         return
     pictures = {
         "layer": maps.plot(layer),
-        "overview": maps.plot_overview(),
+        "overview": maps.plot_overview(thinned(maps.layers, 6)),
         "amplification": maps.plot_amplification(layer=layer),
         "similarity": maps.plot_similarity(),
         name: answer.plot(),
