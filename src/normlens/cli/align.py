@@ -81,8 +81,7 @@ def _print(run: Run) -> None:
     if settings.get("gold") is None:
         print(f"{run.folder}/{FOLDER}")
         return
-    if run.status().done > run.status().failures:
-        print(_written(error_rates(run).table))
+    print(_written(error_rates(run).table))
 
 
 def _rate(value: float, low: float, high: float) -> str:

@@ -149,10 +149,7 @@ def page_of(done: Run) -> Path | None:
 
 
 def _with_page(done: Run, progress: Progress) -> Run:
-    """The run, with its page where there is something to show and a disk to write it to."""
-    status = done.status()
-    if status.failures == status.done:
-        return done
+    """The run, with its page where there is a disk to write it to."""
     if not isinstance(done.folder, LocalFolder):
         progress.say(f"note: {done.folder} is not on this machine, so that it has no page yet")
         return done

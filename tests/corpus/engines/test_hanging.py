@@ -219,6 +219,19 @@ def test_what_is_late_is_told_in_other_threads() -> None:
     assert guard.late() is None
 
 
+def test_calls_in_other_threads_leave_the_alarm_of_the_main_thread_alone() -> None:
+    guard = Guard(1.0)
+
+    def work() -> None:
+        other = threading.Thread(target=guard.call, args=[lambda: None, 1, [1]])
+        other.start()
+        other.join()
+        time.sleep(PATIENCE)
+
+    with pytest.raises(Unfinished, match="took longer than 1 s"):
+        guard.call(work, 0, [1])
+
+
 def test_an_alarm_of_somebody_else_is_left_alone() -> None:
     rung: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))

@@ -54,7 +54,7 @@ class Guard:
     def __init__(self, seconds: float | None = None):
         self.seconds = seconds or 0.0
         self._at_work: dict[int, _AtWork] = {}  # by thread
-        self._rings = False
+        self._rings = False  # whether the main thread's alarm is meant
 
     def call(self, work: Callable[[], T], index: int = 0, lengths: Sequence[int] = ()) -> T:
         """What `work` returns for sequences of these lengths, of which `index` is the first.
@@ -64,18 +64,19 @@ class Guard:
         thread, seconds = threading.current_thread(), self.allowed(lengths)
         in_main_thread = thread is threading.main_thread()
         before: Any = None
-        if seconds:
-            until = time.monotonic() + seconds
-            self._at_work[threading.get_ident()] = _AtWork(index, seconds, until)
-            # Somebody else's alarm is left alone.
-            if in_main_thread and not signal.getitimer(signal.ITIMER_REAL)[0]:
-                before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
-                self._rings = True
-                signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
         try:
+            if seconds:
+                until = time.monotonic() + seconds
+                self._at_work[threading.get_ident()] = _AtWork(index, seconds, until)
+                # Somebody else's alarm is left alone.
+                if in_main_thread and not signal.getitimer(signal.ITIMER_REAL)[0]:
+                    before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
+                    self._rings = True
+                    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
             return work()
         except BaseException as error:
-            self._rings = False  # before any call, in which the alarm could ring once more
+            if in_main_thread:
+                self._rings = False  # before any call, in which it could ring once more
             ordinary = isinstance(error, Exception)
             if ordinary or (isinstance(error, KeyboardInterrupt) and in_main_thread):
                 raise
@@ -83,7 +84,8 @@ class Guard:
                 raise Unfinished(_too_long(seconds)) from None
             raise Unfinished(_ended_by(error)) from error
         finally:
-            self._rings = False
+            if in_main_thread:
+                self._rings = False
             if before is not None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
