@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [section for section in sections if section not in SECTIONS]:
         return _fail(f"no section {unknown[0]!r}; choose of {', '.join(SECTIONS)}")
     families = given.families.split(",") if given.families else None
-    return (make if given.action == "make" else compare)(given, sections, families)
+    with tempfile.TemporaryDirectory(prefix="golden-cache-") as cache:
+        os.environ["NORMLENS_CACHE"] = cache  # what is learnt about files is no user's
+        return (make if given.action == "make" else compare)(given, sections, families)
 
 
 def _fail(message: str) -> int:

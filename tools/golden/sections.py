@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -112,7 +111,6 @@ def _prepare() -> None:
     import warnings
 
     os.environ.update(ENVIRONMENT)
-    os.environ["NORMLENS_CACHE"] = tempfile.mkdtemp(prefix="golden-cache-")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     import torch
