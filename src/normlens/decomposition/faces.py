@@ -126,6 +126,11 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
             "the flow of a score from the other sequence by head",
             error(by_head.sum(-3) - crossing),
         )
+    rows = whole.sum(-1) if crossing is None else whole.sum(-1) + crossing.sum(-1)
+    ways = [scores.heads[i].sum(-2) if i in scores.heads else w for i, w in scores.ways.items()]
+    if scores.residual is not None:
+        ways.append(scores.residual)
+    yield "the components of a score", error(torch.stack(ways).sum(0) - rows)
     for index, passed in scores.passed.items():
         name, step = frozen.layer.step_names[index], frozen.steps[index]
         assert not isinstance(step, (FrozenBranch, FrozenResidual, FrozenNorm, FrozenProjection))
@@ -134,8 +139,3 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
             f"what {name} adds to a score",
             error(passed + scores.unowned.get(index, torch.zeros_like(passed)) - own),
         )
-        if index in scores.heads:
-            yield (
-                f"what the heads of {name} add to a score",
-                error(scores.heads[index].sum(-2) - passed),
-            )
