@@ -58,6 +58,10 @@ class MissingDependencyError(NormLensError, ImportError):
     """An optional package that this call needs is not installed."""
 
 
+class NormLensWarning(UserWarning):
+    """Something a user should know of a result that is right all the same."""
+
+
 def valid_choice(value: str, choices: list[str] | tuple[str, ...], what: str) -> str:
     """Return `value` if it is one of `choices`, else raise an error that lists them."""
     if value not in choices:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
+from normlens.given_padding import warn_of_padding
 from normlens.pairs import Item, Pair
 from normlens.text import Encoded, Ids, Text, Texts, check_token_types, encode_ids, encode_texts
 
@@ -42,6 +43,7 @@ def encode_input(
             lens.max_tokens,
         )
         check_token_types(encoded, lens.adapter.token_types(), lens.name)
+        warn_of_padding(lens, encoded)
         return encoded, many
     many = isinstance(text, list)
     texts: list[Any] = list(text) if isinstance(text, list) else [text]

@@ -222,6 +222,10 @@ class Lens(Encodes, Explains):
         its tokens are patches (``maps.grid``). An audio model takes a waveform with its
         `sampling_rate`, or input values as a tensor; its tokens are frames.
 
+        Token ids are `input_ids`, one sequence or a batch. Padding, where `attention_mask` is 0, is
+        left out, and a `NormLensWarning` says so where the model itself, called with both, gives
+        other vectors: BERT and GPT-2 count padding before a text among the positions.
+
         `truncate` accepts the beginning of a text that is too long. With `out` the maps of one text
         are written to this .safetensors file layer by layer, and memory never holds them all: the
         returned maps stay in the file until they are used. A file that is there already needs

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from normlens.errors import InputError
+from normlens.given_padding import warn_of_padding
 from normlens.models.two_stacks import TwoStacks
 from normlens.pairs import Pair
 from normlens.targets import generated, shifted
@@ -57,12 +58,14 @@ def encode_pairs(lens: Lens, given: GivenPairs, *, truncate: bool) -> tuple[list
         return pairs, True
     sources, many = _sources(lens, adapter, source, given, truncate)
     targets = _targets(lens, adapter, target, given, truncate, len(sources))
-    return [
+    pairs = [
         generated(lens, encoded, features)
         if of_target is None
         else Pair(encoded, of_target, features=features)
         for (encoded, features), of_target in zip(sources, targets, strict=True)
-    ], many
+    ]
+    warn_of_padding(lens, pairs)
+    return pairs, many
 
 
 def encode_pair(

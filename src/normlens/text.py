@@ -41,6 +41,8 @@ class Encoded:
     #: what a model that sees or hears takes instead of ids: (channels, height, width) or (samples,)
     signal: torch.Tensor | None = field(default=None, compare=False)
     grid: PatchGrid | None = None  # where a picture's patches are
+    #: ids of the padding that was given before and behind it, and left out
+    padding: tuple[list[int], list[int]] = field(default=([], []), compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -158,6 +160,7 @@ def encode_ids(
                 else [str(token) for token in tokenizer.convert_ids_to_tokens(ids)],
                 special=[i in special_ids for i in ids],
                 type_ids=types,
+                padding=(row[: tokens.start], row[tokens.stop :]),
             )
         )
     return encoded, is_batch

@@ -151,6 +151,7 @@ def test_every_order_of_the_players_of_both_sequences_is_exact(family, tiny, mon
         assert (maps.standard_error[scope][:, seen] > 0).all(), scope
 
 
+@pytest.mark.filterwarnings("ignore::normlens.errors.NormLensWarning")  # of padding before a text
 def test_samples_of_ragged_pairs_are_those_of_each_alone(tiny):
     lens = normlens.load(tiny("bart", torch.float64))
     options = {"nonlinearity": "shapley", "samples": 4}
@@ -340,6 +341,7 @@ def batch_of(family: str, side: str) -> dict[str, object]:
     return {"input_ids": ids, "attention_mask": mask, **arguments}
 
 
+@pytest.mark.filterwarnings("ignore::normlens.errors.NormLensWarning")  # of padding before a text
 @every_family
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])

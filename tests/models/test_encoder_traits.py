@@ -33,6 +33,14 @@ def headed(family: str, task: str, **overrides):
     return model.double()
 
 
+# RoFormer -----------------------------------------------------------------------------------------
+
+
+def test_rotated_values_are_refused_by_name():
+    with pytest.raises(UnsupportedModelError, match="rotary_value=True rotates value vectors"):
+        normlens.load(tiny_model("roformer", rotary_value=True))
+
+
 # DeBERTa ----------------------------------------------------------------------------------------
 
 

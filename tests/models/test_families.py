@@ -184,6 +184,7 @@ def test_batched_and_padded_equals_one_by_one(family, tiny, maps_of):
         assert_same(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore::normlens.errors.NormLensWarning")  # of padding before a text
 @every_family
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_taken_off(family, side, tiny, maps_of):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from normlens.components import Attention, FeedForward, Linear, Norm, Step
+from normlens.errors import UnsupportedModelError
 from normlens.heads import ANY, CAUSAL, FIRST, MASKED, SEQUENCES, Elementwise, Head
 from normlens.models.base import Adapter, layer_norm, linear, register, sublayers
 from normlens.models.heads import dense, transform
@@ -110,7 +111,13 @@ class RemBert(Bert):
 
 @register("roformer", tiny=dict(ENCODER, embedding_size=8))
 class RoFormer(Bert):
-    """With `rotary_value`, values are rotated as well; its maps are not complete, and refused."""
+    def __init__(self, model: Any):
+        super().__init__(model)
+        if self.config.rotary_value:
+            raise UnsupportedModelError(
+                "RoFormer with rotary_value=True rotates value vectors by their positions, so that "
+                "values are no linear map of a layer's vectors; load one with rotary_value=False"
+            )
 
     def sequence_head(self, model: Any) -> Head | None:
         head, activation = model.classifier, Elementwise(self.config.hidden_act)
