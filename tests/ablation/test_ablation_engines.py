@@ -13,7 +13,7 @@ import normlens
 from normlens.ablation.gathering import gather
 from normlens.ablation.measure import AblationMeasure
 from normlens.corpus import Run, resume, run
-from normlens.corpus.runs.errors import RunError
+from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError
 
@@ -141,7 +141,8 @@ def test_a_sequence_without_a_loss_is_a_failure(
     data = tmp_path / "data.jsonl"
     data.write_text('{"tokens": ["a"]}\n{"tokens": ["a", "##b"]}\n')
     lens = normlens.load(models["next-token"], device="cpu")
-    done = run(lens, data, tmp_path / "run", measures=[measure], batch_size=2)
+    with pytest.warns(SomeFailedWarning):
+        done = run(lens, data, tmp_path / "run", measures=[measure], batch_size=2)
     [failure] = done.table("failures").to_dict("records")
     assert failure["index"] == 0
     assert "next token" in failure["reason"]

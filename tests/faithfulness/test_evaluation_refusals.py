@@ -11,6 +11,7 @@ import pytest
 import normlens
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.measures import registry
+from normlens.corpus.runs.errors import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import MissingDependencyError, NormLensError
 from normlens.faithfulness.evaluate import evaluate
@@ -88,7 +89,10 @@ def test_a_first_label_that_the_model_does_not_know(
     assert said.startswith("unknown label 'superb'; this model's labels are: bad, fair, good")
     # Later ones are failures of their texts.
     data.write_text("\n".join([rows[0], rows[2], rows[1], rows[3]]) + "\n")
-    run = evaluate(places.classifier, data, tmp_path / "out", **{**BASE, "label_column": "label"})
+    with pytest.warns(SomeFailedWarning):
+        run = evaluate(
+            places.classifier, data, tmp_path / "out", **{**BASE, "label_column": "label"}
+        )
     (failure,) = run.table("failures").to_dict("records")
     assert failure["index"] == 1
     assert "unknown label 'superb'" in failure["reason"]
@@ -134,12 +138,7 @@ def test_the_measure_alone(places: examples.Places, tmp_path: Path) -> None:
     best = run.table("examples")
     assert (best["score"] >= 0).all()  # the most probable next token against the second
     assert best["correct"].isna().all()
-    texts = normlens.run(
-        places.encoder,
-        places.labelled,
-        tmp_path / "texts",
-        measures="faithfulness",
-        settings={"faithfulness": {"methods": ["random"], "protocols": ["cosine-aopc"]}},
-        limit=2,
-    )
-    assert "one text where a pair is needed" in texts.table("failures")["reason"][0]
+    settings = {"faithfulness": {"methods": ["random"], "protocols": ["cosine-aopc"]}}
+    options: dict[str, Any] = {"measures": "faithfulness", "settings": settings, "limit": 2}
+    with pytest.raises(AllFailedError, match="one text where a pair is needed"):
+        normlens.run(places.encoder, places.labelled, tmp_path / "texts", **options)
