@@ -12,7 +12,7 @@ import pytest
 import torch
 from crafted_files import save_crafted
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import normlens
 from normlens.errors import InputError, MapsFileError, OutputError
@@ -280,9 +280,20 @@ def test_a_damaged_file(change, maps, path):
         normlens.open(path)
 
 
-@pytest.mark.parametrize("version", ["99", "2", "1", "0", "one", "9" * 10_000])
+@pytest.mark.parametrize("version", ["99", "4", "01", "0", "one", "9" * 10_000])
 def test_a_file_of_another_version(version, maps, path):
     rewrite(maps, path, lambda tensors, header, meta: header.update(version=version))
-    with pytest.raises(MapsFileError, match="reads 3; make it again") as refused:
+    with pytest.raises(MapsFileError, match="reads versions up to 3; make it again") as refused:
         normlens.open(path)
     assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_earlier_versions_open_with_a_warning(version, maps, path):
+    """They carry no checksum; their fields are a part of today's."""
+    maps.save(path)
+    with safe_open(path, framework="numpy") as file:
+        header = {key: text for key, text in file.metadata().items() if key != "sha256"}
+    save_file(load_file(path), path, metadata={**header, "version": version})
+    with pytest.warns(UserWarning, match="checksum"):
+        assert normlens.open(path) == maps

@@ -86,10 +86,10 @@ def open(
                     "make one with maps.save(…) or `normlens map --out maps.safetensors`"
                 )
             version, read = _KINDS[header["format"]]
-            if header["version"] != str(version):
+            if header["version"] not in map(str, range(1, version + 1)):
                 raise MapsFileError(
                     f"{str(path)!r} has format version {header['version'][:20]!r}, and this "
-                    f"NormLens reads {version}; make it again"
+                    f"NormLens reads versions up to {version}; make it again"
                 )
             arrays = mapped_arrays(path) if mapped else _arrays(file)
             check = _checking(path, header, arrays) if verify else _no_check
@@ -160,7 +160,7 @@ def _read_cosine(header: dict[str, str], arrays: Arrays) -> Cosine:
     return Cosine(**fields, a=a, b=b)
 
 
-#: The version of each kind of file, and what reads it.
+#: The newest version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Arrays], Any]]] = {
     maps_file.FORMAT: (maps_file.FORMAT_VERSION, _read_maps),
     explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
