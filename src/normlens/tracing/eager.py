@@ -37,7 +37,7 @@ def eager_attention(model: Any) -> Iterator[None]:
         if config._attn_implementation not in ("eager", None)
         and (settable or config._attn_implementation == "sdpa")
     ]
-    classes = [type(config) for config in configs]
+    classes: list[Any] = [type(config) for config in configs]
 
     def restore() -> None:
         for config, kind in zip(configs, classes, strict=True):
@@ -53,7 +53,7 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration of a model and its parts that says which kind of attention to run."""
-    waiting = [vars(module).get("config") for module in model.modules()]
+    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
     found: dict[int, Any] = {}
     while waiting:
         config = waiting.pop()
