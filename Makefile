@@ -30,6 +30,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/size.py --brief
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu.py

@@ -74,7 +74,7 @@ def published_layer(layer, x: torch.Tensor, alpha: torch.Tensor, feed_forward: b
 
 
 def layer_norms(layer):
-    from normlens.components import Norm
+    from normlens.layers import Norm
 
     return [step for step in layer.steps if isinstance(step, Norm)]
 
@@ -90,8 +90,8 @@ def normalise(parts, bias, norm):
 def tasks(n: int, layers: int, names: tuple[str, ...] = WAYS) -> dict[str, Callable[[], object]]:
     """Each way as a function of no arguments, on the same model and tokens."""
     import normlens
-    from normlens.decomposition import decompose_layer
-    from normlens.tracing.trace import trace
+    from normlens.frozen.norm_maps import decompose_layer
+    from normlens.trace.run import trace
 
     model = bert(layers)
     lens, prepared_lens = normlens.load(model), normlens.load(model)

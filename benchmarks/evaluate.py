@@ -24,7 +24,8 @@ import normlens
 from normlens.corpus import Run
 from normlens.corpus.runs.progress import Progress
 from normlens.faithfulness.report.build import build_report
-from normlens.faithfulness.report.differences import NORMLENS, compare_methods
+from normlens.faithfulness.report.differences import compare_methods
+from normlens.faithfulness.report.protocol_words import NORMLENS
 from normlens.faithfulness.report.queries import protocols
 from normlens.faithfulness.report.ranking import Ranking, rank
 from normlens.reports.base import Evidence

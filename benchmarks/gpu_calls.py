@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from gpu_stage import MIB, Shape, ceiling
 
-from normlens.decomposition.fused.precision import PRECISIONS
+from normlens.gpu.sizes import PRECISIONS
 
 #: Kernels that stand for the operations of the feed-forward stage, by any method.
 KERNELS = (

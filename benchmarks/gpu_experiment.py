@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from gpu_stage import OWN
 
-from normlens.decomposition.engine import DEFAULT_PRECISION
-from normlens.decomposition.fused.precision import PRECISIONS
+from normlens.frozen.stage import DEFAULT_PRECISION
+from normlens.gpu.sizes import PRECISIONS
 
 
 def spearman_errors(model: str) -> list[str]:
@@ -62,8 +62,8 @@ def experiment(sequences: int, tokens: int = 128) -> list[str]:
     import normlens
     from normlens.corpus.measures.base import Item
     from normlens.corpus.measures.similarity_rows import Similarity
+    from normlens.inputs.text import Encoded
     from normlens.options import AnalysisOptions
-    from normlens.text import Encoded
 
     torch.manual_seed(0)
     model = BertModel(BertConfig(attn_implementation="eager"), add_pooling_layer=False).eval()

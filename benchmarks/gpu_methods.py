@@ -17,15 +17,13 @@ from gpu_stage import Shape, job_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from normlens.decomposition.costs.kernels import KernelCosts
-from normlens.decomposition.feedforward_job import FeedForwardJob
-from normlens.decomposition.fused.by_pair import ByPair
-from normlens.decomposition.fused.by_source import InOneKernel
-from normlens.decomposition.fused.choice import by_source, hidden_rows_of
-from normlens.decomposition.fused.matrices import Matrices
-from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.fused.stage import Stage
-from normlens.decomposition.fused.tail import tail_of
+from normlens.frozen.tiles import FeedForwardJob, tail_of
+from normlens.gpu.by_source import ByPair, InOneKernel
+from normlens.gpu.choice import by_source, hidden_rows_of
+from normlens.gpu.matrices import Matrices
+from normlens.gpu.sizes import PRECISIONS
+from normlens.gpu.stage import Stage
+from normlens.plan.costs import KernelCosts
 
 LONG = [Shape("BERT-base", n) for n in (512, 1024, 2048, 4096)]
 SMOL = Shape("SmolLM2", 256, d=576, m=1536, heads=9, gated=True, causal=True, batch=4)

@@ -24,13 +24,13 @@ from unittest.mock import patch
 
 import torch
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
-from normlens.decomposition import decompose_layer, plan
-from normlens.decomposition.engine import run_feed_forward
-from normlens.decomposition.feedforward_job import FeedForwardJob
-from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.head_products import ProductStore
-from normlens.decomposition.tiles import feed_forward_norms
+from normlens.frozen.head_products import ProductStore
+from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.stage import run_feed_forward
+from normlens.frozen.tiles import FeedForwardJob, feed_forward_norms
+from normlens.gpu.sizes import PRECISIONS
+from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Reach, Residual
+from normlens.plan import method
 
 #: Tiles that suit a GPU: the standard ones are cut for a CPU's cache.
 UNFUSED_TILE = {"SOURCES": 128, "TARGETS": 128}
@@ -112,7 +112,7 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
 
     made, x, alpha = random_layer(shape)
     with (
-        patch("normlens.decomposition.feedforward_stage.run_feed_forward", catch),
+        patch("normlens.frozen.stage.run_feed_forward", catch),
         suppress(Caught),
     ):
         decompose_layer(
@@ -126,14 +126,14 @@ def job_of(shape: Shape, dtype: torch.dtype = torch.float32) -> FeedForwardJob:
 
 @contextmanager
 def large_tiles() -> Iterator[None]:
-    before = {name: getattr(plan, name) for name in UNFUSED_TILE}
+    before = {name: getattr(method, name) for name in UNFUSED_TILE}
     for name, value in UNFUSED_TILE.items():
-        setattr(plan, name, value)
+        setattr(method, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(plan, name, value)
+            setattr(method, name, value)
 
 
 def milliseconds(run: Callable[[], object], seconds: float = 0.4) -> float:

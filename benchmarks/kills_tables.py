@@ -14,9 +14,9 @@ from kills_runs import unvouched
 
 from normlens.corpus import Run
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_files import log_file
+from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.merging import merging_sql
 
 #: Rows that are hashed together.

@@ -15,10 +15,9 @@ from collections.abc import Callable
 import torch
 
 import normlens
-from normlens.decomposition import FrozenLayer
 from normlens.explain.network import FrozenNetwork
-from normlens.tracing.model_inputs import model_inputs
-from normlens.tracing.trace import reading
+from normlens.frozen.layer import FrozenLayer
+from normlens.trace.run import model_inputs, reading
 
 PASSES = 4  # of the n frozen forward passes, which are all alike
 LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal

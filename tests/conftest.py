@@ -136,7 +136,7 @@ def quick_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def minilm() -> Any:
     """A lens on the embedded MiniLM, which has a real tokenizer."""
     import normlens
-    from normlens.checkpoints.embedded import EMBEDDED
+    from normlens.loading.embedded import EMBEDDED
 
     if not EMBEDDED["minilm"].installed:
         pytest.skip("the embedded model is not installed (normlens models --install minilm)")
@@ -147,7 +147,7 @@ def minilm() -> Any:
 def smollm2() -> Any:
     """A lens on the embedded SmolLM2 with its head."""
     import normlens
-    from normlens.checkpoints.embedded import EMBEDDED
+    from normlens.loading.embedded import EMBEDDED
 
     if not EMBEDDED["smollm2"].installed:
         pytest.skip("the embedded model is not installed (normlens models --install smollm2)")

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from normlens.results.checksums import sealed
+from normlens.results.files import sealed
 
 
 def save_crafted(tensors: dict[str, NDArray[Any]], path: Path, metadata: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ _CONTEXT.set_forkserver_preload(
         "normlens.cli",
         "normlens.corpus.engines.processes",
         "normlens.corpus.runs.runs",
-        "normlens.loading",
+        "normlens.loading.load",
         "transformers.models.auto.modeling_auto",
         "transformers.models.auto.tokenization_auto",
         "transformers.models.bert.modeling_bert",

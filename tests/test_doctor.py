@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from normlens import cli, doctor
+from normlens import cli
 from normlens.lens import Lens
+from normlens.loading import doctor
 
 
 def test_installation_says_what_is_there() -> None:
@@ -24,7 +25,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr("normlens.checkpoints.embedded.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("normlens.loading.embedded.importlib.util.find_spec", lambda name: None)
     found = doctor.installation()
     assert found["versions"]["matplotlib"] == "not installed"
     assert "normlens models --install minilm" in found["models"]["minilm"]

@@ -12,21 +12,14 @@ from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemor
 from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
-from normlens.components import Reach
-from normlens.decomposition import head_products, shapley, tiles
-from normlens.decomposition.costs.tiles import player_memory
-from normlens.decomposition.plan import KernelPlan, Plan, sampled_targets
 from normlens.errors import InputError
-from normlens.estimate import (
-    Analysis,
-    Estimate,
-    ModelSizes,
-    estimate,
-    sizes_of,
-    skeleton,
-)
-from normlens.estimate.plans import covered, forms_head_products, sequence_shape
+from normlens.frozen import head_products, shapley, tiles
+from normlens.layers import Reach
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
+from normlens.plan.costs import player_memory
+from normlens.plan.estimate import Estimate, covered, estimate, forms_head_products, sequence_shape
+from normlens.plan.method import KernelPlan, Plan, sampled_targets
+from normlens.plan.request import Analysis, ModelSizes, sizes_of, skeleton
 
 WIDE: dict[str, dict[str, int]] = {
     "bert": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
@@ -164,7 +157,7 @@ def test_the_plan_is_that_of_the_lens(
     watch(shapley, "sampled_targets", end=True)
     watch(head_products.HeadProducts, "used_for")
     monkeypatch.setattr(tiles, "_run_sequence", stop_watching)
-    monkeypatch.setattr("normlens.analysing.limits.check_limit", lambda *_: None)
+    monkeypatch.setattr("normlens.pipeline.call.check_limit", lambda *_: None)
     lens = normlens.load(tiny_model(family, **WIDE[family]))
     options: Any = {"nonlinearity": rule, "samples": 2, "memory_limit": limit}
     with pytest.raises(StopWatching):

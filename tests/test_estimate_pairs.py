@@ -11,21 +11,15 @@ from estimate_counting import LIMIT, MEMORY_FACTOR, OPERATIONS_FACTOR, PeakMemor
 from torch.utils.flop_counter import FlopCounterMode
 
 import normlens
-from normlens.analysing import batches
-from normlens.decomposition import tiles
-from normlens.decomposition.plan import KernelPlan, Plan
 from normlens.errors import InputError
-from normlens.estimate import (
-    Analysis,
-    check_lengths,
-    estimate,
-    layers_and_scopes,
-    sizes_of,
-    skeleton,
-    whole,
-)
+from normlens.frozen import tiles
 from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_model
 from normlens.options import AnalysisOptions
+from normlens.pipeline import batches
+from normlens.plan import estimate as whole
+from normlens.plan.estimate import estimate
+from normlens.plan.method import KernelPlan, Plan
+from normlens.plan.request import Analysis, check_lengths, layers_and_scopes, sizes_of, skeleton
 
 WIDE: dict[str, dict[str, int]] = {
     "bart": dict(d_model=64, encoder_ffn_dim=256, decoder_ffn_dim=192, max_position_embeddings=300),

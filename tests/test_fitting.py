@@ -11,8 +11,8 @@ from shell import Shell
 from test_loading import SENTENCE, tiny_tokenizer
 
 import normlens
-from normlens import fitting
-from normlens.figures.captions import provenance
+from normlens.figures.canvas import provenance
+from normlens.loading import load
 from normlens.models.tiny import tiny_config, tiny_model
 
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda device: size)
+    monkeypatch.setattr(load, "free_memory", lambda device: size)
 
 
 def test_float32_is_the_default(folder):
@@ -54,7 +54,7 @@ def test_the_checkpoints_own_on_request(folder):
 
 
 def test_half_precision_where_float32_does_not_fit(folder, monkeypatch):
-    parameters = fitting.count_parameters(tiny_config("bert"))
+    parameters = load.count_parameters(tiny_config("bert"))
     assert parameters == sum(p.numel() for p in tiny_model("bert").parameters())
     free(monkeypatch, int(4 * parameters / 0.8) + 1)
     assert normlens.load(folder).dtype == torch.float32
@@ -81,9 +81,9 @@ def test_an_object_keeps_its_own():
 def test_quantised_checkpoints_stay_in_the_precision_they_were_made_for():
     config = tiny_config("bert", dtype="bfloat16")
     cpu = torch.device("cpu")
-    assert fitting.dtype_to_load("auto", config, cpu, "tiny") == torch.float32
+    assert load.dtype_to_load("auto", config, cpu, "tiny") == torch.float32
     config.quantization_config = {"quant_method": "gptq"}
-    assert fitting.dtype_to_load("auto", config, cpu, "tiny") == "auto"
+    assert load.dtype_to_load("auto", config, cpu, "tiny") == "auto"
 
 
 def test_on_the_command_line(folder, capsys):

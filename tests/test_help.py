@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normlens import errors
-from normlens import help as pages
+from normlens.cli import help as pages
 from normlens.cli import main
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError, NormLensError

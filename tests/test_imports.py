@@ -19,16 +19,16 @@ CIRCLES = {
     # A method that makes its own class again, from files or by computing (which needs torch).
     ("normlens.results.store", "normlens.results.maps"),
     ("normlens.results.store", "normlens.results.explanation"),
-    ("normlens.results.store", "normlens.results.explanations"),
+    ("normlens.results.store", "normlens.results.explanation"),
     ("normlens.results.store", "normlens.results.cosine"),
     ("normlens.corpus.runs.results", "normlens.corpus.runs.runs"),
     # The kernels need Triton, which is optional.
-    ("normlens.decomposition.engine", "normlens.decomposition.fused.choice"),
-    ("normlens.decomposition.engine", "normlens.decomposition.fused.factored"),
-    ("normlens.decomposition.engine", "normlens.decomposition.fused.stage"),
-    ("normlens.decomposition.norm", "normlens.decomposition.fused.rows"),
-    ("normlens.decomposition.rules", "normlens.decomposition.fused.gated_slopes"),
-    ("normlens.decomposition.scope_sizes", "normlens.decomposition.fused.rows"),
+    ("normlens.frozen.stage", "normlens.gpu.choice"),
+    ("normlens.frozen.stage", "normlens.gpu.operands"),
+    ("normlens.frozen.stage", "normlens.gpu.stage"),
+    ("normlens.frozen.norm", "normlens.gpu.operands"),
+    ("normlens.frozen.rules", "normlens.gpu.operands"),
+    ("normlens.frozen.norm_maps", "normlens.gpu.operands"),
 }
 
 
@@ -85,7 +85,7 @@ def test_only_what_needs_torch_imports_it() -> None:
         "normlens.cli",
         "normlens.corpus.measures",
         "normlens.corpus.runs.results",
-        "normlens.exports.map_export",
+        "normlens.results.exports",
         "normlens.figures",
         "normlens.results.maps",
         "normlens.faithfulness.report.build",

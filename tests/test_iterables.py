@@ -14,7 +14,7 @@ from test_loading import tiny_tokenizer
 
 import normlens
 from normlens.errors import InputError
-from normlens.iterables import as_list
+from normlens.inputs.iterables import as_list
 from normlens.models.tiny import tiny_model
 
 TEXTS = ["the cat sat", "a mat", "the cats sat on a mat"]

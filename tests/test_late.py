@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlens.late import LateTensor, formed, late
+from normlens.gpu.matmul import LateTensor, formed, late
 
 
 class Recipe:

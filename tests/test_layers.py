@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from normlens.layers import layers_in_words, thinned
+from normlens.scopes import layers_in_words, thinned
 
 
 @pytest.mark.parametrize("most", [2, 6, 12])

@@ -12,10 +12,10 @@ import torch
 from reference import largest_error, references
 
 import normlens
-from normlens.analysing import stack_run
 from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisKeywords, AnalysisOptions
+from normlens.pipeline import stack_run
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

@@ -21,8 +21,6 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import normlens
-from normlens import loading
-from normlens.checkpoints import hub
 from normlens.errors import (
     InputError,
     MapsFileError,
@@ -30,6 +28,7 @@ from normlens.errors import (
     NormLensError,
     UnsupportedModelError,
 )
+from normlens.loading import hub, load
 from normlens.models.tiny import tiny_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "##s"]
@@ -509,11 +508,11 @@ def test_any_other_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_configuration_alone(good: Path, tmp_path: Path) -> None:
-    assert loading.load_config(good).model_type == "bert"
+    assert load.load_config(good).model_type == "bert"
     (tmp_path / "config.json").write_text((good / "config.json").read_text())
-    assert loading.load_config(tmp_path).hidden_size == 16  # weights are not needed
+    assert load.load_config(tmp_path).hidden_size == 16  # weights are not needed
     with pytest.raises(ModelLoadError, match=r"no config\.json"):
-        loading.load_config(tmp_path.parent)
+        load.load_config(tmp_path.parent)
 
 
 # Texts -------------------------------------------------------------------------------------------

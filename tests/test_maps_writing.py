@@ -17,15 +17,14 @@ from unlike_examples import _own_registry, reader, unlike  # noqa: F401
 
 import normlens
 from normlens import Maps, cli
-from normlens import maps_writing as writing
-from normlens.analysing.collect import Collected
-from normlens.analysing.columns import Columns
-from normlens.analysing.large_results import LargeResults
-from normlens.analysing.layer_results import LayerResults
-from normlens.components import Reach
+from normlens import lens as writing
 from normlens.errors import InputError, OutputError
+from normlens.layers import Reach
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.results import growing_file, maps_file
+from normlens.pipeline.collect import Collected
+from normlens.pipeline.layer_results import Columns, LargeResults, LayerResults
+from normlens.results import files as growing_file
+from normlens.results import files as maps_file
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 #: Layers that differ, two stacks, experts, sources of another sequence.
@@ -326,7 +325,7 @@ def test_the_command_writes_the_same(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("typer")
-    from normlens.checkpoints.embedded import EMBEDDED
+    from normlens.loading.embedded import EMBEDDED
 
     if not EMBEDDED["minilm"].installed:
         pytest.skip("needs an embedded model")

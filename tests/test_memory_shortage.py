@@ -14,10 +14,9 @@ from pair_examples import with_head
 from test_text import wordpiece
 
 import normlens
-from normlens.decomposition.memory import device_memory, free_memory
-from normlens.errors import MemoryLimitError
-from normlens.memory_shortage import is_out_of_memory, process_limit
+from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
 from normlens.models.tiny import tiny_model
+from normlens.plan.memory import device_memory, free_memory
 
 #: Of oneDNN, which says no more, when a product gets no memory.
 NO_PRIMITIVE = "could not create a primitive"
@@ -128,7 +127,7 @@ def test_a_process_without_a_limit_has_none_to_raise() -> None:
 LIMITED = """
     import resource, sys
     from normlens.cli import main
-    import normlens.loading, transformers.models.bert.modeling_bert
+    import normlens.loading.load, transformers.models.bert.modeling_bert
 
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()

@@ -17,10 +17,9 @@ from test_loading import SENTENCE, save_tiny
 
 import normlens
 from normlens.errors import InputError
-from normlens.exports import map_export
-from normlens.exports.cosine_export import write_cosine
-from normlens.exports.explanation_export import write_explanation
-from normlens.model_names import shown_name
+from normlens.loading.hub import shown_name
+from normlens.results import exports
+from normlens.results.exports import write_cosine, write_explanation
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 
@@ -96,7 +95,7 @@ def shown_in(path: Path) -> bytes:
 WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[normlens.Lens, Path], Any]]] = {
     "maps": (
         (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: map_export.write(lens.maps(SENTENCE), path),
+        lambda lens, path: exports.write_maps(lens.maps(SENTENCE), path),
     ),
     "explanation": (
         (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
@@ -164,5 +163,5 @@ def test_a_pictures_path_is_not_shown(tmp_path: Path) -> None:
     image.fromarray(picture_examples.scene()).save(picture)
     maps = normlens.load(model).maps(str(picture))
     for ending in (".safetensors", ".html", ".json", ".svg"):
-        path = map_export.write(maps, tmp_path / f"maps{ending}")
+        path = exports.write_maps(maps, tmp_path / f"maps{ending}")
         assert PLACE.encode() not in shown_in(path)

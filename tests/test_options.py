@@ -15,14 +15,21 @@ import pytest
 import normlens
 from normlens.corpus.measures import Measure
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunKeywords, RunOptions
-from normlens.decomposition.rules import GATED_RULES, PLAIN_RULES
 from normlens.errors import OptionError
-from normlens.nonlinearities import RULES, SHAPLEY
-from normlens.option_fields import Option, options_of, shows_fields_of
-from normlens.options import AnalysisKeywords, AnalysisOptions, LoadOptions
+from normlens.frozen.rules import GATED_RULES, PLAIN_RULES
+from normlens.options import (
+    RULES,
+    SHAPLEY,
+    AnalysisKeywords,
+    AnalysisOptions,
+    LoadOptions,
+    Option,
+    options_of,
+    shows_fields_of,
+)
 from normlens.papers.reproduce import reproduce
 from normlens.papers.settings import Settings, SettingsKeywords
-from normlens.viewer.state import ViewerState
+from normlens.viewer.pages import ViewerState
 
 #: Fields that calls take by name, and keywords that take more than the field keeps.
 BY_NAME = {RunOptions: {"model", "data"}, Settings: {"kinds", "model", "data", "limits"}}
@@ -102,8 +109,7 @@ def test_every_rule_has_a_name_and_every_name_a_rule() -> None:
 
 def test_the_server_asks_for_the_rule_as_the_options_do() -> None:
     pytest.importorskip("fastapi")
-    from normlens.serve.jobs import Question
-    from normlens.serve.schemas import AnalysisRequest
+    from normlens.serve.jobs import AnalysisRequest, Question
 
     asked = AnalysisRequest.model_fields["rule"]
     assert asked.default == AnalysisOptions().nonlinearity == Question("model", "text").rule

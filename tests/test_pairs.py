@@ -11,10 +11,10 @@ from pair_examples import Letters, fast_tokenizer, with_head
 from shell import Shell
 
 import normlens
-from normlens import targets
-from normlens.checkpoints import tokenizer_loading
-from normlens.checkpoints.hub import quiet_transformers
 from normlens.errors import InputError, MissingDependencyError
+from normlens.inputs import pairs as targets
+from normlens.loading import hub
+from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_model
 
 
@@ -409,7 +409,7 @@ def test_a_tokenizer_that_needs_another_package_says_which(tmp_path, monkeypatch
     with quiet_transformers():
         tiny_model("marian").save_pretrained(tmp_path)
     (tmp_path / "source.spm").write_bytes(b"no model")
-    monkeypatch.setattr(tokenizer_loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install sentencepiece") as error:
         normlens.load(tmp_path, device="cpu")
     assert "\n" not in str(error.value)

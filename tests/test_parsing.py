@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normlens.errors import InputError
-from normlens.parsing import parse_batch_size, parse_bytes, parse_layers, parse_scopes
+from normlens.options import parse_batch_size, parse_bytes, parse_layers, parse_scopes
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from picture_examples import classifier, processor, saved_classifier, scene
 
 import normlens
 from normlens.errors import InputError, MissingDependencyError
+from normlens.inputs.signals import picture_of
 from normlens.models.tiny import tiny_model
-from normlens.pictures import picture_of
-from normlens.results.patches import PatchGrid
+from normlens.results.routing import PatchGrid
 
 Image = pytest.importorskip("PIL.Image")
 

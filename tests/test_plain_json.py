@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from normlens.plain_json import plain
+from normlens.results.axes import plain
 
 
 def test_numpy_and_what_is_not_finite() -> None:

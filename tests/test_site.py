@@ -22,7 +22,7 @@ PAGES = sorted(
 NOTEBOOKS = [path for path in PAGES if "file_format: mystnb" in path.read_text()]
 #: Modules beside `normlens` itself that the documents tell users to import from.
 DOCUMENTED = {
-    "normlens.components",
+    "normlens.layers",
     "normlens.corpus.measures",
     "normlens.models.base",
     "normlens.papers.reproduce",

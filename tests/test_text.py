@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 import normlens
 from normlens.errors import InputError, NormLensWarning
+from normlens.inputs.text import Encoded, encode_ids, encode_texts, pad
 from normlens.models.tiny import tiny_model
-from normlens.text import Encoded, encode_ids, encode_texts, pad
 
 LIMIT = 48
 

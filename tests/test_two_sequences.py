@@ -15,13 +15,13 @@ from scipy.stats import spearmanr
 from unlike_examples import ReaderAdapter, _own_registry, reader  # noqa: F401
 
 import normlens
-from normlens.cli.summary import show_maps
+from normlens.cli.map import show_maps
 from normlens.corpus.measures import Item, get
 from normlens.errors import InputError, MapsFileError, MemoryLimitError, UnsupportedModelError
-from normlens.exports import map_export as export
-from normlens.results.tokens import TokenAxis
-from normlens.text import Encoded
-from normlens.tracing.trace import trace
+from normlens.inputs.text import Encoded
+from normlens.results import exports as export
+from normlens.results.axes import TokenAxis
+from normlens.trace.run import trace
 from normlens.viewer import encode
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -228,10 +228,10 @@ def test_a_damaged_header_is_one_line(change, tmp_path):
 
 
 def test_csv_and_json(maps):
-    table = export.to_table(maps)
+    table = export.maps_table(maps)
     heads = table[table["head"] == 2]
     assert len(heads) == maps.heads["ATTN-N"][:, 0].size
-    document = json.loads(json.dumps(export.to_document(maps)))
+    document = json.loads(json.dumps(export.maps_document(maps)))
     assert document["source_tokens"] == maps.source_tokens
     assert len(document["maps"]["ATTN-N"][0][0]) == len(maps.sources)
     assert document["same_token"] == maps.is_same_token.tolist()

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import normlens
-from normlens.components import Attention, Branch, FeedForward, ParallelFeedForward, Residual
-from normlens.models import registry
+from normlens.layers import Attention, Branch, FeedForward, ParallelFeedForward, Residual
+from normlens.models import base
 from normlens.models.base import layer_norm, linear
 
 D, HEADS, WORDS = 12, 3, 40
@@ -20,7 +20,7 @@ D, HEADS, WORDS = 12, 3, 40
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
     """The examples' adapters are registered for one test, and gone afterwards."""
-    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
     normlens.register("unlike")(UnlikeAdapter)
     normlens.register("reader")(ReaderAdapter)
 

@@ -39,9 +39,9 @@ import normlens
 from normlens.errors import NormLensError, UnsupportedModelError, reason_of
 from normlens.models import adapter_class, supported_families
 from normlens.models.base import tiny_settings
-from normlens.models.composites import inner_models
 from normlens.models.refusals import UnknownModelType
 from normlens.models.tiny import scramble, tiny_model
+from normlens.models.unwrapping import inner_models
 
 SUPPORTED, REFUSED, UNKNOWN = "supported", "refused", "unknown"
 NOT_BUILDABLE, FAILED = "not buildable", "FAILED"

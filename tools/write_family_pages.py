@@ -6,7 +6,9 @@ import re
 import textwrap
 from pathlib import Path
 
-from normlens.families import (
+from normlens.errors import listed
+from normlens.models.refusals import refused_types
+from normlens.models.table import (
     IMAGES,
     SOUND,
     TEXT,
@@ -15,8 +17,6 @@ from normlens.families import (
     family_table,
     markdown_table,
 )
-from normlens.models.refusals import refused_types
-from normlens.wording import listed
 
 ROOT = Path(__file__).resolve().parents[1]
 PART = re.compile(r"(<!-- families:[^\n]*-->\n).*?(<!-- /families -->)", re.S)

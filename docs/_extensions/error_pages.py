@@ -14,7 +14,7 @@ def write_pages(app: Sphinx) -> None:
     folder.mkdir(exist_ok=True)
     texts = {
         page.name: page.read_text(encoding="utf-8")
-        for page in (resources.files("normlens.help") / "errors").iterdir()
+        for page in (resources.files("normlens") / "help" / "errors").iterdir()
     }
     for path in folder.glob("*.md"):
         if path.name not in texts:

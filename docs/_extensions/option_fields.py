@@ -11,7 +11,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from normlens.option_fields import option_of
+from normlens.options import option_of
 
 
 class OptionFields(SphinxDirective):

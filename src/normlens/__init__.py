@@ -13,18 +13,17 @@ from normlens._version import __version__
 from normlens.errors import NormLensError
 
 if TYPE_CHECKING:
-    from normlens import rollouts
     from normlens.ablation.ablate import ablate
     from normlens.alignment.align import align
     from normlens.corpus.runs.results import Run
     from normlens.corpus.runs.runs import resume, run
+    from normlens.explain import rollouts
     from normlens.faithfulness.evaluate import evaluate
     from normlens.lens import Lens
-    from normlens.loading import load
+    from normlens.loading.load import load
     from normlens.models.base import Adapter, register
     from normlens.results.cosine import Cosine
-    from normlens.results.explanation import Explanation
-    from normlens.results.explanations import Explanations
+    from normlens.results.explanation import Explanation, Explanations
     from normlens.results.maps import Maps
     from normlens.results.store import open
 
@@ -33,13 +32,13 @@ _HOMES = {
     "Adapter": "normlens.models.base",
     "Cosine": "normlens.results.cosine",
     "Explanation": "normlens.results.explanation",
-    "Explanations": "normlens.results.explanations",
+    "Explanations": "normlens.results.explanation",
     "Lens": "normlens.lens",
     "Maps": "normlens.results.maps",
     "ablate": "normlens.ablation.ablate",
     "align": "normlens.alignment.align",
     "evaluate": "normlens.faithfulness.evaluate",
-    "load": "normlens.loading",
+    "load": "normlens.loading.load",
     "open": "normlens.results.store",
     "register": "normlens.models.base",
     "resume": "normlens.corpus.runs.runs",
@@ -47,8 +46,8 @@ _HOMES = {
     "Run": "normlens.corpus.runs.results",
 }
 
-#: Packages that are reached as attributes without being imported first.
-_PACKAGES = ("rollouts",)
+#: Modules that are reached as attributes without being imported first.
+_MODULES = {"rollouts": "normlens.explain.rollouts"}
 
 __all__ = [
     "Adapter",
@@ -73,12 +72,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"normlens.{name}")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'normlens' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_PACKAGES})
+    return sorted({*globals(), *_HOMES, *_MODULES})

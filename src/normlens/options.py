@@ -1,27 +1,247 @@
-"""What an analysis and a model may be asked for: one set of options for Python, runs, server and
-shell.
-
-Fields that can be typed carry an `Option`. Nothing here needs torch until an analysis begins.
-"""
+"""The options of every operation, declared once for Python, command line, server and manifest."""
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypedDict, TypeVar
 
 from normlens import scopes as scope_names
-from normlens.errors import InputError, OptionError, check_choice, valid_choice
-from normlens.nonlinearities import IG, NOT_LINEAR, RULES, SHAPLEY
-from normlens.option_fields import Option
-from normlens.origins import INPUT, LAYER, ORIGINS
-from normlens.parsing import FROM_ZERO, parse_batch_size, parse_bytes, parse_layers, parse_scopes
-from normlens.precisions import AUTO, CHECKPOINT, DTYPES, MAP_DTYPES, PRECISIONS
-from normlens.wording import listed
+from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
 
-if TYPE_CHECKING:
-    from normlens.decomposition import Settings
+# Names of the rules for the feed-forward nonlinearity; nothing here needs torch.
+
+
+IG = "ig"
+SHAPLEY = "shapley"
+#: `normlens.frozen.rules` and `normlens.frozen.shapley` compute them.
+RULES = (IG, "ig-bias", "gradient", SHAPLEY)
+
+#: Why no layers can be composed under that rule.
+NOT_LINEAR = (
+    "Shapley values are not linear in the parts and cannot be composed; use the rule 'ig', "
+    "'ig-bias' or 'gradient'"
+)
+#: Why a layer with several feed-forward blocks has no maps under that rule.
+NOT_BY_SOURCE = (
+    "Shapley values are not sampled for layers with several feed-forward blocks or a bottleneck; "
+    "use the rule 'ig', 'ig-bias' or 'gradient', or scopes before the first feed-forward block"
+)
+#: Why a layer of experts has no maps under that rule.
+NOT_FOR_EXPERTS = (
+    "Shapley values are not sampled for mixtures of experts; use the rule 'ig', 'ig-bias' or "
+    "'gradient', or scopes before the feed-forward block"
+)
+
+
+# Names of precisions that a user can choose; this module does not need torch.
+
+
+AUTO = "auto"
+#: The precision in which a checkpoint was saved.
+CHECKPOINT = "checkpoint"
+#: Precisions of a model's weights, by torch's names.
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+#: Precisions of feed-forward products, for the fused kernels; tiles are as exact as the weights.
+PRECISIONS = (AUTO, "float32", "tf32", "bfloat16")
+#: Precisions of the maps that a call returns; "auto" is the algebra's, float32 for most models.
+MAP_DTYPES = (AUTO, "float32", "float16")
+#: What completeness is about in half precision; in float32 it is about 1e-06.
+HALF = {"float16": 1e-3, "bfloat16": 1e-2}
+
+
+def cost_in_words(dtype: str) -> str:
+    """What half precision costs in completeness, to stand behind it; "" for others."""
+    return f" in {dtype}, about 1e-06 in float32" if dtype in HALF else ""
+
+
+def expected_in_words(dtype: str) -> str:
+    """What completeness to expect of a model in half precision; "" for others."""
+    return f", completeness about {HALF[dtype]:.0e}{cost_in_words(dtype)}" if dtype in HALF else ""
+
+
+# Whose contributions a map shows: those of a layer's input vectors, or of the model's tokens.
+
+
+LAYER, INPUT = "layer", "input"
+ORIGINS = (LAYER, INPUT)
+
+#: What titles say of maps whose sources are not the layer's own.
+IN_WORDS = {INPUT: "sources: input tokens"}
+
+
+# What is typed for an option, as its value; nothing here needs torch.
+
+
+FROM_ZERO = "layers are counted from 0"
+_LAYER_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class LayerRanges:
+    """The layers of several ranges, counted only when they are asked for.
+
+    The last layer of a range comes first, so that a range beyond the model's end is refused at
+    once, by the number that was typed.
+    """
+
+    def __init__(self, ranges: Iterable[range]):
+        self._ranges = tuple(ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        return (layer for span in self._ranges for layer in reversed(span))
+
+    def __repr__(self) -> str:
+        return ",".join(f"{span.start}-{span.stop - 1}" for span in self._ranges)
+
+
+def parse_layers(text: str) -> LayerRanges | None:
+    """``"0,2-4"`` as layers; None is all of them."""
+    if text.strip().lower() == "all":
+        return None
+    ranges = []
+    for part in text.split(","):
+        match = _LAYER_RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if match is None or first > last:
+            raise InputError(
+                f"cannot read --layers {text!r}; write for example 2, 0,2-4 or all ({FROM_ZERO})"
+            )
+        ranges.append(range(first, last + 1))
+    return LayerRanges(ranges)
+
+
+def parse_scopes(typed: Iterable[str]) -> list[str] | None:
+    """Names that were repeated or separated by commas, as one list; None is all."""
+    names = [name.strip() for given in typed for name in given.split(",") if name.strip()]
+    return None if not names or names == ["all"] else names
+
+
+def parse_batch_size(value: int | str) -> int | str:
+    """A number of sequences, or "auto"."""
+    try:
+        size = AUTO if value == AUTO else int(value)
+    except ValueError:
+        size = 0
+    if size != AUTO and int(size) < 1:
+        raise OptionError("batch_size", f"{{option}} is a number from 1 or 'auto', not {value!r}")
+    return size
+
+
+def parse_bytes(value: int | float | str | None) -> int | None:
+    """A memory limit as bytes: a number, or a string such as "512MB" or "1.5 GiB"."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
+    try:
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise InputError(f"memory limit {value!r} is not a size; write for example '512MB' or 2e9")
+    return size
+
+
+# Fields of option dataclasses, with what the command line and signatures show of them.
+#
+# An operation's options are one frozen dataclass. Each field that can be typed carries an
+# `Option`: `normlens.cli.common` builds the command line from them. Nothing here needs torch.
+
+
+_KEY = "option"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the command line needs to know of a field beside its name, type and default."""
+
+    help: str
+    metavar: str | None = None
+    #: where ``--name-of-the-field`` alone will not do: ("--scope", "-s")
+    flags: tuple[str, ...] = ()
+    #: the type of what is typed, where it is not the field's, and what makes the value of it
+    typed: Any = None
+    parse: Callable[[Any], Any] | None = None
+
+    @property
+    def metadata(self) -> dict[str, Option]:
+        """What `dataclasses.field` takes as metadata."""
+        return {_KEY: self}
+
+    def field(self, default: Any) -> Any:
+        """A dataclass field with this option."""
+        return field(default=default, metadata=self.metadata)
+
+
+def option_of(item: Field[Any]) -> Option | None:
+    """What a field carries for the command line; None where it cannot be typed."""
+    return item.metadata.get(_KEY)
+
+
+def options_of(kind: Any) -> dict[str, Option]:
+    """The options that can be typed, by the names of their fields."""
+    return {item.name: option for item in fields(kind) if (option := option_of(item)) is not None}
+
+
+def names_of(kind: Any) -> tuple[str, ...]:
+    """The names of a dataclass's fields."""
+    return tuple(item.name for item in fields(kind))
+
+
+def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Decorator: the signature of a function shows fields where it takes ``**options`` of them.
+
+    Notebooks and `help` then list the options with their defaults; the call is left as it is.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=getattr(kind, item.name, None),
+                annotation=item.type,
+            )
+            for kind in kinds
+            for item in fields(kind)
+            if item.name not in without
+        ]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*kept, *shown]
+        )
+        return function
+
+    return decorate
+
+
+# Settings of a decomposition.
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a decomposition, apart from its scopes."""
+
+    rule: str = "ig"
+    heads: bool = False
+    memory_limit: int | None = None
+    statistics: bool = False
+    samples: int = 64  # permutations of the Shapley rule
+    seed: int = 0
+    precision: str = AUTO  # of the feed-forward products on a GPU; `engine` names them
+    sample_kernels: bool = True  # compare a few of a kernel's norms with an exact recomputation
+
+
+# What an analysis and a model may be asked for: one set of options for Python, runs, server and
+# shell.
+#
+# Fields that can be typed carry an `Option`. Nothing here needs torch until an analysis begins.
+
 
 # Options that analyses and runs have in common.
 DEVICE = Option("auto, cpu, cuda, mps, …", metavar="DEVICE")
@@ -145,8 +365,8 @@ class AnalysisOptions:
     @property
     def settings(self) -> Settings:
         """The same for the algebra."""
-        from normlens.decomposition import Settings
-        from normlens.decomposition.memory import DEFAULT_LIMIT
+
+        from normlens.plan.memory import DEFAULT_LIMIT
 
         return Settings(
             rule=self.nonlinearity,
@@ -236,3 +456,113 @@ def at_least_one(value: int, option: str) -> int:
 def _is_whole(value: object) -> bool:
     """Python's and NumPy's whole numbers, without truth values."""
     return not isinstance(value, bool) and hasattr(value, "__index__")
+
+
+# What an explanation may be asked for: one set of options for Python, runs, server and shell.
+#
+# Nothing here needs torch, so that the command line can be built of it.
+
+
+#: Rules that make of an activation something linear, which layers can be composed of.
+LINEAR_RULES = tuple(rule for rule in RULES if rule != SHAPLEY)
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """The options of `Lens.explain`; wrong ones are refused when it is made.
+
+    - `nonlinearity` is the rule for activations: "ig", "ig-bias" or "gradient".
+    - `flow` keeps how much of the score goes where in each layer, by default unless a text is so
+      long that these maps would take more than 128 MB; `heads` keeps the same by head, `scopes`
+      the same behind each of these scopes.
+    - `first_piece` accepts the first token of a target that is several.
+    - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.
+    - `memory_limit` ("512MB") bounds what an explanation takes beside the model's own memory:
+      beyond it layers run twice, and fewer scores are carried back together.
+    """
+
+    nonlinearity: str = Option(
+        f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
+    ).field(IG)
+    flow: bool | None = Option(
+        "How much of the score goes where in each layer. Default: unless the text is very long.",
+        flags=("--flow/--no-flow",),
+    ).field(None)
+    heads: bool = Option("The same by head.").field(False)
+    scopes: str | Iterable[str] | None = Option(
+        "The same behind a scope such as ATTN or FF; repeat it or separate names by commas.",
+        metavar="NAME",
+        flags=("--scope", "-s"),
+        typed=list[str],
+        parse=parse_scopes,
+    ).field(None)
+    first_piece: bool = Option("Accept the first token of a target that is several.").field(False)
+    batch_size: int | str = Option(
+        "Texts at a time.", metavar="N", typed=str, parse=parse_batch_size
+    ).field(AUTO)
+    memory_limit: int | float | str | None = Option(
+        "Memory beside the model's own, for example 512MB.", metavar="SIZE", typed=str
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        if self.nonlinearity == SHAPLEY:
+            raise InputError(NOT_LINEAR)
+        valid_choice(self.nonlinearity, LINEAR_RULES, "rule for the nonlinearity")
+        parse_bytes(self.memory_limit)
+        if self.batch_size != AUTO:
+            if isinstance(self.batch_size, str):
+                raise OptionError(
+                    "batch_size", f"{{option}} is a number or 'auto', not {self.batch_size!r}"
+                )
+            at_least_one(self.batch_size, "batch_size")
+
+
+class ExplainKeywords(TypedDict, total=False):
+    """The fields of `ExplainOptions` as keywords."""
+
+    nonlinearity: str
+    flow: bool | None
+    heads: bool
+    scopes: str | Iterable[str] | None
+    first_piece: bool
+    batch_size: int | str
+    memory_limit: int | float | str | None
+
+
+# What a cosine may be asked for: one set of options for Python and shell.
+
+
+@dataclass(frozen=True)
+class CosineOptions:
+    """The options of `Lens.cosine`; wrong ones are refused when it is made.
+
+    - `nonlinearity` is the rule for activations: "ig", "ig-bias" or "gradient".
+    - `batch_size` is how many texts go through the model at a time; "auto" asks the memory.
+    - `memory_limit` ("512MB") bounds what the tokens' vectors take beside the model's own memory.
+    """
+
+    nonlinearity: str = Option(
+        f"How activations are passed on: {listed(LINEAR_RULES, 'or')}.", metavar="RULE"
+    ).field(IG)
+    batch_size: int | str = Option(
+        "Texts at a time.", metavar="N", typed=str, parse=parse_batch_size
+    ).field(AUTO)
+    memory_limit: int | float | str | None = Option(
+        "Memory beside the model's own, for example 512MB.", metavar="SIZE", typed=str
+    ).field(None)
+
+    def __post_init__(self) -> None:
+        # The same rules hold for explanations.
+        ExplainOptions(
+            nonlinearity=self.nonlinearity,
+            batch_size=self.batch_size,
+            memory_limit=self.memory_limit,
+        )
+
+
+class CosineKeywords(TypedDict, total=False):
+    """The fields of `CosineOptions` as keywords."""
+
+    nonlinearity: str
+    batch_size: int | str
+    memory_limit: int | float | str | None

@@ -1,14 +1,17 @@
-"""Names of scopes: the papers' names, the rule behind them, and short aliases."""
+"""Names of scopes (the papers' names, the rule behind them, short aliases), and layers in words."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from normlens.errors import UnknownScopeError
+from normlens.errors import UnknownScopeError, listed
+
+# Names of scopes: the papers' names, the rule behind them, and short aliases.
+
 
 WEIGHT_SCOPES = ("ATTN-W", "ATTNRES-W", "CROSS-W")
 _COMPONENT = re.compile(r"ATTN|CROSS|PROJ|RES|LN|FF")
@@ -154,3 +157,24 @@ def feed_forward_pairs(scopes: Sequence[str]) -> list[tuple[str, str]]:
     behind = [scope for scope in scopes if scope.endswith("FF-N")]
     pairs = [(f"{scope.removesuffix('FF-N')}-N", scope) for scope in behind]
     return [(before, after) for before, after in pairs if before in scopes]
+
+
+# Layers for people to read: a few of many, and their numbers as text.
+
+
+def thinned(layers: Sequence[int], most: int) -> list[int]:
+    """At most `most` layers, evenly spread, with the first and (from two on) the last."""
+    last = len(layers) - 1
+    if last < most:
+        return list(layers)
+    return [layers[round(k * last / max(1, most - 1))] for k in range(most)]
+
+
+def layers_in_words(layers: Iterable[int]) -> str:
+    """Numbers of layers as text: ``layer 4``, ``layers 0–2``, ``layers 3–7 and 9``."""
+    numbers = sorted(set(layers))
+    runs = []
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        ends = [layer for _, layer in run]
+        runs.append(str(ends[0]) if len(ends) == 1 else f"{ends[0]}–{ends[-1]}")
+    return f"layer{'s' * (len(numbers) > 1)} {listed(runs)}"

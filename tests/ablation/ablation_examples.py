@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from normlens.inputs.text import Encoded
 from normlens.lens import Lens
-from normlens.text import Encoded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "explain"))
 

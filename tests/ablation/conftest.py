@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "explain"))
 import run_examples as examples
 from heads import headed
 
-from normlens.checkpoints.hub import quiet_transformers
+from normlens.loading.hub import quiet_transformers
 
 SEQUENCES = 18
 

@@ -17,7 +17,7 @@ from normlens.ablation.losses import choose_loss
 from normlens.ablation.places import NormPlace
 from normlens.ablation.plan import Plan
 from normlens.ablation.running import Runner
-from normlens.components import Attention, Experts, FeedForward, Norm, ParallelFeedForward
+from normlens.layers import Attention, Experts, FeedForward, Norm, ParallelFeedForward
 from normlens.lens import Lens
 
 

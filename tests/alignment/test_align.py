@@ -12,12 +12,12 @@ from shell import Shell
 from tokenizers import processors
 
 import normlens
-from normlens import targets
 from normlens.alignment.error_rates import SUMS, error_rates
 from normlens.alignment.word_links import pharaoh, word_links
 from normlens.corpus.engines import worker
 from normlens.corpus.runs.errors import AllFailedError, RunError
 from normlens.errors import InputError, NormLensError
+from normlens.inputs import pairs
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 PAIRS = [
@@ -174,7 +174,7 @@ def test_contributions_need_a_head(tiny, data, tmp_path):
 
 
 def test_a_generated_target_is_aligned_by_its_words(lens, tmp_path, monkeypatch):
-    monkeypatch.setattr(targets, "MOST_GENERATED", 8)
+    monkeypatch.setattr(pairs, "MOST_GENERATED", 8)
     path = tmp_path / "sources.txt"
     path.write_text("the house\n")
     tokenizer = fast_tokenizer()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlens.analysing import allowed_pairs as module
-from normlens.analysing.allowed_pairs import allowed_pairs
-from normlens.components import Reach
+from normlens.layers import Reach
+from normlens.pipeline import collect as module
+from normlens.pipeline.collect import allowed_pairs
 
 CAUSAL, NEAR, ALL = Reach(ahead=0), Reach(back=1, ahead=1), Reach()
 

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 import normlens
-from normlens.analysing import large_results, outbox, recording
 from normlens.errors import InputError
+from normlens.gpu import transfer
 from normlens.models.tiny import tiny_encoder_decoders, tiny_families, tiny_model
+from normlens.pipeline import layer_results, recordings
 from normlens.results.maps import Maps
 
 pytestmark = pytest.mark.gpu
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 OTHERS = [4, 8, 15, 16, 23, 42, 1]
-CALLS = recording.BEFORE + 2
+CALLS = recordings.BEFORE + 2
 
 
 def assert_same(found: Maps, expected: Maps) -> None:
@@ -66,7 +67,7 @@ def test_batches_of_one_call_do_not_write_over_each_other(
     texts = [[(7 * k + 3 * t) % 40 + 1 for t in range(9)] for k in range(16)]
     model = tiny_model("bert")
     with monkeypatch.context() as never:
-        never.setattr(recording, "BEFORE", 1 << 30)
+        never.setattr(recordings, "BEFORE", 1 << 30)
         expected = normlens.load(model, device="cuda").maps(
             input_ids=texts, batch_size=2, **options
         )
@@ -79,7 +80,7 @@ def test_batches_of_one_call_do_not_write_over_each_other(
 
 
 def test_long_texts_of_large_models_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "OPERATIONS", 1e3)
+    monkeypatch.setattr(recordings, "OPERATIONS", 1e3)
     lens = normlens.load(tiny_model("bert"), device="cuda")
     for _ in range(CALLS):
         lens.maps(input_ids=IDS)
@@ -183,11 +184,11 @@ def test_results_that_are_sent_have_the_same_bits(
     batch = [IDS * 5, OTHERS * 3]
     model = tiny_model(family)
     expected = normlens.load(model, device="cuda").maps(input_ids=batch, heads=True)
-    monkeypatch.setattr(large_results, "SENT_AT_ONCE", 1)
-    monkeypatch.setattr(outbox, "ROWS", 8)
-    monkeypatch.setattr(outbox, "SLOT", 1 << 12)
-    monkeypatch.setattr(outbox, "_SLOTS", outbox._Slots())
-    monkeypatch.setattr(outbox, "WAITING", 1 << 14)
+    monkeypatch.setattr(layer_results, "SENT_AT_ONCE", 1)
+    monkeypatch.setattr(transfer, "ROWS", 8)
+    monkeypatch.setattr(transfer, "SLOT", 1 << 12)
+    monkeypatch.setattr(transfer, "_SLOTS", transfer._Slots())
+    monkeypatch.setattr(transfer, "WAITING", 1 << 14)
     lens = normlens.load(model, device="cuda")
     for _ in range(CALLS):
         for found, one in zip(lens.maps(input_ids=batch, heads=True), expected, strict=True):
@@ -195,12 +196,12 @@ def test_results_that_are_sent_have_the_same_bits(
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "mistral", "t5"])
-@pytest.mark.parametrize("at_once", [1, large_results.SENT_AT_ONCE])
+@pytest.mark.parametrize("at_once", [1, layer_results.SENT_AT_ONCE])
 def test_maps_in_half_precision_are_the_rounded_ones(
     family: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether they are sent at once or at the end, recorded or not."""
-    monkeypatch.setattr(large_results, "SENT_AT_ONCE", at_once)
+    monkeypatch.setattr(layer_results, "SENT_AT_ONCE", at_once)
     ids: dict[str, Any] = {"input_ids": [IDS * 5, OTHERS * 3]}
     if family == "t5":
         ids["decoder_input_ids"] = [OTHERS, IDS[:4]]
@@ -239,9 +240,9 @@ def test_maps_that_go_to_a_file_have_the_same_bits(
         ids["decoder_input_ids"] = OTHERS
     lens = normlens.load(tiny_model(family), device="cuda")
     expected = lens.maps(**ids, heads=True, map_dtype=map_dtype)
-    monkeypatch.setattr(outbox, "ROWS", 8)
-    monkeypatch.setattr(outbox, "SLOT", 1 << 12)
-    monkeypatch.setattr(outbox, "_SLOTS", outbox._Slots())
+    monkeypatch.setattr(transfer, "ROWS", 8)
+    monkeypatch.setattr(transfer, "SLOT", 1 << 12)
+    monkeypatch.setattr(transfer, "_SLOTS", transfer._Slots())
     path = tmp_path / "maps.safetensors"
     for _ in range(CALLS):
         found = lens.maps(**ids, heads=True, map_dtype=map_dtype, out=path, overwrite=True)

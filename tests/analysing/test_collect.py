@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from normlens.analysing.collect import Collected
-from normlens.analysing.columns import Columns
-from normlens.components import Layer
-from normlens.decomposition.results import LayerMaps
+from normlens.frozen.norm_maps import LayerMaps
+from normlens.layers import Layer
 from normlens.models import adapt
-from normlens.tracing.checks import Checks
+from normlens.pipeline.collect import Collected
+from normlens.pipeline.layer_results import Columns
+from normlens.trace.checks import Checks
 
 
 def test_the_kernels_precision_is_kept_where_some_layers_have_none(tiny):

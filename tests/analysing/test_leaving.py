@@ -10,9 +10,9 @@ from torch import Tensor
 
 import normlens
 from normlens import lens as lens_module
-from normlens.analysing.analyser import Analyser
 from normlens.errors import CompletenessError
 from normlens.models.tiny import tiny_model
+from normlens.pipeline.call import Analyser
 
 IDS = [5, 9, 2, 11, 4, 7, 3]
 
@@ -85,9 +85,9 @@ def test_pairs_arrive(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_wrong_is_still_noticed(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normlens.analysing import verdicts
+    from normlens.pipeline import batches
 
-    monkeypatch.setattr(verdicts, "TOLERANCE", dict.fromkeys(verdicts.TOLERANCE, 0.0))
+    monkeypatch.setattr(batches, "TOLERANCE", dict.fromkeys(batches.TOLERANCE, 0.0))
     with pytest.raises(CompletenessError):
         normlens.load(tiny_model("bert")).maps(input_ids=IDS)
     assert box.count > 0

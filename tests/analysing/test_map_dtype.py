@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 
 import normlens
 from normlens import Maps
-from normlens.analysing.verdicts import HALF_RANGE
 from normlens.errors import InputError
-from normlens.exports import map_export
 from normlens.models.tiny import tiny_model
+from normlens.pipeline.batches import HALF_RANGE
+from normlens.results import exports
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 CLOSE = {"rtol": 2e-3, "atol": 2e-6}  # of numbers that are rounded to 11 bits
@@ -157,8 +157,8 @@ def test_measures_are_computed_with_more_digits(whole: Maps, half: Maps) -> None
 def test_sums_do_not_stand_still() -> None:
     """2,048 + 1 is 2,048 in float16."""
     tall = np.ones((1, 4096, 1), dtype=np.float16)
-    assert np.allclose(normlens.analysis.normalise(tall).sum(), 1, atol=1e-6)
-    words = normlens.analysis.merge_words(np.ones((1, 1, 4096), np.float16), [[0]], [range(4096)])
+    assert np.allclose(normlens.measures.normalise(tall).sum(), 1, atol=1e-6)
+    words = normlens.measures.merge_words(np.ones((1, 1, 4096), np.float16), [[0]], [range(4096)])
     assert words.item() == 4096
 
 
@@ -168,7 +168,7 @@ def test_tables_pictures_and_pages(whole: Maps, half: Maps, tmp_path: Any) -> No
     assert np.allclose(table["value"], whole.to_pandas()["value"], **CLOSE)
     assert half.to_bertviz("ATTN-N")[0].dtype == torch.float32
     for ending in ("csv", "json", "html"):
-        map_export.write(half, tmp_path / f"half.{ending}")
+        exports.write_maps(half, tmp_path / f"half.{ending}")
     pytest.importorskip("xarray")
     assert half.to_xarray()["ATTN-N"].dtype == np.float32
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from normlens.analysing.model_state import ModelState
+from normlens.gpu.graphs import ModelState
 from normlens.models.tiny import tiny_model
 
 

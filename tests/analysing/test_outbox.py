@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from normlens.analysing import outbox
-from normlens.analysing.outbox import Outbox
+from normlens.gpu import transfer
+from normlens.gpu.transfer import Outbox
 
 
 class Instant:
@@ -37,9 +37,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Outbox:
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: real(*a, **k))
-    monkeypatch.setattr(outbox, "_SLOTS", outbox._Slots())
-    monkeypatch.setattr(outbox, "SLOT", 1 << 10)
-    monkeypatch.setattr(outbox, "ROWS", 8)
+    monkeypatch.setattr(transfer, "_SLOTS", transfer._Slots())
+    monkeypatch.setattr(transfer, "SLOT", 1 << 10)
+    monkeypatch.setattr(transfer, "ROWS", 8)
     return Outbox(torch.device("cpu"))
 
 
@@ -48,7 +48,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Outbox:
 def test_everything_arrives(
     sent: Outbox, shape: tuple[int, ...], waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "WAITING", waiting)
+    monkeypatch.setattr(transfer, "WAITING", waiting)
     tensors = [torch.randn(shape) for _ in range(5)]
     into = [torch.zeros(shape) for _ in tensors]
     sent.send(tensors, into)
@@ -77,12 +77,12 @@ def test_other_types_are_converted_on_the_way(sent: Outbox) -> None:
 
 
 def test_flat_numbers_take_few_slots(sent: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "PIECE", 50)
+    monkeypatch.setattr(transfer, "PIECE", 50)
     numbers, place = torch.randn(777), torch.zeros(777)
     sent.send_flat(numbers, place)
     sent.wait()
     assert torch.equal(numbers, place)
-    assert outbox._SLOTS._taken == outbox.FEW
+    assert transfer._SLOTS._taken == transfer.FEW
     sent.send([torch.ones(1, 2, 2)], [torch.zeros(1, 2, 2)])
     sent.wait()
-    assert outbox._SLOTS._taken == outbox.SLOTS
+    assert transfer._SLOTS._taken == transfer.SLOTS

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 from torch import nn
 
-from normlens.analysing import recording
-from normlens.analysing.model_state import ModelState
-from normlens.analysing.recording import BEFORE, FAILURES, Recordings
-from normlens.tracing.turns import alone_with_model
+from normlens.gpu.graphs import ModelState
+from normlens.pipeline import recordings as recording
+from normlens.pipeline.recordings import BEFORE, FAILURES, Recordings
+from normlens.trace.locking import alone_with_model
 
 
 class Fake:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normlens.analysing import small_results
-from normlens.analysing.small_results import SmallResults
+from normlens.pipeline import layer_results
+from normlens.pipeline.layer_results import SmallResults
 
 LAYERS = 3
 #: By group and name: one layer's result (b, …), of two types.
@@ -108,7 +108,7 @@ def test_what_takes_too_much_room_comes_home_in_pieces() -> None:
     results, key = SmallResults(Copies()), ("arrays", "a")  # type: ignore[arg-type]
     for layer in range(LAYERS):
         results.add(key, RESULTS[key] + 100 * layer)
-        results._held = small_results.HELD_ON_DEVICE + layer  # as if a GPU held so much
+        results._held = layer_results.HELD_ON_DEVICE + layer  # as if a GPU held so much
         results.make_room()
     pieces = results.arrived()[key]
     assert [piece.shape[1] for piece in pieces] == [2, 1]  # the first layer alone fitted
@@ -117,5 +117,5 @@ def test_what_takes_too_much_room_comes_home_in_pieces() -> None:
 
 
 def test_room_is_made_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_results, "HELD_ON_DEVICE", 0)
+    monkeypatch.setattr(layer_results, "HELD_ON_DEVICE", 0)
     check(added(Copies()))

@@ -14,12 +14,12 @@ from scipy.stats import spearmanr
 from unlike_examples import _own_registry, unlike  # noqa: F401
 
 import normlens
-from normlens.cli.summary import show_maps
+from normlens.cli.map import show_maps
 from normlens.errors import InputError, UnknownScopeError
-from normlens.exports import map_export as export
 from normlens.options import AnalysisOptions
+from normlens.results import exports as export
 from normlens.viewer import encode
-from normlens.viewer.widget import _words
+from normlens.viewer.notebook import _words
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 POST = ["ATTNRESLNFF-N", "ATTNRESLNFFRES-N", "ATTNRESLNFFRESLN-N"]
@@ -282,11 +282,11 @@ def test_a_file_keeps_the_layers_of_each_array(lens, tmp_path):
 
 def test_csv_and_json_have_the_layers_of_each_array(lens, tmp_path):
     maps = lens.maps(input_ids=IDS, heads=True, scopes=["ATTNRESLNFF"])
-    table = export.to_table(maps)
+    table = export.maps_table(maps)
     whole, heads = table[table["head"].isna()], table[table["head"].notna()]
     assert whole["layer"].unique().tolist() == [0, 3]
     assert heads["layer"].unique().tolist() == [0, 1, 2, 3]
-    document = json.loads(json.dumps(export.to_document(maps)))
+    document = json.loads(json.dumps(export.maps_document(maps)))
     assert document["coverage"]["arrays/ATTNRESLNFF-N"] == [0, 3]
     assert len(document["maps"]["ATTNRESLNFF-N"]) == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normlens.analysis.alignment import (
+from normlens.measures.alignment import (
     NO_WORD,
     Counts,
     aligned_words,

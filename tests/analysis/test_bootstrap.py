@@ -2,13 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlens.analysis import bootstrap
-from normlens.analysis.bootstrap import (
-    benjamini_hochberg,
-    compare_means,
-    hedges_g,
-    mean_intervals,
-)
+from normlens.measures import bootstrap
+from normlens.measures.bootstrap import benjamini_hochberg, compare_means, hedges_g, mean_intervals
 
 
 def draws(size: int, resamples: int, chance: np.random.Generator) -> list[np.ndarray]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlens.analysis.cell_correlation import cell_correlation, mean_draws, row_spearman
-from normlens.analysis.loss_changes import loss_changes
+from normlens.measures.bootstrap import loss_changes
+from normlens.measures.ranks import cell_correlation, mean_draws, row_spearman
 
 
 def test_rows_agree_with_scipy() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from normlens.analysis import device_ranks
-from normlens.analysis.device_ranks import spearman_matrices
-from normlens.analysis.ranks import spearman_matrix
+from normlens.measures import tensors
+from normlens.measures.ranks import spearman_matrix
+from normlens.measures.tensors import spearman_matrices
 
 
 def drawn(batch: int = 3, scopes: int = 4, n: int = 6, values: int = 1000) -> torch.Tensor:
@@ -27,7 +27,7 @@ def masks(n: int = 6) -> torch.Tensor:
 @pytest.mark.parametrize("values", [1000, 5, 2])
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_ragged_batches_with_ties(values, at_once, monkeypatch):
-    monkeypatch.setattr(device_ranks, "AT_ONCE", at_once)
+    monkeypatch.setattr(tensors, "AT_ONCE", at_once)
     maps, allowed = drawn(values=values), masks()
     found = spearman_matrices(maps, allowed)
     for index in range(3):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from normlens.analysis.loss_changes import loss_changes, place_among
+from normlens.measures.bootstrap import loss_changes, place_among
 
 
 def example(size: int = 25) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

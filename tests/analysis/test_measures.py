@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from normlens.analysis import amplification, merge_words, normalise, spearman, strongest_pairs
 from normlens.errors import InputError
+from normlens.measures import amplification, merge_words, normalise, spearman, strongest_pairs
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

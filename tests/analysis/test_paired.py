@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlens.analysis import paired
-from normlens.analysis.bootstrap import mean_intervals
-from normlens.analysis.paired import holm, paired_differences, sign_flip_p
+from normlens.measures import bootstrap
+from normlens.measures.bootstrap import holm, mean_intervals, paired_differences, sign_flip_p
 
 
 def drawn(n: int, k: int = 1, seed: int = 0) -> np.ndarray:
@@ -44,7 +43,7 @@ def test_drawn_flips_are_close_to_all_of_them(monkeypatch: pytest.MonkeyPatch) -
     by_chance = sign_flip_p(differences, flips=(1 << 14) - 1, seed=3)
     np.testing.assert_allclose(by_chance, exact, atol=4 * np.sqrt(0.25 / (1 << 14)))
     assert (by_chance != exact).any()
-    monkeypatch.setattr(paired, "CHUNK", 50)
+    monkeypatch.setattr(bootstrap, "CHUNK", 50)
     np.testing.assert_array_equal(sign_flip_p(differences, (1 << 14) - 1, seed=3), by_chance)
     np.testing.assert_array_equal(sign_flip_p(differences, 1 << 14), exact)
 

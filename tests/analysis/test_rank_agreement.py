@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlens.analysis.rank_agreement import rank_agreement
+from normlens.measures.ranks import rank_agreement
 
 
 def example(size: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

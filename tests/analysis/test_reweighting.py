@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlens.analysis.bootstrap import compare_means, hedges_g
-from normlens.analysis.reweighting import DistanceSums, compare_reweighted
+from normlens.measures.bootstrap import compare_means, hedges_g
+from normlens.measures.reweighting import DistanceSums, compare_reweighted
 
 
 class Pairs:

@@ -18,7 +18,7 @@ from test_loading import SENTENCE, save_tiny, tiny_tokenizer
 import normlens
 from normlens.corpus.runs.paths import model_name
 from normlens.errors import MissingDependencyError, ModelLoadError
-from normlens.loading import load_config
+from normlens.loading.load import load_config
 
 peft = pytest.importorskip("peft", reason="adapters inside a model: pip install peft")
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import normlens
-from normlens.checkpoints import embedded
-from normlens.checkpoints.embedded import EMBEDDED, EmbeddedModel
 from normlens.errors import InputError, ModelLoadError
+from normlens.loading import embedded
+from normlens.loading.embedded import EMBEDDED, EmbeddedModel
 
 
 @pytest.fixture

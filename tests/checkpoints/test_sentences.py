@@ -13,7 +13,7 @@ from test_loading import save_tiny
 
 import normlens
 from normlens.errors import InputError, ModelLoadError, UnsupportedModelError
-from normlens.heads import FIRST, LAST, MEAN
+from normlens.layers import FIRST, LAST, MEAN
 
 WORDS = "sentence_transformers.models"
 TEXTS = ("the cats sat on a mat", "the cats sat")

@@ -15,9 +15,9 @@ import transformers
 import typer
 from test_loading import save_tiny
 
-from normlens.checkpoints.embedded import EMBEDDED
 from normlens.cli import app
-from normlens.extras import EXTRAS, check_installed, extra_for
+from normlens.errors import EXTRAS, check_installed, extra_for
+from normlens.loading.embedded import EMBEDDED
 
 TEXT = "the cats sat on a mat"
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

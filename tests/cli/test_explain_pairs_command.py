@@ -11,7 +11,7 @@ from pair_examples import fast_tokenizer, with_head
 from shell import Shell
 
 import normlens
-from normlens.checkpoints.hub import quiet_transformers
+from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_model
 
 SOURCE, TARGET = "the house is small", "la maison est petite"

@@ -10,12 +10,17 @@ import typer
 from typer.testing import CliRunner
 
 from normlens import cli
-from normlens.cli.fields import Fields, TypedFields, with_field_options
+from normlens.cli.common import Fields, TypedFields, with_field_options
 from normlens.corpus.runs.options import Execution, RunOptions
-from normlens.cosine_options import CosineOptions
-from normlens.explain_options import ExplainOptions
-from normlens.option_fields import Option, options_of
-from normlens.options import AnalysisOptions, LoadOptions, at_least_one
+from normlens.options import (
+    AnalysisOptions,
+    CosineOptions,
+    ExplainOptions,
+    LoadOptions,
+    Option,
+    at_least_one,
+    options_of,
+)
 from normlens.papers.settings import Settings
 
 

@@ -18,9 +18,9 @@ from shell import Shell
 from test_loading import save_tiny
 
 import normlens
-from normlens import loading
-from normlens.cli import app, printing
-from normlens.cli.query_examples import EXAMPLES
+from normlens.cli import app, common
+from normlens.cli.corpus import EXAMPLES
+from normlens.loading import load as loading
 from normlens.models.tiny import scramble, tiny_config
 
 TEXT = "the cats sat on a mat"
@@ -223,7 +223,7 @@ def test_a_reader_that_goes_away_ends_it_silently(model: Path) -> None:
 def test_a_line_now_and_then_beside_a_pipe(
     model: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(printing, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(common, "LINE_EVERY", 0.0)
     status, out, err = shell.run("map", TEXT, "--model", model, "--json")
     assert status == 0
     assert err.splitlines() == [f"computing maps: layer {k} of 2" for k in (1, 2)]

@@ -31,7 +31,7 @@ def wordpiece() -> Any:
     """The embedded model's own tokenizer, which is bert-base-uncased's."""
     from transformers import AutoTokenizer
 
-    from normlens.checkpoints.embedded import EMBEDDED
+    from normlens.loading.embedded import EMBEDDED
 
     folder = EMBEDDED["minilm"].folder()
     if folder is None:

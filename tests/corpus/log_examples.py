@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from normlens.corpus.runs.log import State
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Compacted, Done, File, part_name, table_name
+from normlens.corpus.runs.state import State
 
 TABLES = ("sequences", "failures", "mixing")
 SHARD_SIZE = 2

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 from run_logs import reseal
 
-from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import Run
+from normlens.loading.hub import quiet_transformers
 
 MEASURES = "similarity,mixing,amplification,norms"
 FRAME = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normlens.components import (
+from normlens.frozen.norm_maps import LayerMaps, decompose_layer
+from normlens.layers import (
     Attention,
     Branch,
     FeedForward,
@@ -20,8 +21,7 @@ from normlens.components import (
     Reach,
     Residual,
 )
-from normlens.decomposition.norm_maps import Settings, decompose_layer
-from normlens.decomposition.results import LayerMaps
+from normlens.options import Settings
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from reference import model_activation
 
-from normlens.decomposition.activations import ACTIVATIONS, activation
 from normlens.errors import UnsupportedModelError
+from normlens.frozen.activations import ACTIVATIONS, activation
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

@@ -7,8 +7,8 @@ import torch
 from reference import largest_error, reference
 from torch.utils.flop_counter import FlopCounterMode
 
-from normlens.decomposition.attention import FrozenAttention
-from normlens.decomposition.parts import Parts
+from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.parts import Parts
 
 
 def frozen(given) -> FrozenAttention:

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import normlens
-from normlens.decomposition import plan as plans
-from normlens.decomposition import tiles
+from normlens.frozen import tiles
 from normlens.models.tiny import tiny_model
+from normlens.plan import method as plans
 
 N, D, M, H = 96, 16, 40, 4
 FORBIDDEN = N * N * min(D, M)  # at most n·n·d, n·n·m and n·n·H·d alike

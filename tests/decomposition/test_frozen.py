@@ -9,12 +9,13 @@ import torch
 from reference import largest_error, reference
 from torch.utils.flop_counter import FlopCounterMode
 
-from normlens.components import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
-from normlens.decomposition import freeze, layer_maps
-from normlens.decomposition.feedforward import FrozenFeedForward
-from normlens.decomposition.parts import Bias
-from normlens.decomposition.rules import hidden
 from normlens.errors import InputError
+from normlens.frozen.feedforward import FrozenFeedForward
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm_maps import layer_maps
+from normlens.frozen.parts import Bias
+from normlens.frozen.rules import hidden
+from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 every_order = pytest.mark.parametrize("order", ORDERS)

@@ -11,9 +11,10 @@ import torch
 from reference import largest_error, reference
 
 import normlens
-from normlens.decomposition import decompose_layer, head_products
-from normlens.decomposition.head_products import HeadProducts, ProductStore
 from normlens.errors import InputError
+from normlens.frozen import head_products
+from normlens.frozen.head_products import HeadProducts, ProductStore
+from normlens.frozen.norm_maps import decompose_layer
 from normlens.models.tiny import tiny_model
 
 IDS = list(range(3, 40))

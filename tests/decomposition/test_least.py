@@ -11,13 +11,12 @@ import torch
 
 import normlens
 from normlens import cli
-from normlens.analysing import analyser
-from normlens.decomposition.costs.shape import Shape
-from normlens.decomposition.costs.tiles import least_memory
-from normlens.decomposition.plan import choose_plan
 from normlens.errors import MemoryLimitError
 from normlens.models.tiny import tiny_config, tiny_model
-from normlens.parsing import parse_bytes
+from normlens.options import parse_bytes
+from normlens.pipeline import call
+from normlens.plan.costs import Shape, least_memory
+from normlens.plan.method import choose_plan
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -51,7 +50,7 @@ def test_the_model_does_not_run_before_the_refusal(monkeypatch: pytest.MonkeyPat
     def ran(*_: Any) -> None:
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(analyser, "trace", ran)
+    monkeypatch.setattr(call, "trace", ran)
     needed(lens)
     needed(lens, scopes="ATTN", statistics=True)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from reference import largest_error, mixing_of, reference
 
-from normlens.components import (
+from normlens.frozen.norm_maps import decompose_layer
+from normlens.layers import (
     Attention,
     Branch,
     FeedForward,
@@ -20,8 +21,7 @@ from normlens.components import (
     Reach,
     Residual,
 )
-from normlens.decomposition import decompose_layer
-from normlens.decomposition.norm_maps import Settings
+from normlens.options import Settings
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 RULES = ["ig", "ig-bias", "gradient"]

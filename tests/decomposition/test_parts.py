@@ -9,12 +9,12 @@ import torch
 from reference import reference
 from torch.utils.flop_counter import FlopCounterMode
 
-from normlens.components import Layer, Linear
-from normlens.decomposition import freeze
-from normlens.decomposition.costs import gram
-from normlens.decomposition.parts import Bias, Parts
-from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.rules import linearise
+from normlens.frozen import parts
+from normlens.frozen.layer import freeze
+from normlens.frozen.norm import FrozenBranch, FrozenResidual
+from normlens.frozen.parts import Bias, Parts
+from normlens.frozen.rules import linearise
+from normlens.layers import Layer, Linear
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -87,7 +87,7 @@ def test_parts_that_cancel_entirely_are_zero_not_nan(problem):
 def test_norms_in_chunks(elements, problem, monkeypatch):
     given = problem("post", n=9, batch=2)
     expected = given.solve()
-    monkeypatch.setattr(gram, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(parts, "CHUNK_ELEMENTS", elements)
     found = given.solve()
     for scope, norms in expected.norms.items():
         torch.testing.assert_close(found.norms[scope], norms, rtol=0, atol=1e-14)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from normlens.decomposition.costs.shape import Shape
-from normlens.decomposition.costs.tiles import matrix_operations, tile_operations
-from normlens.decomposition.plan import Plan, choose_plan
+from normlens.plan.costs import Shape, matrix_operations, tile_operations
+from normlens.plan.method import Plan, choose_plan
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

@@ -12,10 +12,10 @@ from reference import hidden as reference_hidden
 from reference import model_activation
 from scipy.integrate import quad
 
-from normlens.components import FeedForward, Linear
-from normlens.decomposition.activations import ACTIVATIONS
-from normlens.decomposition.parts import Bias
-from normlens.decomposition.rules import GATED_RULES, PLAIN_RULES, hidden, linearise, projections
+from normlens.frozen.activations import ACTIVATIONS
+from normlens.frozen.parts import Bias
+from normlens.frozen.rules import GATED_RULES, PLAIN_RULES, hidden, linearise, projections
+from normlens.layers import FeedForward, Linear
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

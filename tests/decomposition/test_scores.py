@@ -5,20 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlens.components import (
-    Attention,
-    Branch,
-    FeedForward,
-    Layer,
-    Linear,
-    Norm,
-    Residual,
-)
-from normlens.decomposition import FrozenLayer, freeze
-from normlens.decomposition.attention import FrozenAttention
-from normlens.decomposition.feedforward import FrozenFeedForward
-from normlens.decomposition.residual import FrozenBranch, FrozenResidual
-from normlens.decomposition.scores import (
+from normlens.errors import InputError
+from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.feedforward import FrozenFeedForward
+from normlens.frozen.layer import FrozenLayer, freeze
+from normlens.frozen.norm import FrozenBranch, FrozenResidual
+from normlens.frozen.scores import (
     cross_flow,
     cross_flow_by_head,
     flow,
@@ -26,7 +18,7 @@ from normlens.decomposition.scores import (
     layer_scores,
     scores_behind,
 )
-from normlens.errors import InputError
+from normlens.layers import Attention, Branch, FeedForward, Layer, Linear, Norm, Residual
 
 ORDERS = ["post", "pre", "parallel", "both", "bare", "branch-normed"]
 every_order = pytest.mark.parametrize("order", ORDERS)
@@ -181,7 +173,7 @@ def test_few_heads_at_a_time_give_the_same_flow(problem, monkeypatch):
     layer = frozen(given)
     scores = layer_scores(layer, gradient(given, 2))
     whole = flow(layer, scores)
-    monkeypatch.setattr("normlens.decomposition.attention._FLOW_PAIRS", 1)
+    monkeypatch.setattr("normlens.frozen.attention._FLOW_PAIRS", 1)
     torch.testing.assert_close(flow(layer, scores), whole, rtol=0, atol=1e-12)
 
 

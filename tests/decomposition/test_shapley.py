@@ -9,7 +9,7 @@ import torch
 from reference import hidden, largest_error, mixing_of, reference
 
 import normlens
-from normlens.decomposition import shapley
+from normlens.frozen import shapley
 from normlens.models.tiny import tiny_model
 
 GATES = pytest.mark.parametrize("gated", [False, True])

@@ -16,11 +16,11 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 from reference import reference
 
 import normlens
-from normlens import matmul, split_products
+from normlens.gpu import matmul, split_products
+from normlens.gpu.split_products import SplitRows, multiply
 from normlens.models.tiny import tiny_model
-from normlens.split_products import SplitRows, multiply
-from normlens.tracing import split_linears, trace
-from normlens.tracing.recorder import LayerTrace
+from normlens.trace import run
+from normlens.trace.recorder import LayerTrace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -155,7 +155,7 @@ def split_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     real = SplitRows.of
     monkeypatch.setattr(split_products.SplitRows, "of", staticmethod(of))
-    for module in (matmul, split_linears):
+    for module in (matmul, run):
         monkeypatch.setattr(module, "is_split", is_split)
     return shapes
 
@@ -212,12 +212,12 @@ def test_a_layer_with_split_products_gives_the_reference(
 def test_a_models_own_products_may_be_split(
     family: str, monkeypatch: pytest.MonkeyPatch, split_everywhere: Any
 ) -> None:
-    monkeypatch.setattr(split_linears, "FEWEST", 1)
+    monkeypatch.setattr(run, "FEWEST", 1)
     model = tiny_model(family).to(DEVICE)
     ids = torch.tensor([[3, 1, 4, 1, 5]], device=DEVICE)
     with torch.no_grad():
         plain = model(input_ids=ids).last_hidden_state
-        with split_linears.split_linears():
+        with run.split_linears():
             found = model(input_ids=ids).last_hidden_state
     assert split_everywhere
     assert relative_errors(found, plain.cpu().double()).max() < 1e-5
@@ -250,14 +250,14 @@ def test_long_texts_on_cuda_are_close_to_float64(family: str) -> None:
 def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done with a traced layer is not, and the model's next layer is again."""
     seen: list[str] = []
-    look = split_linears.split_linears.__torch_function__
+    look = run.split_linears.__torch_function__
 
     def noted(mode: Any, function: Any, *rest: Any) -> Any:
         seen.append(getattr(function, "__name__", ""))
         return look(mode, function, *rest)
 
-    monkeypatch.setattr(split_linears.split_linears, "__torch_function__", noted)
-    monkeypatch.setattr(trace, "are_many", lambda inputs: True)
+    monkeypatch.setattr(run.split_linears, "__torch_function__", noted)
+    monkeypatch.setattr(run, "are_many", lambda inputs: True)
     adapter = normlens.load(tiny_model("bert")).adapter
     linears: list[int] = []
 
@@ -265,6 +265,6 @@ def test_only_the_models_own_functions_are_looked_at(monkeypatch: pytest.MonkeyP
         linears.append(seen.count("linear"))
         torch.special.i0(traced.x)
 
-    trace.trace(adapter, {"input_ids": torch.tensor([[3, 1, 4]])}, [0, 1], consume)
+    run.trace(adapter, {"input_ids": torch.tensor([[3, 1, 4]])}, [0, 1], consume)
     assert 0 < linears[0] < linears[1]
     assert "special_i0" not in seen

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlens.components import FeedForward as Block
-from normlens.components import Linear, Reach
-from normlens.decomposition.feedforward_job import FeedForwardJob
-from normlens.decomposition.parts import Factors
-from normlens.decomposition.squares import Squares
-from normlens.decomposition.tiles import feed_forward_norms
+from normlens.frozen.parts import Factors
+from normlens.frozen.stage import Squares
+from normlens.frozen.tiles import FeedForwardJob, feed_forward_norms
+from normlens.layers import FeedForward as Block
+from normlens.layers import Linear, Reach
 
 B, H, E, D, M = 2, 3, 4, 10, 14
 

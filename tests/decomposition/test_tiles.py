@@ -11,9 +11,11 @@ from reference import largest_error, mixing_of, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from normlens.decomposition import decompose_layer, plan, tiles
-from normlens.decomposition.plan import Plan
 from normlens.errors import MemoryLimitError
+from normlens.frozen import tiles
+from normlens.frozen.norm_maps import decompose_layer
+from normlens.plan import method as plan
+from normlens.plan.method import Plan
 
 LAYERS = [
     {"order": "post"},

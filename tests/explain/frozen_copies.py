@@ -1,6 +1,6 @@
 """A frozen copy of a model, written out with autograd: α, σ and slopes are constants.
 
-Nothing of `normlens.decomposition` takes part; norms, products and integrals are the reference's.
+Nothing of `normlens.frozen` takes part; norms, products and integrals are the reference's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from reference import Routed, differentiate, hidden, mean_slopes, observe, observe_pair
 from torch import Tensor
 
-from normlens.components import (
+from normlens.layers import (
     Attention,
     Branch,
     Experts,

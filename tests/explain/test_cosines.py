@@ -13,15 +13,13 @@ from heads import tried_families
 from whole_examples import frozen_network
 
 import normlens
-from normlens.checkpoints.sentences import Pooling
-from normlens.components import Linear
-from normlens.cosine_options import CosineOptions
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.explain.cosines import cosines
-from normlens.explain.readings import Reading, start
-from normlens.explain.sentences import sentence_parts
-from normlens.explain.walk import Wanted, carry
-from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise
+from normlens.explain.cosines import cosines, sentence_parts
+from normlens.explain.network import Wanted, carry
+from normlens.explain.questions import Reading, start
+from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
+from normlens.loading.sentences import Pooling
+from normlens.options import CosineOptions
 
 A, B = [3, 9, 27, 14, 5, 33, 8], [40, 41, 3, 6, 17]
 TEXTS = ("A man is playing a flute.", "Someone plays an instrument.")
@@ -118,7 +116,7 @@ def test_half_precision_keeps_its_tolerance(dtype, tiny):
 
 
 def test_parts_that_miss_the_cosine_are_an_error(tiny, monkeypatch):
-    from normlens.explain import sentences
+    from normlens.explain import cosines as sentences
 
     def wrong(head, output):
         return output[0]

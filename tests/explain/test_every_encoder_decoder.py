@@ -10,8 +10,8 @@ from heads import assert_every_layer_makes_the_score, in_float64
 from pair_models import FAMILIES, IDS, TARGET, generating, model_inputs, source_of
 
 import normlens
-from normlens.analysing.verdicts import check_scores
 from normlens.errors import CompletenessError
+from normlens.pipeline.batches import check_scores
 
 RULES = ["ig", "ig-bias", "gradient"]
 PLACE, CONTRAST = 3, 7  # the token behind position 3, and another in its place

@@ -11,12 +11,12 @@ import torch
 from heads import assert_every_layer_makes_the_score, every_head, headed, in_float64, tried_families
 
 import normlens
-from normlens.decomposition import freeze
-from normlens.decomposition.activations import activation
-from normlens.heads import ANY, MEAN
-from normlens.models.heads import read_head
-from normlens.tracing.recorder import LayerTrace
-from normlens.tracing.trace import reading, run_traced
+from normlens.frozen.activations import activation
+from normlens.frozen.layer import freeze
+from normlens.layers import ANY, MEAN
+from normlens.models.base import read_head
+from normlens.trace.recorder import LayerTrace
+from normlens.trace.run import reading, run_traced
 
 IDS = [5, 17, 31, 8, 44, 23, 12]
 HEADS = every_head()

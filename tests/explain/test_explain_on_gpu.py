@@ -11,10 +11,10 @@ from heads import every_head, headed
 from pair_models import FAMILIES, TARGET, generating, source_of
 
 import normlens
-from normlens.analysing.recording import BEFORE
-from normlens.heads import ANY
-from normlens.matmul import times, weighted
-from normlens.models.heads import read_head
+from normlens.gpu.matmul import times, weighted
+from normlens.layers import ANY
+from normlens.models.base import read_head
+from normlens.pipeline.recordings import BEFORE
 
 pytestmark = pytest.mark.gpu
 

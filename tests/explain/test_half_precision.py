@@ -14,28 +14,25 @@ from pair_models import FAMILIES, TARGET, generating, source_of
 from torch import nn
 
 import normlens
-from normlens.analysing import guard as guarding
-from normlens.analysing.guard import TOLERANCE, Guard
-from normlens.cli.summary import completeness
-from normlens.decomposition.attention import FrozenAttention
-from normlens.decomposition.feedforward import FrozenFeedForward, FrozenParallelFeedForward
-from normlens.decomposition.norm import FrozenNorm
-from normlens.decomposition.parts import Bias
-from normlens.decomposition.readout import FrozenDense
-from normlens.decomposition.residual import FrozenBranch
-from normlens.decomposition.scored import Scored
+from normlens.cli.map import completeness
 from normlens.errors import CompletenessError, UnsupportedModelError
-from normlens.heads import ANY, CAUSAL
-from normlens.linear_map import Linear
-from normlens.models.families.bert import Bert
-from normlens.models.heads import read_head
+from normlens.families.bert import Bert
+from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.feedforward import FrozenFeedForward, FrozenParallelFeedForward
+from normlens.frozen.network import FrozenDense
+from normlens.frozen.norm import FrozenBranch, FrozenNorm
+from normlens.frozen.parts import Bias, Scored
+from normlens.layers import ANY, CAUSAL, Linear
+from normlens.models.base import read_head
 from normlens.models.tiny import (
     tiny_config,
     tiny_families,
     tiny_model,
     tiny_signal_families,
 )
-from normlens.tracing import wide_copies
+from normlens.pipeline import guard as guarding
+from normlens.pipeline.guard import TOLERANCE, Guard
+from normlens.trace import wide_copies
 
 IDS = [5, 17, 31, 8, 44, 23, 12]
 HALF = [torch.bfloat16, torch.float16]

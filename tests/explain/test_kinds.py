@@ -6,8 +6,7 @@ from typing import Any
 
 from heads import tried_families
 
-from normlens.components import Attention, FeedForward, Norm, ParallelFeedForward, Step
-from normlens.feed_forward import Experts
+from normlens.layers import Attention, Experts, FeedForward, Norm, ParallelFeedForward, Step
 from normlens.models import adapt
 from normlens.models.tiny import tiny_families, tiny_model
 

@@ -13,10 +13,10 @@ from whole_examples import everything, frozen_network
 
 import normlens
 from normlens import cli
-from normlens.components import Norm, Projection
-from normlens.decomposition import freeze
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.viewer.html import title_of
+from normlens.frozen.layer import freeze
+from normlens.layers import Norm, Projection
+from normlens.viewer.pages import title_of
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 BATCH = [IDS, [40, 41, 3], [7, 12, 60, 22, 51]]

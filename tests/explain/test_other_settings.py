@@ -19,10 +19,10 @@ from pair_models import IDS, TARGET, generating, model_inputs, source_of
 from reference import assert_maps_match, pair_references, references
 
 import normlens
-from normlens.heads import ANY
+from normlens.layers import ANY
 from normlens.models import adapt
-from normlens.models.heads import read_head
-from normlens.models.signals import ImageEncoder
+from normlens.models.base import read_head
+from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import (
     tiny_config,
     tiny_encoder_decoders,

@@ -14,8 +14,8 @@ from pair_models import IDS, TARGET, generating, source_of
 
 import normlens
 from normlens import Explanation, Explanations
-from normlens.analysis import share_of_sizes, share_of_sums
 from normlens.errors import InputError, NormLensError
+from normlens.measures import share_of_sizes, share_of_sums
 from normlens.models.tiny import tiny_model
 
 SOURCE, TEXT = "the house is small", "la maison est petite"

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import normlens
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
-from normlens.models.two_stacks import TwoStacks
+from normlens.models.parts import TwoStacks
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 

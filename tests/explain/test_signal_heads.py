@@ -11,7 +11,7 @@ from heads import headed, in_float64
 
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.models.signals import ImageEncoder
+from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 

@@ -8,9 +8,9 @@ from frozen_copies import frozen_outputs
 from heads import tried_families
 from whole_examples import everything, frozen_network
 
-from normlens.components import Reach
-from normlens.explain.readings import Start
-from normlens.explain.walk import Wanted, carry
+from normlens.explain.network import Wanted, carry
+from normlens.explain.questions import Start
+from normlens.layers import Reach
 from normlens.models import adapt
 
 IDS = [3, 9, 27, 14, 5, 33, 8]

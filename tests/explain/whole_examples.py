@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlens.decomposition.vectors import Sources
-from normlens.explain.network import FrozenNetwork
-from normlens.explain.vectors import push
+from normlens.explain.network import FrozenNetwork, push
+from normlens.frozen.network import Sources
 from normlens.models import adapt
-from normlens.tracing.trace import reading
+from normlens.trace.run import reading
 
 PADDING = 1
 

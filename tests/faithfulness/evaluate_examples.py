@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import normlens
+from normlens.inputs.text import Encoded
 from normlens.models.tiny import scramble, tiny_config
-from normlens.text import Encoded
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 SHORT = [40, 41, 3, 6]

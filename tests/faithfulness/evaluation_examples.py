@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 from run_examples import FRAME, tiny_checkpoint, tiny_tokenizer
 
-from normlens.checkpoints.hub import quiet_transformers
+from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import scramble, tiny_config
 
 N = 9

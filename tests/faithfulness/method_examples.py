@@ -8,10 +8,9 @@ import torch
 from evaluate_examples import IDS, SHORT, lens_of, text
 
 import normlens
-from normlens.checkpoints.sentences import Pooling
-from normlens.components import Linear
 from normlens.faithfulness.questions import Question, class_questions, cosine_questions
-from normlens.heads import FIRST, LAST, MEAN, Dense, Elementwise
+from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
+from normlens.loading.sentences import Pooling
 from normlens.models.tiny import tiny_model
 
 OTHER = [50, 51, 52, 8, 9]

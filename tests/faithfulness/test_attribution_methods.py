@@ -9,12 +9,10 @@ from evaluate_examples import IDS, MASK, lens_of, text
 from method_examples import CASES, Maskable, asked, real_score, score_of
 
 import normlens
-from normlens.cosine_options import CosineOptions
 from normlens.errors import (
     InputError,
 )
-from normlens.explain.cosines import cosines
-from normlens.explain.sentences import sentence_parts
+from normlens.explain.cosines import cosines, sentence_parts
 from normlens.faithfulness.methods.base import MethodOptions
 from normlens.faithfulness.methods.frozen_network import explanations
 from normlens.faithfulness.methods.names import NAMES
@@ -24,6 +22,7 @@ from normlens.faithfulness.outputs import sentence_head
 from normlens.faithfulness.questions import Question, class_questions, cosine_questions
 from normlens.faithfulness.scoring import Scorer
 from normlens.models.tiny import tiny_model
+from normlens.options import CosineOptions
 
 every_case = pytest.mark.parametrize("case", CASES)
 EVERY_METHOD = [*NAMES, "rollout-LN1", "rollout-ATTN-N"]

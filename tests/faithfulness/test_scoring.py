@@ -21,12 +21,12 @@ from evaluate_examples import (
 )
 
 import normlens
-from normlens.checkpoints.sentences import Pooling
 from normlens.errors import InputError
 from normlens.faithfulness.methods.registry import method
 from normlens.faithfulness.questions import Question, class_questions, cosine_questions
 from normlens.faithfulness.scoring import NO_PREDICTION, Scorer, score_variants
-from normlens.heads import FIRST, LAST, MEAN
+from normlens.layers import FIRST, LAST, MEAN
+from normlens.loading.sentences import Pooling
 
 #: Variants of `IDS`: whole, replaced, and shorter ones.
 PLACES = [[], [2], [2, 4], [1, 3, 5]]

@@ -19,7 +19,7 @@ from tidy import assert_tidy, words
 import normlens
 from normlens import figures
 from normlens.errors import InputError
-from normlens.figures.colour_scales import beyond_colour, clipped_end, scale_end
+from normlens.figures.colours import beyond_colour, clipped_end, scale_end
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
 from normlens.scopes import resolve

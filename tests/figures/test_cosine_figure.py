@@ -10,10 +10,10 @@ from explanation_examples import LONG, SCRIPTS, SHORT
 from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
-from normlens.exports.printing import save_figure
-from normlens.figures.cosine_matrix import with_biases
+from normlens.figures.matrices import with_biases
+from normlens.results.axes import TokenAxis
 from normlens.results.cosine import Cosine
-from normlens.results.tokens import TokenAxis
+from normlens.results.exports import save_figure
 
 pytest.importorskip("matplotlib")
 

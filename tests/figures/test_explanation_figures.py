@@ -11,9 +11,9 @@ from explanation_examples import LONG, SCRIPTS, SHORT, explanation, explanations
 from tidy import assert_tidy, words
 
 from normlens.errors import InputError, MissingDependencyError
-from normlens.exports.printing import save_figure
-from normlens.figures.flow_edges import FEW, Edges
-from normlens.results.contribution_rows import LONGEST, rows_of
+from normlens.figures.flow import FEW, Edges
+from normlens.results.exports import save_figure
+from normlens.results.words import LONGEST, rows_of
 
 pytest.importorskip("matplotlib")
 TEXTS = {"short": SHORT, "long": LONG, "scripts": SCRIPTS, "one": ["Hi"]}

@@ -13,12 +13,12 @@ from tidy import assert_tidy, words
 
 import normlens
 from normlens import figures
-from normlens.analysis import strongest_pairs
 from normlens.errors import InputError, MissingDependencyError, UnknownScopeError
-from normlens.figures import fonts
-from normlens.figures.colour_scales import clipped_end
+from normlens.figures import canvas
+from normlens.figures.colours import clipped_end
+from normlens.measures import strongest_pairs
 from normlens.models.tiny import tiny_model
-from normlens.results.tokens import readable_tokens
+from normlens.results.axes import readable_tokens
 from normlens.scopes import consecutive
 
 pytest.importorskip("matplotlib")
@@ -356,12 +356,12 @@ def test_jupyter_can_show_a_figure(bert: normlens.Maps) -> None:
 
 
 def test_characters_without_a_font_are_drawn_as_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fonts, "_letters", lambda path: frozenset(map(ord, "abc □")))
+    monkeypatch.setattr(canvas, "_letters", lambda path: frozenset(map(ord, "abc □")))
     with pytest.warns(UserWarning, match="no installed font has some characters") as said:
-        chosen = fonts.fonts_for(["a 他说"])
+        chosen = canvas.fonts_for(["a 他说"])
     assert len(said) == 1
     assert chosen.drawable("a 他说") == "a □□"
-    fonts.fonts_for(["abc\n"])  # which has nothing to draw
+    canvas.fonts_for(["abc\n"])  # which has nothing to draw
 
 
 def test_missing_matplotlib_is_explained(

@@ -12,9 +12,9 @@ from tidy import assert_tidy, words
 
 import normlens
 from normlens.errors import InputError, UnknownScopeError
-from normlens.exports import map_export as export
-from normlens.figures.colour_scales import clipped_end
+from normlens.figures.colours import clipped_end
 from normlens.models.tiny import tiny_model
+from normlens.results import exports as export
 from normlens.results.maps import Maps
 
 pytest.importorskip("matplotlib")
@@ -109,12 +109,12 @@ def test_what_cannot_be_drawn(llama: Maps) -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_pictures_of_heads_are_written(llama: Maps, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"heads.{suffix}"
-    export.write(llama, path, heads_of="ATTN-W", diagonal=False, colour="sqrt")
+    export.write_maps(llama, path, heads_of="ATTN-W", diagonal=False, colour="sqrt")
     assert path.stat().st_size > 3000
     whole = tmp_path / f"scopes.{suffix}"
-    export.write(llama, whole)
+    export.write_maps(llama, whole)
     assert whole.read_bytes() != path.read_bytes()
     with pytest.raises(InputError, match="no heads of 'FF'"):
-        export.write(llama, tmp_path / f"other.{suffix}", heads_of="FF")
+        export.write_maps(llama, tmp_path / f"other.{suffix}", heads_of="FF")
     with pytest.raises(InputError, match="choose one of them"):
-        export.write(llama, tmp_path / "other.png", heads_of="ATTN-W", row="[CLS]")
+        export.write_maps(llama, tmp_path / "other.png", heads_of="ATTN-W", row="[CLS]")

@@ -9,7 +9,7 @@ from tidy import assert_tidy, words
 
 import normlens
 from normlens.errors import InputError
-from normlens.exports.explanation_export import write_explanation
+from normlens.results.exports import write_explanation
 
 pytest.importorskip("matplotlib")
 SOURCE, TARGET = "the house is small and green", "la maison est petite et verte"

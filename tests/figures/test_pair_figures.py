@@ -10,9 +10,9 @@ from pair_examples import fast_tokenizer, with_head
 from tidy import assert_tidy, words
 
 import normlens
-from normlens.analysis import normalise
 from normlens.errors import InputError
-from normlens.results.both_stacks import choose_in_stacks
+from normlens.measures import normalise
+from normlens.results.words import choose_in_stacks
 from normlens.scopes import consecutive
 
 pytest.importorskip("matplotlib")
@@ -119,7 +119,7 @@ def test_an_encoder_says_what_it_is(maps: normlens.Maps) -> None:
 
 
 def test_a_generated_target_is_said(lens: normlens.Lens, monkeypatch: Any) -> None:
-    monkeypatch.setattr("normlens.targets.MOST_GENERATED", 8)
+    monkeypatch.setattr("normlens.inputs.pairs.MOST_GENERATED", 8)
     made = lens.maps(SOURCE, scopes=["CROSS-N"])
     assert "The target is the model's own (generated" in words(made.plot())
 

@@ -12,9 +12,9 @@ from tidy import assert_tidy, words
 
 import normlens
 from normlens.errors import InputError
-from normlens.figures.patch_overlay import COVER, overlay
+from normlens.figures.patches import COVER, overlay
 from normlens.models.tiny import tiny_model
-from normlens.results.patches import PatchGrid
+from normlens.results.routing import PatchGrid
 
 
 @pytest.fixture(scope="module")

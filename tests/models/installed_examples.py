@@ -14,7 +14,7 @@ FAMILY = '''
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 import normlens
-from normlens.models.families.bert import Bert
+from normlens.families.bert import Bert
 from normlens.models.tiny import ENCODER
 
 

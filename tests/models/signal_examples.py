@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from normlens.models import adapt
-from normlens.models.signals import ImageEncoder
+from normlens.models.parts import ImageEncoder
 from normlens.models.tiny import tiny_signal_families
 
 SEEING = [name for name in tiny_signal_families() if name not in (

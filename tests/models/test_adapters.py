@@ -13,9 +13,9 @@ from reference import largest_error, reference
 from torch import nn
 
 import normlens
-from normlens.components import Attention, Branch, FeedForward, Linear, Residual
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError
-from normlens.models import adapter_class, refusals, registry
+from normlens.layers import Attention, Branch, FeedForward, Linear, Residual
+from normlens.models import adapter_class, base, refusals
 from normlens.models.base import layer_norm, linear, tiny_settings
 from normlens.models.tiny import tiny_config, tiny_families
 
@@ -25,8 +25,8 @@ IDS = [3, 9, 1, 14, 5]
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch):
     """What a test registers is gone afterwards."""
-    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
-    monkeypatch.setattr(registry, "_TINY", dict(registry._TINY))
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    monkeypatch.setattr(base, "_TINY", dict(base._TINY))
 
 
 # Models that are not supported --------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_a_type_that_cannot_be_supported_says_why(model_type):
     assert message.startswith(f"model type {model_type!r} is not supported: ")
     assert refusals._REASONS[model_type] in message
     assert "\n" not in message
-    assert model_type not in registry.supported_families()
+    assert model_type not in base.supported_families()
 
 
 def test_types_that_cannot_be_supported_are_those_of_transformers():
@@ -114,7 +114,7 @@ def test_an_encoder_decoder_is_named_with_what_to_do(model_type, settings):
     assert repr(model_type) in message
     assert "encoder–decoder" in message
     assert "`normlens models` lists the types that are" in message
-    assert "normlens.models.two_stacks.TwoStacks" in message
+    assert "normlens.models.parts.TwoStacks" in message
     assert "normlens help adapters" in message
 
 

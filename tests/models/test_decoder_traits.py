@@ -12,7 +12,7 @@ from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
 
 import normlens
-from normlens.components import Norm
+from normlens.layers import Norm
 from normlens.models import adapt
 from normlens.models.base import linear, scaled
 from normlens.models.tiny import scramble, tiny_config, tiny_model
@@ -132,7 +132,7 @@ def test_a_factor_for_each_dimension():
 
 
 def test_the_expansion_rate_counts_the_factor():
-    from normlens.analysis.expansion import expansion_rates
+    from normlens.measures.tensors import expansion_rates
 
     model = tiny_model("granite", attention_bias=False)
     plain = copy.deepcopy(model)

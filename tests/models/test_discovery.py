@@ -10,8 +10,8 @@ import pytest
 from installed_examples import FAMILY, python
 
 import normlens
-from normlens.models import registry, supported_families
-from normlens.models.families.bert import Bert
+from normlens.families.bert import Bert
+from normlens.models import base, supported_families
 from normlens.models.tiny import ENCODER, tiny_families
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -61,14 +61,14 @@ def test_the_folder_holds_families_only():
     homes = {adapter.__module__ for adapter in supported_families().values()}
     for file in folder.glob("*.py"):
         if file.stem != "__init__":
-            assert f"normlens.models.families.{file.stem}" in homes, file.name
+            assert f"normlens.families.{file.stem}" in homes, file.name
 
 
 def test_a_family_that_transformers_does_not_have_is_not_listed(monkeypatch):
     """Its file may be newer than the installed transformers."""
-    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
-    monkeypatch.setattr(registry, "_TINY", dict(registry._TINY))
-    future = type("Future", (Bert,), {"__module__": "normlens.models.families.future"})
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    monkeypatch.setattr(base, "_TINY", dict(base._TINY))
+    future = type("Future", (Bert,), {"__module__": "normlens.families.future"})
     normlens.register("of-the-future", tiny=ENCODER)(future)
     assert "of-the-future" not in supported_families()
     assert "of-the-future" not in tiny_families()

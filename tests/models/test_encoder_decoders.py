@@ -15,16 +15,16 @@ from scipy.stats import spearmanr
 
 import normlens
 import normlens.options
-from normlens.components import Attention, Norm
 from normlens.corpus.measures.similarity_rows import correlate
-from normlens.decomposition import shapley
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
-from normlens.models.families.bart import Bart
-from normlens.models.families.t5 import T5
+from normlens.families.bart import Bart
+from normlens.families.t5 import T5
+from normlens.frozen import shapley
+from normlens.layers import Attention, Norm
+from normlens.models.parts import DECODER, ENCODER
 from normlens.models.tiny import scramble, tiny_config, tiny_encoder_decoders, tiny_model
-from normlens.models.two_stacks import DECODER, ENCODER
 from normlens.scopes import resolve
-from normlens.tracing.trace import trace
+from normlens.trace.run import trace
 
 FAMILIES = tiny_encoder_decoders()
 LONG, SHORT = [3, 9, 27, 14, 5, 33, 8, 51, 60], [2, 5, 40, 12]
@@ -557,7 +557,7 @@ def test_a_position_bias_is_not_taken_for_attention_weights(tiny, monkeypatch):
 
 
 def test_a_decoder_that_looks_ahead_is_noticed(tiny, monkeypatch):
-    from normlens.components import Reach
+    from normlens.layers import Reach
 
     lens = normlens.load(tiny("bart", torch.float64))
     monkeypatch.setattr(Bart, "reach", lambda self, block: Reach())

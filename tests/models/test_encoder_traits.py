@@ -15,15 +15,14 @@ from torch import nn
 
 import normlens
 from normlens.ablation.losses import choose_loss
-from normlens.analysing.batches import batches
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.heads import FIRST, MEAN
-from normlens.models import adapt, registry
-from normlens.models.base import interleaved_values
-from normlens.models.families.deberta import Deberta
-from normlens.models.heads import read_head
+from normlens.explain.rollouts import value_zeroing
+from normlens.families.deberta import Deberta
+from normlens.layers import FIRST, MEAN
+from normlens.models import adapt, base
+from normlens.models.base import interleaved_values, read_head
 from normlens.models.tiny import scramble, tiny_config, tiny_model
-from normlens.rollouts import value_zeroing
+from normlens.pipeline.batches import batches
 
 
 def headed(family: str, task: str, **overrides):
@@ -97,7 +96,7 @@ def test_a_zero_value_is_zero_with_that_bias(monkeypatch):
             attention.in_proj.bias = nn.Parameter(bias.flatten())
             attention.v_bias.zero_()
     first = normlens.load(model)
-    monkeypatch.setitem(registry._ADAPTERS, "deberta", BiasInside)
+    monkeypatch.setitem(base._ADAPTERS, "deberta", BiasInside)
     second = normlens.load(inside)
     (found,), (expected,) = (
         value_zeroing(lens, lens.encode(input_ids=IDS)) for lens in (first, second)

@@ -12,15 +12,15 @@ import transformers
 from reference import assert_maps_match, largest_error, reference, references, routed_of
 
 import normlens
-from normlens.analysis.expansion import expansion_rates
-from normlens.components import Experts
-from normlens.decomposition import plan as plans
-from normlens.decomposition.costs.tiles import MATRICES, TILES
 from normlens.errors import CompletenessError, InputError, UnsupportedModelError
+from normlens.families.llama import Llama
+from normlens.layers import Experts
+from normlens.measures.tensors import expansion_rates
 from normlens.models import adapt
-from normlens.models.families.llama import Llama
 from normlens.models.tiny import scramble, tiny_config
-from normlens.tracing.trace import trace
+from normlens.plan import method as plans
+from normlens.plan.costs import MATRICES, TILES
+from normlens.trace.run import trace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 FF = "ATTNRESLNFF-N"

@@ -12,10 +12,9 @@ import transformers
 from reference import assert_maps_match, largest_error, observe, references
 
 import normlens
-from normlens.components import Norm
 from normlens.errors import MemoryLimitError
+from normlens.layers import Norm
 from normlens.models import adapt, supported_families
-from normlens.models.classes import model_of
 from normlens.models.tiny import (
     scramble,
     tiny_config,
@@ -23,6 +22,7 @@ from normlens.models.tiny import (
     tiny_families,
     tiny_signal_families,
 )
+from normlens.models.unwrapping import model_of
 
 FAMILIES = tiny_families()
 IDS = [3, 9, 27, 14, 5, 33, 8]

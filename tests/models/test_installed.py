@@ -14,7 +14,7 @@ from installed_examples import FAMILY, install, python
 import normlens
 from normlens.cli import main
 from normlens.errors import ModelLoadError, UnsupportedModelError
-from normlens.models import adapter_class, installed, registry, supported_families
+from normlens.models import adapter_class, base, supported_families
 from normlens.models.tiny import tiny_config, tiny_model
 
 LOAD = """
@@ -75,9 +75,9 @@ def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
-    monkeypatch.setattr(registry, "_TINY", dict(registry._TINY))
-    monkeypatch.setattr(installed, "_loaded", False)
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
+    monkeypatch.setattr(base, "_TINY", dict(base._TINY))
+    monkeypatch.setattr(base, "_loaded", False)
     yield folder
     for module in folder.glob("*.py"):
         sys.modules.pop(module.stem, None)
@@ -91,7 +91,7 @@ def one_line(caplog) -> str:
 
 SIMPLE = """
 import normlens
-from normlens.models.families.bert import Bert
+from normlens.families.bert import Bert
 
 @normlens.register("simple-new")
 class Simple(Bert): ...
@@ -108,7 +108,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
 def test_a_package_that_fails_is_named_and_left_out(site, code, caplog):
-    before = set(registry._ADAPTERS)
+    before = set(base._ADAPTERS)
     install(site, "broken-family", "broken_family", code)
     install(site, "simple-family", "simple_family", SIMPLE)
     assert set(supported_families()) == {*before, "simple-new"}
@@ -139,7 +139,7 @@ def test_built_in_families_do_without_other_packages(site, caplog):
 
 def test_an_adapter_that_is_there_stays(site, caplog):
     """Otherwise the maps of BERT would depend on whether families were listed before."""
-    bert = registry._ADAPTERS["bert"]
+    bert = base._ADAPTERS["bert"]
     taker = SIMPLE.replace('"simple-new"', '"bert", "taken-new", tiny={"hidden_size": 8}')
     install(site, "taker", "taker", taker)
     families = supported_families()

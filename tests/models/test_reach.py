@@ -8,11 +8,11 @@ import torch
 from reference import assert_maps_match, observe, references
 
 import normlens
-from normlens.components import Reach
 from normlens.errors import UnsupportedModelError
-from normlens.models import adapt, registry
-from normlens.models.families.bert import Bert
-from normlens.models.families.llama import Llama, Mistral
+from normlens.families.bert import Bert
+from normlens.families.llama import Llama, Mistral
+from normlens.layers import Reach
+from normlens.models import adapt, base
 from normlens.models.tiny import tiny_families, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -121,10 +121,10 @@ def test_similarity_counts_the_pairs_of_both_directions(family):
 @pytest.fixture
 def adapter_for(monkeypatch):
     """Use another adapter for a family, in this test alone."""
-    monkeypatch.setattr(registry, "_ADAPTERS", dict(registry._ADAPTERS))
+    monkeypatch.setattr(base, "_ADAPTERS", dict(base._ADAPTERS))
 
     def use(family: str, adapter: type[normlens.Adapter]) -> None:
-        registry._ADAPTERS[family] = adapter
+        base._ADAPTERS[family] = adapter
 
     return use
 

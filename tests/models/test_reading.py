@@ -14,8 +14,8 @@ from reference import largest_error
 from torch import nn
 
 import normlens
-from normlens import late
 from normlens.errors import UnsupportedModelError
+from normlens.gpu import matmul
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -180,14 +180,14 @@ def test_weights_are_formed_one_layer_at_a_time(monkeypatch):
     most = []
 
     def noted(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, late.LateTensor):
+        if not isinstance(tensor, matmul.LateTensor):
             return tensor
-        values = late.formed(tensor).numpy().copy()  # alive as long as a tensor has its memory
+        values = matmul.formed(tensor).numpy().copy()  # alive as long as a tensor has its memory
         held.append(weakref.ref(values))
         most.append(sum(ref() is not None for ref in held))
         return torch.from_numpy(values)
 
-    monkeypatch.setattr("normlens.linear_map.formed", noted)
+    monkeypatch.setattr("normlens.layers.formed", noted)
     lens = normlens.load(lora(with_head(), *PROJECTIONS))
     assert lens.n_layers > 1
     assert not held  # the layers are described without their weights

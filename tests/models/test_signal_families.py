@@ -15,8 +15,8 @@ from test_loading import tiny_tokenizer
 import normlens
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.models import adapt
-from normlens.models.classes import model_of
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
+from normlens.models.unwrapping import model_of
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 

@@ -22,14 +22,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM, LlamaModel
 
 import normlens
-from normlens.analysing.analyser import Analyser
-from normlens.analysing.stacks import stacks_of
 from normlens.errors import InputError, MissingDependencyError, UnsupportedModelError
-from normlens.models import readiness, reading
-from normlens.models.offloading import execution_places
+from normlens.models import reading, unwrapping
+from normlens.models.reading import execution_places
 from normlens.models.tiny import tiny_config, tiny_model
 from normlens.options import AnalysisOptions
-from normlens.tracing.recorder import LayerTrace
+from normlens.pipeline.call import Analyser
+from normlens.pipeline.stack_run import stacks_of
+from normlens.trace.recorder import LayerTrace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 FAMILIES = ["bert", "gpt2", "llama", "gpt_neox", "mixtral", "t5", "bart"]
@@ -101,7 +101,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     # A parameter that is fake has the type of fake tensors.
     monkeypatch.setattr(reading, "nn", SimpleNamespace(**{**vars(nn), "Parameter": FakeTensor}))
     # What stands in for a second device must not look like weights that were never loaded.
-    monkeypatch.setattr(readiness, "execution_places", stand_ins)
+    monkeypatch.setattr(unwrapping, "execution_places", stand_ins)
     forget_tensors()
     with FakeTensorMode() as mode:
         yield mode
@@ -126,7 +126,7 @@ def stand_ins(module: nn.Module) -> set[torch.device]:
 def test_no_two_devices_are_mixed(
     family: str, map_dtype: str, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from normlens.analysing.stack_run import StackRun
+    from normlens.pipeline.stack_run import StackRun
 
     model = tiny_model(family)
     places = spread(model, FIRST, SECOND)

@@ -10,7 +10,7 @@ import torch
 from reference import assert_maps_match, largest_error, references
 
 import normlens
-from normlens.cli.summary import show_maps
+from normlens.cli.map import show_maps
 from normlens.models import adapt
 from normlens.models.tiny import tiny_model
 
@@ -196,8 +196,8 @@ def test_windowed_maps_are_the_same_for_every_tile(monkeypatch):
     lens = normlens.load(tiny_model("mistral").double())
     ids = list(range(3, 33))
     whole = lens.maps(input_ids=ids)
-    monkeypatch.setattr("normlens.decomposition.plan.SOURCES", 4)
-    monkeypatch.setattr("normlens.decomposition.plan.TARGETS", 2)
+    monkeypatch.setattr("normlens.plan.method.SOURCES", 4)
+    monkeypatch.setattr("normlens.plan.method.TARGETS", 2)
     tiled = lens.maps(input_ids=ids)
     for scope in whole.scopes:
         assert largest_error(tiled[scope], whole[scope]) < 1e-12

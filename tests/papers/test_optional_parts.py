@@ -20,11 +20,11 @@ sys.path.append(str(Path(__file__).parents[1] / "explain"))
 from heads import headed
 
 from normlens.ablation.ablate import ablate
-from normlens.checkpoints.hub import quiet_transformers
 from normlens.cli import main
 from normlens.corpus import Run
 from normlens.errors import InputError
 from normlens.faithfulness.evaluate import evaluate
+from normlens.loading.hub import quiet_transformers
 from normlens.papers.reporting import build_report, describe
 from normlens.papers.reproduce import plan, reproduce
 from normlens.papers.results_folder import load_settings

@@ -29,7 +29,6 @@ from report_examples import (
 )
 
 from normlens.errors import OutputError
-from normlens.exports.spreadsheet import harmless
 from normlens.reports import facts, formatting, latex, markdown, pictures
 from normlens.reports.base import Figure, Result, Table
 from normlens.reports.content import Header, Model, Report, Section
@@ -38,6 +37,7 @@ from normlens.reports.files import write
 from normlens.reports.layout import arrange
 from normlens.reports.published import Comparison, Published
 from normlens.reports.words import LAYER
+from normlens.results.words import harmless
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 

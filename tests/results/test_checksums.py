@@ -21,7 +21,7 @@ import normlens
 from normlens import cli
 from normlens.errors import MapsFileError
 from normlens.models.tiny import tiny_model
-from normlens.results import checksums
+from normlens.results import files
 
 IDS = [3, 9]
 
@@ -167,7 +167,7 @@ def test_a_changed_label(maps: Any, path: Path) -> None:
 @pytest.mark.parametrize("value", ["", "{", "[]", "{}", '{"header": 1, "arrays": {}}', "null"])
 def test_checksums_that_are_none(value: str, path: Path) -> None:
     header, data = entries(path)
-    header["__metadata__"][checksums.KEY] = value
+    header["__metadata__"][files.KEY] = value
     write(path, header, data)
     with pytest.raises(MapsFileError, match="damaged"):
         normlens.open(path)
@@ -178,7 +178,7 @@ def test_a_file_without_checksums_is_opened_with_a_warning(
     mapped: bool, maps: Any, path: Path
 ) -> None:
     header, data = entries(path)
-    del header["__metadata__"][checksums.KEY]
+    del header["__metadata__"][files.KEY]
     write(path, header, data)
     with pytest.warns(UserWarning, match=r"it.safetensors' has no checksums.*save it again"):
         assert normlens.open(path, mapped=mapped) == maps
@@ -187,7 +187,7 @@ def test_a_file_without_checksums_is_opened_with_a_warning(
 
 def test_a_file_of_an_older_normlens_can_be_saved_again(maps: Any, path: Path) -> None:
     with safe_open(path, "np") as file:
-        metadata = {key: text for key, text in file.metadata().items() if key != checksums.KEY}
+        metadata = {key: text for key, text in file.metadata().items() if key != files.KEY}
     save_file(load_file(path), path, metadata=metadata)
     with pytest.warns(UserWarning, match="no checksums"):
         normlens.open(path).save(path)
@@ -196,7 +196,7 @@ def test_a_file_of_an_older_normlens_can_be_saved_again(maps: Any, path: Path) -
 
 def test_the_command_warns_in_one_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header, data = entries(path)
-    del header["__metadata__"][checksums.KEY]
+    del header["__metadata__"][files.KEY]
     write(path, header, data)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -218,13 +218,13 @@ def test_the_command_refuses_a_damaged_file(path: Path, capsys: pytest.CaptureFi
 def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of all arrays that are read to be checked, as they are read."""
     shapes: list[tuple[int, ...]] = []
-    of_array = checksums._of_array
+    of_array = files._of_array
 
     def noted(array: Any) -> str:
         shapes.append(array.shape)
         return of_array(array)
 
-    monkeypatch.setattr(checksums, "_of_array", noted)
+    monkeypatch.setattr(files, "_of_array", noted)
     return shapes
 
 

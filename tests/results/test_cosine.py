@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 import normlens
 from normlens.errors import InputError, MapsFileError, OutputError
+from normlens.results.axes import TokenAxis
 from normlens.results.cosine import Cosine
-from normlens.results.tokens import TokenAxis
 
 
 @pytest.fixture

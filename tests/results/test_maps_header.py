@@ -17,8 +17,8 @@ from safetensors import safe_open
 import normlens
 from normlens import cli
 from normlens.errors import MapsFileError
-from normlens.exports import map_export as export
-from normlens.results.maps_header import FIELDS, check_arrays
+from normlens.results import exports as export
+from normlens.results.headers import FIELDS, check_maps_arrays
 
 DEEP = 100_000
 BOMB = "[" * DEEP + "]" * DEEP
@@ -96,8 +96,8 @@ def opened_and_used(path: Path, folder: Path) -> normlens.Maps | None:
     maps.choose(layers=maps.layers[0], scopes=maps.scopes[0])
     if maps.token_words is not None:
         maps.words()
-    export.write(maps, folder / "maps.csv", overwrite=True)
-    export.write(maps, folder / "maps.json", overwrite=True)
+    export.write_maps(maps, folder / "maps.csv", overwrite=True)
+    export.write_maps(maps, folder / "maps.json", overwrite=True)
     maps.to_html(folder / "maps.html", overwrite=True)
     maps.save(folder / "again.safetensors", overwrite=True)
     return maps
@@ -292,4 +292,4 @@ def test_a_statistic_that_nobody_knows_is_refused() -> None:
     meta = {"scopes": [], "layers": [0], "tokens": ["a"]}
     tensors = {"allowed": np.ones((1, 1, 1), np.uint8), "statistics/mood": np.ones((1, 1))}
     with pytest.raises(ValueError, match=r"'statistics/mood' is no array"):
-        check_arrays(meta, tensors)
+        check_maps_arrays(meta, tensors)

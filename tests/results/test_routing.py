@@ -12,8 +12,8 @@ from reference import observe
 
 import normlens
 from normlens.errors import InputError, MapsFileError
-from normlens.exports import map_export
 from normlens.models import adapt
+from normlens.results import exports
 from normlens.results.routing import Routing
 from normlens.results.store import write
 
@@ -117,10 +117,10 @@ def test_arrays_that_do_not_fit_are_refused():
 
 
 def test_json_and_csv_have_it(maps, tmp_path):
-    rows = json.loads(json.dumps(map_export.to_document(maps)))["routing"]
+    rows = json.loads(json.dumps(exports.maps_document(maps)))["routing"]
     assert len(rows) == len(IDS) * 3
     assert rows[2]["expert"] == "shared"
-    path = map_export.write_routing(maps, tmp_path / "experts.csv")
+    path = exports.write_routing(maps, tmp_path / "experts.csv")
     with path.open(encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert [row["expert"] for row in written[:3]] == [str(row["expert"]) for row in rows[:3]]
@@ -129,6 +129,6 @@ def test_json_and_csv_have_it(maps, tmp_path):
 def test_a_routing_is_refused_where_there_is_none(tiny, tmp_path):
     maps = normlens.load(tiny("llama", torch.float32)).maps(input_ids=IDS)
     with pytest.raises(InputError, match="have no experts"):
-        map_export.write_routing(maps, tmp_path / "experts.csv")
+        exports.write_routing(maps, tmp_path / "experts.csv")
     with pytest.raises(InputError, match="a CSV table"):
-        map_export.write_routing(maps, tmp_path / "experts.txt")
+        exports.write_routing(maps, tmp_path / "experts.txt")

@@ -17,10 +17,10 @@ from rollout_examples import (
 )
 
 import normlens
-from normlens.components import Norm
+from normlens.explain.rollouts import alti, globenc, rollout_of_scope, value_zeroing
+from normlens.layers import Norm
 from normlens.models import adapt
 from normlens.models.tiny import tiny_families
-from normlens.rollouts import alti, globenc, rollout_of_scope, value_zeroing
 
 EVERY_SCOPE = ["bert", "gpt2", "gptj", "llama", "gemma2", "olmo2", "modernbert"]
 

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import normlens
-from normlens import rollouts
-from normlens.components import Layer
 from normlens.errors import CompletenessError, InputError, MemoryLimitError, UnsupportedModelError
+from normlens.explain import rollouts
+from normlens.explain import rollouts as alti_rollout
+from normlens.explain.rollouts import RolloutOptions, alti, value_zeroing
+from normlens.layers import Layer
 from normlens.models.tiny import tiny_families, tiny_model
-from normlens.rollouts import RolloutOptions, alti, alti_rollout, value_zeroing
 
 NAMES = [*rollouts.METHODS, "rollout-attn"]
 FAMILIES = ["bert", "gpt2", "llama", "gemma2", "phi3", "modernbert"]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rollout_examples import IDS, slow_rollout
 
 import normlens
-from normlens.analysis import reachable, rollout
 from normlens.errors import InputError, UnknownScopeError
+from normlens.measures import reachable, rollout
+from normlens.results.axes import TokenAxis
 from normlens.results.rolled import ROLLOUT
-from normlens.results.tokens import TokenAxis
 
 
 @pytest.fixture

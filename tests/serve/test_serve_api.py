@@ -12,10 +12,11 @@ import pytest
 from serving import ON_CPU, Site, StepwiseModels
 
 import normlens
-from normlens import loading
+from normlens.loading import load as loading
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
-from normlens.viewer import container, page, payload
+from normlens.viewer import pages, payload
+from normlens.viewer import payload as container
 
 TEXT = "the cats sat on a mat"
 TOKENS = ["[CLS]", "the", "cat", "##s", "sat", "on", "a", "mat", "[SEP]"]
@@ -43,10 +44,10 @@ def detail(answer: httpx.Response) -> str:
 
 def test_the_page_and_its_script(site: Site) -> None:
     answer = site.http.get("")
-    assert answer.text == page.shell(mode="serve")
+    assert answer.text == pages.shell(mode="serve")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     script = site.http.get("static/viewer.js")
-    assert script.text == page.script()
+    assert script.text == pages.script()
     assert script.headers["content-type"].startswith("text/javascript")
 
 

@@ -9,9 +9,8 @@ from urllib.parse import quote
 import pytest
 from serving import ON_CPU, Site, StepwiseModels, watched
 
-from normlens.serve.example import TEXT
 from normlens.serve.limits import Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.models import TEXT, ServedModels
 
 SHOWN = '.normlens[data-busy="false"][data-items="{}"]'
 # The contrast of a button's text with its ground, after WCAG 2.

@@ -19,7 +19,7 @@ import pytest
 from serving import PATIENCE
 
 from normlens import cli
-from normlens.checkpoints.embedded import EMBEDDED
+from normlens.loading.embedded import EMBEDDED
 from normlens.serve import server
 
 SRC = Path(server.__file__).parents[2]

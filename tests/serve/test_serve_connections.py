@@ -21,7 +21,7 @@ import pytest
 from serving import ON_CPU, PATIENCE, Site
 from test_serve_command import started
 
-from normlens.serve.connections import ShortageLog, most_connections
+from normlens.serve.app import ShortageLog, most_connections
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 

@@ -13,9 +13,8 @@ import pytest
 from serving import ON_CPU, Site
 
 import normlens
-from normlens.serve.example import TEXT, example_of
 from normlens.serve.limits import Limits
-from normlens.serve.models import Description, ServedModels
+from normlens.serve.models import TEXT, Description, ServedModels, example_of
 
 
 @pytest.fixture(scope="module")

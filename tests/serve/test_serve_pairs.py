@@ -18,7 +18,7 @@ from normlens.models.tiny import tiny_config
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 from normlens.viewer import encode
-from normlens.viewer.explanation_payload import encode_explanations
+from normlens.viewer.payload import encode_explanations
 
 SOURCE, TARGET = "the small house", "la maison"
 
@@ -126,7 +126,7 @@ def test_a_server_with_fewer_tokens_says_so(translator: str) -> None:
 
 def test_a_model_that_hears_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config("whisper")
-    monkeypatch.setattr("normlens.loading.load_config", lambda *_, **__: config)
+    monkeypatch.setattr("normlens.loading.load.load_config", lambda *_, **__: config)
     models = ServedModels(["ears"], Limits(), loading=ON_CPU)
     with pytest.raises(UnsupportedModelError, match="ears hears its source, and the page takes"):
         models.describe()

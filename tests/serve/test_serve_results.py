@@ -10,8 +10,7 @@ from serving import Site, StepwiseModels
 from test_serve_api import detail, header
 
 import normlens
-from normlens.viewer.cosine_payload import encode_cosines
-from normlens.viewer.explanation_payload import encode_explanations
+from normlens.viewer.payload import encode_cosines, encode_explanations
 
 KINDS = ("explanations", "cosines")
 

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from serving import Site
 
-from normlens.serve.limits import Limits
-from normlens.serve.security import HEADERS, Hosts
+from normlens.serve.limits import HEADERS, Hosts, Limits
 
 PATHS = ("", "static/viewer.js", "api/models", "api/analyses/x", "openapi.json", "nowhere")
 

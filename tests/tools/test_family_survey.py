@@ -45,12 +45,10 @@ def test_what_becomes_of_a_type(tool, model_type, verdict, detail):
 
 def test_a_wrong_adapter_fails(tool, monkeypatch):
     """Its maps are not complete, and an error that is no refusal is a failure of the family."""
-    from normlens.models import registry
-    from normlens.models.families.llama import Llama
+    from normlens.families.llama import Llama
+    from normlens.models import base
 
-    monkeypatch.setattr(
-        registry, "_ADAPTERS", {**registry._ADAPTERS, "doge": Llama, "olmo2": Llama}
-    )
+    monkeypatch.setattr(base, "_ADAPTERS", {**base._ADAPTERS, "doge": Llama, "olmo2": Llama})
     outcome = tool.survey("doge")
     assert outcome.verdict == "FAILED"
     assert "parts and bias miss" in outcome.detail
@@ -60,10 +58,10 @@ def test_a_wrong_adapter_fails(tool, monkeypatch):
 
 
 def test_a_wrong_model_inside_another_fails(tool, monkeypatch):
-    from normlens.models import registry
-    from normlens.models.families.gemma import Gemma
+    from normlens.families.gemma import Gemma
+    from normlens.models import base
 
-    monkeypatch.setattr(registry, "_ADAPTERS", {**registry._ADAPTERS, "llama": Gemma})
+    monkeypatch.setattr(base, "_ADAPTERS", {**base._ADAPTERS, "llama": Gemma})
     outcome = tool.survey("llava")
     assert outcome.verdict == "FAILED"
     assert outcome.detail.startswith(".language_model: parts and bias miss")

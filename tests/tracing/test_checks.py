@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 import normlens
-from normlens.components import Linear, Reach
 from normlens.errors import UnsupportedModelError
+from normlens.layers import Linear, Reach
 from normlens.models.tiny import tiny_model
-from normlens.tracing.checks import (
+from normlens.trace.checks import (
     LINEAR_TOLERANCE,
     attention_support,
     linear_error,
     linear_sizes,
     masked_beyond,
 )
-from normlens.tracing.rows import Rows
+from normlens.trace.recorder import Rows
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

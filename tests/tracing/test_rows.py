@@ -7,8 +7,8 @@ from torch import nn
 
 from normlens.models import adapt
 from normlens.models.tiny import tiny_model
-from normlens.tracing.rows import ROWS, RowKeeper
-from normlens.tracing.trace import trace
+from normlens.trace.recorder import ROWS, RowKeeper
+from normlens.trace.run import trace
 
 
 def test_rows_are_few_and_spread_over_the_tokens():

@@ -11,7 +11,7 @@ from reference import observe, reference, routed_of
 
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_families, tiny_model
-from normlens.tracing.trace import trace
+from normlens.trace.run import trace
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 

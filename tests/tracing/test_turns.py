@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 import normlens
 from normlens.errors import InputError
 from normlens.models.tiny import scramble, tiny_config, tiny_model
-from normlens.tracing import turns
-from normlens.tracing.turns import alone_with, alone_with_model
+from normlens.trace import locking
+from normlens.trace.locking import alone_with, alone_with_model
 
 PATIENCE = 60  # seconds after which a thread counts as stuck
 
@@ -350,13 +350,13 @@ def test_the_result_is_passed_on():
 
 def test_nothing_is_remembered_of_what_is_gone():
     gc.collect()
-    before = len(turns._turns)
+    before = len(locking._turns)
     model = tiny_model("bert")
     alone_with_model(model, lambda: None)
-    assert len(turns._turns) > before
+    assert len(locking._turns) > before
     del model
     gc.collect()
-    assert len(turns._turns) <= before
+    assert len(locking._turns) <= before
 
 
 def test_objects_that_cannot_be_weakly_referenced():

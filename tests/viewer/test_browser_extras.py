@@ -14,7 +14,7 @@ from picture_examples import classifier, processor, scene
 from test_browser_file import saved
 
 import normlens
-from normlens.figures.colour_scales import beyond_colour, clipped_end
+from normlens.figures.colours import beyond_colour, clipped_end
 
 LARGEST = "#fde725"  # the last colour of viridis
 

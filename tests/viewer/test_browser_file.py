@@ -13,13 +13,13 @@ import torch
 from viewer_examples import hostile_maps
 
 import normlens
-from normlens.analysis import normalise, strongest_pairs
-from normlens.figures.colour_scales import clipped_end
+from normlens.figures.colours import clipped_end
+from normlens.measures import normalise, strongest_pairs
 from normlens.models.tiny import tiny_model
 from normlens.results.maps import Maps
 from normlens.scopes import consecutive
-from normlens.viewer import page, to_html
-from normlens.viewer.html import fitted
+from normlens.viewer import pages, to_html
+from normlens.viewer.pages import fitted
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 FF, LN1 = "ATTNRESLNFF-N", "ATTNRESLN-N"
@@ -439,7 +439,7 @@ def test_maps_without_heads_say_how_to_get_them(
         (1.02 * bare, "Single heads are left out of this file"),
         (bare + 0.45 * (whole - bare), "This layer’s heads are not in the file"),
     ):
-        limit = (room * 4 / 3 + len(page.script()) + 10_000) / 1e6
+        limit = (room * 4 / 3 + len(pages.script()) + 10_000) / 1e6
         path = to_html(maps, tmp_path / "small.html", precision=32, largest=limit, overwrite=True)
         viewer.open(path, "view=heads&layer=3")
         assert viewer.page.inner_text('[data-role="heads"]').startswith(words)
@@ -560,7 +560,7 @@ def test_causal_maps_leave_the_future_blank(viewer: Any, tmp_path: Path) -> None
 
 
 def test_what_is_left_out_is_said(viewer: Any, soap: Maps, tmp_path: Path) -> None:
-    size = len(page.script()) / 1e6
+    size = len(pages.script()) / 1e6
     path = to_html(soap, tmp_path / "short.html", largest=size + 0.020)
     viewer.open(path)
     note = viewer.page.inner_text(".missing")

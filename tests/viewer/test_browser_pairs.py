@@ -11,9 +11,9 @@ import pytest
 from test_browser_file import saved
 from viewer_examples import hostile_maps
 
-from normlens.analysis import normalise
+from normlens.measures import normalise
+from normlens.results.axes import TokenAxis
 from normlens.results.maps import Maps
-from normlens.results.tokens import TokenAxis
 from normlens.viewer import to_html
 
 CROSS, BOTH = "ATTNRESLNCROSS-N", "ATTNRESLNCROSSRES-N"

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from viewer_examples import hostile_cosine, hostile_explanation
 
-from normlens.results.explanation import Explanation
-from normlens.results.explanations import Explanations
+from normlens.results.explanation import Explanation, Explanations
 from normlens.viewer import cosine_html, explanation_html
 
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"

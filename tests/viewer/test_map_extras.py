@@ -13,8 +13,7 @@ from viewer_examples import hostile_maps
 
 from normlens.errors import InputError
 from normlens.results.maps import Maps
-from normlens.results.patches import PatchGrid
-from normlens.results.routing import Routing
+from normlens.results.routing import PatchGrid, Routing
 from normlens.viewer import encode
 
 

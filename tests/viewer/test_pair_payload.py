@@ -12,8 +12,8 @@ from test_payload import decode, header_of
 
 from normlens.errors import InputError
 from normlens.results.maps import Maps
-from normlens.viewer import encode, page
-from normlens.viewer.html import fitted
+from normlens.viewer import encode, pages
+from normlens.viewer.pages import fitted
 
 
 def test_both_stacks_are_one_item(translated: Maps) -> None:
@@ -55,7 +55,7 @@ def test_layers_of_both_stacks_are_thinned(translated: Maps) -> None:
     )
     maps = replace(translated, encoder=many)
     whole = len(fitted([maps], 16, None))
-    largest = (0.7 * whole * 4 / 3 + len(page.script()) + 10_000) / 1e6
+    largest = (0.7 * whole * 4 / 3 + len(pages.script()) + 10_000) / 1e6
     (item,) = header_of(fitted([maps], 16, largest))[0]["items"]
     assert 1 <= len(item["encoder"]["layers"]) < 8
     assert "of 8 layers" in item["left_out"][0]

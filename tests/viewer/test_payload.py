@@ -16,8 +16,8 @@ from viewer_examples import hostile_maps
 
 from normlens.errors import InputError
 from normlens.results.maps import Maps
-from normlens.viewer import encode, page, to_html
-from normlens.viewer.html import fitted
+from normlens.viewer import encode, pages, to_html
+from normlens.viewer.pages import fitted
 
 
 def header_of(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -132,13 +132,13 @@ def large(n: int, layers: int) -> Maps:
 def test_512_tokens_stay_below_sixty_megabytes() -> None:
     """By its twelfth part: one layer, whose blobs have no more in common with other layers."""
     data = encode(large(512, 1))
-    assert 12 * len(data) * 4 / 3 + len(page.script()) < 60e6
+    assert 12 * len(data) * 4 / 3 + len(pages.script()) < 60e6
 
 
 def test_a_file_that_is_too_large_leaves_out_layers_and_says_so() -> None:
     maps = large(40, 8)
     whole = len(fitted([maps], 16, None))
-    limit = (0.4 * whole * 4 / 3 + len(page.script()) + 10_000) / 1e6
+    limit = (0.4 * whole * 4 / 3 + len(pages.script()) + 10_000) / 1e6
     data = fitted([maps], 16, limit)
     (item,) = header_of(data)[0]["items"]
     assert 1 < len(item["layers"]) <= 3
@@ -195,7 +195,7 @@ def test_heads_take_the_room_that_is_left() -> None:
     bare = len(fitted([large(40, 8)], 16, None))
     whole = len(fitted([maps], 16, None))
     assert heads_in(fitted([maps], 16, None)) == (8, 8, [])
-    around = len(page.script()) + 10_000
+    around = len(pages.script()) + 10_000
 
     def limit(payload: float) -> float:
         return (payload * 4 / 3 + around) / 1e6
@@ -233,26 +233,26 @@ def test_both_stacks_keep_heads_of_all_their_layers() -> None:
 def test_no_token_is_markup_in_the_page(tmp_path: Path) -> None:
     text = to_html(hostile_maps(), tmp_path / "maps.html").read_text()
     assert "alert(" not in re.sub(r"<title>.*?</title>", "", text, flags=re.S)
-    assert len(re.findall("<script", text)) - page.script().count("<script") == 2
+    assert len(re.findall("<script", text)) - pages.script().count("<script") == 2
     assert len(re.findall("</script", text)) == 2
     assert "<!--" not in text
 
 
 def notices() -> str:
     """The comment at the head of the front end that holds the licences."""
-    found = re.match(r"/\*!.*?\*/\n", page.script(), re.DOTALL)
+    found = re.match(r"/\*!.*?\*/\n", pages.script(), re.DOTALL)
     assert found, "viewer.js begins without licences; build it with `make viewer`"
     return found[0]
 
 
 def test_pages_name_no_other_host(tmp_path: Path) -> None:
     """Namespaces of SVG and XHTML are names, not addresses that are fetched; so are licences'."""
-    text = to_html(hostile_maps(), tmp_path / "maps.html").read_text() + page.shell()
+    text = to_html(hostile_maps(), tmp_path / "maps.html").read_text() + pages.shell()
     assert notices() in text
     text = text.replace(notices(), "")
     hosts = set(re.findall(r"https?://([\w.-]+)", text))
     assert hosts <= {"www.w3.org"}
-    assert 'src="static/viewer.js"' in page.shell()
+    assert 'src="static/viewer.js"' in pages.shell()
 
 
 def test_the_front_end_carries_the_licences_of_what_is_in_it() -> None:
@@ -272,6 +272,6 @@ def test_the_front_end_carries_the_licences_of_what_is_in_it() -> None:
 
 
 def test_the_built_front_end_is_small_and_complete() -> None:
-    script = page.script()
+    script = pages.script()
     assert 20_000 < len(script) < 400_000
     assert "export{" in script.replace(" ", "")

@@ -18,11 +18,10 @@ from test_payload import decode, header_of
 from viewer_examples import hostile_cosine, hostile_explanation, hostile_maps
 
 from normlens.errors import InputError, OutputError
-from normlens.results.explanations import Explanations
-from normlens.viewer import cosine_html, encode, explanation_html, page
-from normlens.viewer.cosine_payload import encode_cosines
-from normlens.viewer.explained import fitted
-from normlens.viewer.explanation_payload import encode_explanations
+from normlens.results.explanation import Explanations
+from normlens.viewer import cosine_html, encode, explanation_html, pages
+from normlens.viewer.notebook import fitted_explanations
+from normlens.viewer.payload import encode_cosines, encode_explanations
 
 
 def numbers(blob: dict[str, Any], blobs: bytes) -> NDArray[Any]:
@@ -95,13 +94,13 @@ def test_what_the_page_does_not_show_is_named() -> None:
 def test_a_page_that_is_too_large_leaves_out_the_flow_and_says_so() -> None:
     why = hostile_explanation(layers=8)
     sizes = [len(encode_explanations(why, precision=32, flow=flow)) for flow in (True, False)]
-    limit = (len(page.script()) + 10_000 + sum(sizes) / 2 * 4 / 3) / 1e6
-    (item,) = header_of(fitted([why], limit))[0]["items"]
+    limit = (len(pages.script()) + 10_000 + sum(sizes) / 2 * 4 / 3) / 1e6
+    (item,) = header_of(fitted_explanations([why], limit))[0]["items"]
     assert item["flow"] is None
     assert "Flow maps are left out" in item["left_out"][0]
-    assert header_of(fitted([why], None))[0]["items"][0]["flow"] is not None
+    assert header_of(fitted_explanations([why], None))[0]["items"][0]["flow"] is not None
     with pytest.raises(InputError, match="even without flow maps"):
-        fitted([why], 0.01)
+        fitted_explanations([why], 0.01)
 
 
 def test_a_cosine_comes_back() -> None:

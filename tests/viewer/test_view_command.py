@@ -16,7 +16,7 @@ from viewer_examples import hostile_maps
 
 from normlens.cli import main
 from normlens.errors import InputError, OutputError
-from normlens.exports import map_export as export
+from normlens.results import exports as export
 from normlens.results.maps import Maps
 from normlens.viewer import notebook
 
@@ -97,7 +97,7 @@ def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"end it in \.html"):
             maps.to_html(tmp_path / name)
         assert not (tmp_path / name).exists()
-    export.write(maps, tmp_path / "b.html", layers=[1])
+    export.write_maps(maps, tmp_path / "b.html", layers=[1])
     with pytest.raises(InputError, match="for pictures"):
         export.check_format("c.html", {"colour": "sqrt"})
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from normlens.results.axes import TokenAxis
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
-from normlens.results.tokens import TokenAxis
 
 
 def hostile_maps(n: int = 4, layers: int = 2, causal: bool = False) -> Maps:

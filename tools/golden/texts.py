@@ -84,7 +84,7 @@ def _plain(text: str) -> str:
 
 
 def documented_names(root: Path) -> list[str]:
-    """What the documents import of the package's modules: ``normlens.components.Attention``."""
+    """What the documents import of the package's modules: ``normlens.layers.Attention``."""
     imports = re.compile(r"^from (normlens\.[\w.]+) import (.+)$", re.M)
     texts = [path.read_text("utf-8") for pattern in DOCUMENTS for path in root.glob(pattern)]
     found = [pair for text in texts for pair in imports.findall(text)]

@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from normlens.figures.colour_scales import clipped_end, scale_end
-from normlens.plain_json import plain
+from normlens.figures.colours import clipped_end, scale_end
+from normlens.results.axes import TokenAxis, plain
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
-from normlens.results.patches import PatchGrid
-from normlens.results.routing import Routing
-from normlens.results.tokens import TokenAxis
-from normlens.viewer.cosine_payload import encode_cosines
-from normlens.viewer.explanation_payload import encode_explanations
-from normlens.viewer.payload import encode
+from normlens.results.routing import PatchGrid, Routing
+from normlens.viewer.payload import encode, encode_cosines, encode_explanations
 
 SCOPES = ["ATTN-W", "ATTNRES-W", "ATTN-N", "ATTNRES-N", "ATTNRESLN-N", "ATTNRESLNFF-N"]
 

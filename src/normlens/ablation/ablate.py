@@ -33,8 +33,8 @@ from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.loading import load
-from normlens.option_fields import names_of, shows_fields_of
+from normlens.loading.load import load
+from normlens.options import names_of, shows_fields_of
 from normlens.reports.needs import NO_PAGE, check_packages
 
 if TYPE_CHECKING:

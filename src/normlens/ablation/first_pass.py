@@ -14,7 +14,7 @@ from normlens.ablation.loss_names import MASKED
 from normlens.ablation.options import AblateOptions
 from normlens.corpus.data.records import Record
 from normlens.corpus.data.spans import EncodedRecord, encode_apart, encode_record
-from normlens.corpus.runs.folder import TEMPORARY
+from normlens.corpus.runs.folder_base import TEMPORARY
 from normlens.errors import InputError, OutputError, system_reason
 
 if TYPE_CHECKING:

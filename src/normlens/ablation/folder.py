@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from normlens.ablation.options import AblateOptions
-from normlens.corpus.runs.folder import TEMPORARY
+from normlens.corpus.runs.folder_base import TEMPORARY
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.results import Run
-from normlens.errors import InputError, OutputError, system_reason
-from normlens.json_text import parse_json
+from normlens.errors import InputError, OutputError, parse_json, system_reason
 
 SETTINGS = "settings.json"
 #: What a settings file says it is of, so that a report is built by the right room.

@@ -16,13 +16,13 @@ from normlens.ablation.places import INPUT, NormPlace, Place, ResidualPlace, Vec
 from normlens.ablation.plan import Plan
 from normlens.ablation.seeding import draws
 from normlens.ablation.statistics import RESERVOIR, Statistics, Where
-from normlens.advancing import Progress
-from normlens.analysing.batches import batches
-from normlens.components import cast
-from normlens.decomposition.norm import FrozenNorm
 from normlens.errors import InputError
-from normlens.text import Encoded
-from normlens.tracing.model_inputs import model_inputs
+from normlens.frozen.norm import FrozenNorm
+from normlens.inputs.text import Encoded
+from normlens.layers import cast
+from normlens.pipeline.batches import batches
+from normlens.pipeline.progress import Progress
+from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

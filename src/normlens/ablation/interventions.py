@@ -32,10 +32,10 @@ from normlens.ablation.places import INPUT, OUTPUT, NormPlace, Place, ResidualPl
 from normlens.ablation.plan import Plan
 from normlens.ablation.seeding import draws
 from normlens.ablation.statistics import Statistics
-from normlens.analysing.verdicts import TOLERANCE
-from normlens.components import cast
-from normlens.decomposition.norm import FrozenNorm
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.frozen.norm import FrozenNorm
+from normlens.layers import cast
+from normlens.pipeline.batches import TOLERANCE
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

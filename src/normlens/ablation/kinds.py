@@ -1,6 +1,6 @@
 """The vocabulary of ablations: which component, replaced in what way, in which layers.
 
-Components have the names of their layer's steps (`normlens.components.Layer.step_names`): ``ATTN``,
+Components have the names of their layer's steps (`normlens.layers.Layer.step_names`): ``ATTN``,
 ``FF``, ``RES1``, ``RES2``, ``LN1``, ``LN2``, and in brackets what stands before the attention,
 ``(LN)``. ``(LN)FF`` is the norm that a parallel feed-forward block has for itself; where it shares
 the attention's, both read what replaces ``(LN)``. ``LAYER`` is the whole layer: *zero* hands its
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normlens.errors import InputError
-from normlens.layers import layers_in_words
+from normlens.scopes import layers_in_words
 
 LAYER = "LAYER"
 #: The component of the model as it is, to which every ablation is compared.

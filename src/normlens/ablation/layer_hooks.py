@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from normlens.ablation.places import INPUT, OUTPUT, Place
 from normlens.errors import UnsupportedModelError
 from normlens.models.base import Adapter, Change
-from normlens.tracing.forwards import other_forwards
-from normlens.tracing.running import Hooks
+from normlens.trace.patches import Hooks, other_forwards
 
 #: Called with the vectors at a place (b, i, d); returns others to put there, or None.
 Visitor = Callable[[Tensor], Tensor | None]

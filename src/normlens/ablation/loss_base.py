@@ -9,13 +9,13 @@ from torch import Tensor
 
 from normlens.ablation.passes import bodies_of, body_pass, head_pass
 from normlens.ablation.questions import Outcome, Question
-from normlens.analysing.verdicts import SCORE_TOLERANCE
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.heads import Head
-from normlens.models.heads import NoHead, read_head
-from normlens.text import Encoded
-from normlens.tracing.model_inputs import model_inputs
-from normlens.tracing.running import plain_options
+from normlens.inputs.text import Encoded
+from normlens.layers import Head
+from normlens.models.base import NoHead, read_head
+from normlens.pipeline.batches import SCORE_TOLERANCE
+from normlens.trace.patches import plain_options
+from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -19,8 +19,8 @@ from normlens.ablation.loss_names import AUTO
 from normlens.ablation.sentence_losses import ClassLoss, DriftLoss
 from normlens.ablation.token_losses import MaskedLoss, NextTokenLoss
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.heads import CAUSAL, MASKED, SEQUENCES
-from normlens.models.heads import NoHead, read_head
+from normlens.layers import CAUSAL, MASKED, SEQUENCES
+from normlens.models.base import NoHead, read_head
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -8,11 +8,16 @@ from typing import Any, TypedDict
 from normlens.ablation.kinds import CONTROLS, DRAWS, GATHERED_KINDS, KINDS
 from normlens.ablation.loss_names import AUTO, NAMES
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import InputError, OptionError, check_choice
-from normlens.option_fields import Option
-from normlens.options import REVISION, at_least_one, whole
-from normlens.parsing import FROM_ZERO, LayerRanges, parse_layers
-from normlens.wording import listed
+from normlens.errors import InputError, OptionError, check_choice, listed
+from normlens.options import (
+    FROM_ZERO,
+    REVISION,
+    LayerRanges,
+    Option,
+    at_least_one,
+    parse_layers,
+    whole,
+)
 
 EACH, ALL = "each", "all"
 #: Sequences of the first pass where no other data is named, and the part of the data that they may

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 from normlens.errors import InputError
-from normlens.models.readiness import check_weights, explain_failure
-from normlens.tracing.forwards import other_forwards
-from normlens.tracing.model_inputs import without_autocast
-from normlens.tracing.running import plain_options
-from normlens.tracing.trace import reading
-from normlens.tracing.turns import alone_with_model
+from normlens.models.unwrapping import check_weights, explain_failure
+from normlens.trace.locking import alone_with_model
+from normlens.trace.patches import other_forwards, plain_options
+from normlens.trace.run import reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

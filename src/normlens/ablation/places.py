@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from normlens.ablation.kinds import LAYER, PARALLEL_NORM
-from normlens.components import (
+from normlens.layers import (
     Attention,
     Branch,
     Experts,

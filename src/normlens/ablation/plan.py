@@ -22,10 +22,10 @@ from normlens.ablation.kinds import (
 )
 from normlens.ablation.places import ComponentPlace, NoPlace, NormPlace, component_places
 from normlens.ablation.seeding import chosen
-from normlens.analysis.special_dimensions import outlier_dimensions, special_dimensions
-from normlens.components import Layer
 from normlens.errors import InputError
-from normlens.layers import layers_in_words
+from normlens.layers import Layer
+from normlens.measures.maps import outlier_dimensions, special_dimensions
+from normlens.scopes import layers_in_words
 
 
 class Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from normlens.ablation.plan import Plan
 from normlens.ablation.prefix import layers_to_keep, start_behind
 from normlens.ablation.questions import Outcome, Question
 from normlens.ablation.statistics import Statistics
-from normlens.advancing import Progress
-from normlens.decomposition.memory import GIB
-from normlens.errors import MemoryLimitError, NormLensError
-from normlens.memory_shortage import is_out_of_memory, process_limit
-from normlens.models.readiness import padding_spoils
-from normlens.tracing.model_inputs import model_inputs
+from normlens.errors import MemoryLimitError, NormLensError, is_out_of_memory, process_limit
+from normlens.models.unwrapping import padding_spoils
+from normlens.pipeline.progress import Progress
+from normlens.plan.memory import GIB
+from normlens.trace.run import model_inputs
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

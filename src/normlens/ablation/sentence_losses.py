@@ -15,10 +15,10 @@ from normlens.ablation.passes import last_vectors
 from normlens.ablation.questions import Outcome, Question
 from normlens.ablation.token_losses import negative_log_likelihood
 from normlens.errors import InputError
-from normlens.explain.sentences import through_steps
-from normlens.heads import FIRST, LAST, MEAN, SEQUENCES
-from normlens.rollouts.value_zeroing_rollout import cosine_distance
-from normlens.text import Encoded
+from normlens.explain.cosines import through_steps
+from normlens.explain.rollouts import cosine_distance
+from normlens.inputs.text import Encoded
+from normlens.layers import FIRST, LAST, MEAN, SEQUENCES
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

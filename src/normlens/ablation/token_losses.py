@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normlens import heads
+from normlens import layers
 from normlens.ablation.loss_base import ScoreLoss, head_of
 from normlens.ablation.loss_names import MASKED, NEXT_TOKEN
 from normlens.ablation.passes import last_vectors, with_vectors
@@ -17,7 +17,7 @@ from normlens.ablation.questions import Outcome, Question
 from normlens.corpus.data.masking import mask_tokens
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.errors import InputError
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -78,7 +78,7 @@ class NextTokenLoss(TokenLoss):
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head_of(lens, heads.CAUSAL, self.name)
+        head_of(lens, layers.CAUSAL, self.name)
         if not lens.causal:
             raise InputError(
                 f"{lens.name} looks ahead, so it does not predict the next token; ask for the "
@@ -106,7 +106,7 @@ class MaskedLoss(TokenLoss):
 
     def __init__(self, lens: Lens, *, seed: int = 0):
         super().__init__(lens, seed=seed)
-        head_of(lens, heads.MASKED, self.name)
+        head_of(lens, layers.MASKED, self.name)
         if getattr(lens.tokenizer, "mask_token_id", None) is None:
             raise InputError(
                 f"the loss {self.name!r} needs a tokenizer with a mask token; load {lens.name} "

@@ -16,7 +16,8 @@ from normlens.alignment.options import (
 from normlens.corpus.data.parallel import SEPARATOR, split_pair
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
-from normlens.corpus.runs.folder import Folder, open_folder
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.one_measure import settings_again
 from normlens.corpus.runs.options import Execution, RunOptions
@@ -24,10 +25,9 @@ from normlens.corpus.runs.paths import fixed_path
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
-from normlens.errors import InputError
-from normlens.extras import TABLES, check_installed
+from normlens.errors import TABLES, InputError, check_installed
 from normlens.lens import Lens
-from normlens.option_fields import names_of, shows_fields_of
+from normlens.options import names_of, shows_fields_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

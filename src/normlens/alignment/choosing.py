@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from normlens.alignment.options import ALL, EXPLAIN, OUTPUT
-from normlens.analysing.stacks import layers_by_stack
-from normlens.analysing.unlike_layers import scopes_of
 from normlens.errors import InputError
-from normlens.models.heads import read_head
-from normlens.models.two_stacks import DECODER, TwoStacks
+from normlens.models.base import read_head
+from normlens.models.parts import DECODER, TwoStacks
 from normlens.options import AnalysisOptions
+from normlens.pipeline.batches import scopes_of
+from normlens.pipeline.stack_run import layers_by_stack
 from normlens.scopes import components_of, resolve
 
 if TYPE_CHECKING:
-    from normlens.components import Layer
+    from normlens.layers import Layer
     from normlens.lens import Lens
 
 #: The cross-attention alone: its weights, and the norms of what it adds.

@@ -9,9 +9,9 @@ import numpy as np
 
 from normlens.alignment.options import EXPLAIN, OUTPUT
 from normlens.alignment.readings import Reading
-from normlens.explain.ask_pairs import ask_pairs
-from normlens.explain_options import ExplainOptions
-from normlens.pairs import Pair
+from normlens.explain.ask import ask_pairs
+from normlens.inputs.text import Pair
+from normlens.options import ExplainOptions
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

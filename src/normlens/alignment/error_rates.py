@@ -9,10 +9,10 @@ import numpy as np
 
 from normlens.alignment.options import OUTPUT
 from normlens.alignment.tables import COUNTS
-from normlens.analysis.alignment import Rates, Resampled, resampled_rates
-from normlens.analysis.bootstrap import Means
 from normlens.corpus.runs.results import Run
 from normlens.errors import InputError
+from normlens.measures.alignment import Rates, Resampled, resampled_rates
+from normlens.measures.bootstrap import Means
 
 if TYPE_CHECKING:
     import pandas as pd

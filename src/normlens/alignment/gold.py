@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normlens.alignment.options import FIRST_WORDS
-from normlens.analysis.alignment import Link
 from normlens.errors import InputError, system_reason
+from normlens.measures.alignment import Link
 
 _LINK = re.compile(r"(\d+)([-p?])(\d+)")
 

@@ -16,12 +16,12 @@ from normlens.alignment.options import DEFAULT_SCOPES, WAYS, parse_several
 from normlens.alignment.readings import Reading
 from normlens.alignment.tables import ALIGNMENT, COUNTS, ORDER, TABLES, TEXTS
 from normlens.alignment.word_links import WordPlaces, pharaoh
-from normlens.analysis.alignment import Link, count_links
 from normlens.corpus.measures.base import Item, Needs
 from normlens.corpus.measures.model_measure import BoundMeasure, ModelMeasure
 from normlens.errors import InputError, check_choice
+from normlens.inputs.text import Pair
+from normlens.measures.alignment import Link, count_links
 from normlens.options import AnalysisOptions
-from normlens.pairs import Pair
 from normlens.scopes import components_of
 
 if TYPE_CHECKING:

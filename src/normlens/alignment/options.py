@@ -9,8 +9,7 @@ from typing import Any
 
 from normlens.corpus.runs.options import ExecutionKeywords, parse_names
 from normlens.errors import InputError, OptionError, check_choice
-from normlens.option_fields import Option
-from normlens.parsing import FROM_ZERO, parse_layers
+from normlens.options import FROM_ZERO, Option, parse_layers
 
 #: The row of a target token: the one whose input it is (AWI), or the one that predicts it (AWO).
 INPUT, OUTPUT = "input", "output"

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.alignment.options import INPUT, WAYS
-from normlens.analysis.alignment import NO_WORD, Link, aligned_words
 from normlens.errors import InputError, check_choice
+from normlens.measures.alignment import NO_WORD, Link, aligned_words
+from normlens.results.labelled import OTHER_SEQUENCE
 from normlens.results.maps import Maps
-from normlens.results.sequences import OTHER_SEQUENCE
 
 if TYPE_CHECKING:
-    from normlens.text import Encoded
+    from normlens.inputs.text import Encoded
 
 
 @dataclass(frozen=True)

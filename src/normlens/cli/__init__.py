@@ -16,32 +16,43 @@ from typing import Annotated, Any
 import typer
 
 from normlens._version import __version__
-from normlens.cli.ablate import ablate_command
-from normlens.cli.align import align_command
-from normlens.cli.cosine import cosine_command
-from normlens.cli.demo import demo_command
-from normlens.cli.doctor import doctor_command
-from normlens.cli.estimate import estimate_command
-from normlens.cli.evaluate import evaluate_command
-from normlens.cli.explain import explain_command
-from normlens.cli.help import help_command
-from normlens.cli.helping import Command, Group
-from normlens.cli.map import map_command
-from normlens.cli.models import models_command
-from normlens.cli.papers import compare_command, report_command, reproduce_command
-from normlens.cli.run import SOME_FAILED, run_command
-from normlens.cli.run_folder import (
+from normlens.cli.common import Command, Group
+from normlens.cli.corpus import (
+    SOME_FAILED,
     check_command,
     compact_command,
     query_command,
+    run_command,
     status_command,
 )
-from normlens.cli.serve import serve_command
-from normlens.cli.view import view_command
+from normlens.cli.explain import cosine_command, explain_command
+from normlens.cli.help import help_command
+from normlens.cli.map import map_command, view_command
+from normlens.cli.studies import (
+    ablate_command,
+    align_command,
+    compare_command,
+    evaluate_command,
+    report_command,
+    reproduce_command,
+)
+from normlens.cli.tools import (
+    demo_command,
+    doctor_command,
+    estimate_command,
+    models_command,
+    serve_command,
+)
 from normlens.corpus.runs.errors import AllFailedError, StuckError
-from normlens.errors import NormLensError, OptionError, one_line
-from normlens.hushed import hush
-from normlens.memory_shortage import SMALLER, is_out_of_memory, process_limit
+from normlens.errors import (
+    SMALLER,
+    NormLensError,
+    OptionError,
+    is_out_of_memory,
+    one_line,
+    process_limit,
+)
+from normlens.loading.hub import hush
 
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -1,44 +1,337 @@
-"""One call of `Lens.explain`: batches through the model and back, checked and packed up."""
+"""One call of `Lens.explain`: batches through the model and back, checked and packed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normlens.advancing import Progress
-from normlens.analysing.batches import batches
-from normlens.analysing.verdicts import check_scores
-from normlens.decomposition.faces import Errors
-from normlens.errors import MemoryLimitError
-from normlens.explain.answers import explanation
-from normlens.explain.batch_run import BatchRun, OneStackRun
-from normlens.explain.model_scores import ModelScores, ask_for_places
-from normlens.explain.network import FrozenNetwork
-from normlens.explain.packing import Said
-from normlens.explain.pair_run import PairRun
-from normlens.explain.questions import Question
-from normlens.explain.readings import Reading, Start, start
-from normlens.explain.recorded_passes import RecordedPasses, passes_key, starts_of
-from normlens.explain.room import Room
-from normlens.explain.sentences import text_vector
-from normlens.explain_options import ExplainOptions
-from normlens.heads import LAST, SENTENCES, Head
-from normlens.memory_shortage import is_out_of_memory, process_limit
-from normlens.models.heads import read_head
-from normlens.pairs import Item, Pair
+from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
+from normlens.explain.batch_run import BatchRun, OneStackRun, Packed, PairRun, Said
+from normlens.explain.cosines import text_vector
+from normlens.explain.network import KEPT_SHARE, FrozenNetwork
+from normlens.explain.questions import Question, Reading, Start, label_of, start
+from normlens.frozen.scores import Errors
+from normlens.gpu.graphs import TELLS, Captured, Inputs, ModelState, described
+from normlens.inputs.text import Encoded, Item, Pair, texts_of
+from normlens.layers import LAST, SENTENCES, Head
+from normlens.models.base import read_head
+from normlens.models.parts import TwoStacks
+from normlens.options import ExplainOptions, parse_bytes
+from normlens.pipeline.batches import SCORE_TOLERANCE, batches, check_scores, provenance
+from normlens.pipeline.progress import Progress
+from normlens.pipeline.stack_run import token_axis
+from normlens.plan.memory import DEFAULT_LIMIT
 from normlens.results.explanation import Explanation
-from normlens.text import Encoded
-from normlens.tracing.model_inputs import without_autocast
-from normlens.tracing.trace import reading
-from normlens.tracing.turns import alone_with_model
+from normlens.trace.locking import alone_with_model
+from normlens.trace.run import reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+
+
+# How much an explanation keeps and carries back at once.
+
+
+#: Flow maps of one score are kept without being asked for up to this size.
+FLOW_BYTES = 1 << 27
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of one call's explanations."""
+
+    lens: Lens
+    options: ExplainOptions
+
+    @property
+    def limit(self) -> int:
+        """The memory, in bytes, that an explanation may take beside the model's own."""
+        return parse_bytes(self.options.memory_limit) or DEFAULT_LIMIT
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much attention the forward pass may keep; what it does not keep is computed again.
+
+        A GPU whose memory holds the model has room for as much as half of that.
+        """
+        if self.options.memory_limit is None and self.lens.device.type == "cuda":
+            return sum(parameter.nbytes for parameter in self.lens.model.parameters()) // 2
+        return self.limit // KEPT_SHARE
+
+    def keeps_flow(self, n: int) -> bool:
+        """Whether flow maps of texts of n tokens are kept."""
+        if self.options.flow is not None:
+            return self.options.flow
+        return self.lens.n_layers * n * n * self.lens.compute_dtype.itemsize <= FLOW_BYTES
+
+    def at_once(self, n: int, b: int) -> int:
+        """How many scores of each of b texts of n tokens are carried back together."""
+        maps = self.keeps_flow(n) or self.options.heads
+        layers = self.lens.layers
+        widest = max(linear.weight.shape[1] for layer in layers for linear in layer.linear_maps)
+        heads, d = layers[0].attention.heads, layers[0].width
+        each = n * (4 * widest + 8 * d)
+        if maps:
+            each += 3 * heads * n * n
+        return max(1, self.limit // (2 * b * each * self.lens.compute_dtype.itemsize))
+
+
+# Scores as the model itself returns them.
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What the model returned: scores or vectors of sequences, of all positions, or of some."""
+
+    values: Tensor  # (b, c) or (b, position, c)
+    places: list[int] | None  # the positions that are there; None: all of them
+
+    @classmethod
+    def of_output(cls, output: Any, places: list[int] | None) -> ModelScores:
+        """What a model with a head returned."""
+        logits = getattr(output, "logits", None)
+        return cls(output.prediction_logits if logits is None else logits, places)
+
+    def of(self, b: int, position: int | None) -> Tensor:
+        """The scores of one sequence, at one of its positions where it has several."""
+        if self.values.dim() == 2:
+            return self.values[b]
+        assert position is not None
+        return self.values[b, position if self.places is None else self.places.index(position)]
+
+    def of_all(self, positions: Sequence[int | None]) -> Tensor:
+        """The scores (b, c) of every sequence, each at one of its positions."""
+        if self.values.dim() == 2:
+            return self.values
+        places = [
+            p if self.places is None or p is None else self.places.index(p) for p in positions
+        ]
+        rows = torch.arange(len(places), device=self.values.device)
+        return self.values[rows, torch.tensor(places, device=self.values.device)]
+
+
+def chooses_positions(model: Any) -> bool:
+    """Whether a model can be asked for the scores of some positions only.
+
+    A classifier of sequences may take the argument, too, and look for its last token among all.
+    """
+    kinds = [kind.__name__ for kind in type(model).__mro__]
+    of_sequences = any(name.endswith("ForSequenceClassification") for name in kinds)
+    return not of_sequences and "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def ask_for_places(
+    model: Any, inputs: dict[str, Any], positions: Iterable[int | None]
+) -> list[int] | None:
+    """Ask a model for the scores of some positions only, if it can choose; returns which."""
+    places = sorted({position for position in positions if position is not None})
+    if not places or not chooses_positions(model):
+        return None
+    inputs["logits_to_keep"] = torch.tensor(places, device=inputs["input_ids"].device)
+    return places
+
+
+# From the numbers of one score to the explanation that a user gets.
+
+
+def explanation(
+    lens: Lens,
+    head: Head,
+    options: ExplainOptions,
+    item: Item,
+    question: Question,
+    said: Said,
+    packed: Packed,
+) -> Explanation:
+    """The answer to one question."""
+    names = [label_of(column, head, lens.tokenizer) for column in said.columns]
+    completeness = max(packed.errors)
+    probabilities = said.probabilities or (None, None)
+
+    def second(values: Sequence[Any]) -> Any:
+        return values[1] if len(names) > 1 else None
+
+    return Explanation(
+        task="direction" if question.direction is not None else head.task,
+        position=question.position,
+        layer=question.layer,
+        target=names[0] if names else None,
+        target_id=said.columns[0] if names else None,
+        contrast=second(names),
+        contrast_id=second(said.columns),
+        value=said.value,
+        target_value=said.scores[0] if names else None,
+        contrast_value=second(said.scores),
+        probability=probabilities[0],
+        contrast_probability=second(probabilities),
+        nodes=packed.nodes,
+        component_names=packed.component_names,
+        components=packed.components,
+        heads=packed.heads,
+        biases=packed.bias,
+        flows=packed.flows,
+        head_flow=packed.head_flow,
+        completeness=completeness,
+        provenance=_provenance(lens, head, options, completeness, item),
+        cross_heads=packed.cross_heads,
+        **_labels(lens, item),
+    )
+
+
+def _labels(lens: Lens, item: Item) -> dict[str, Any]:
+    """The tokens of a sequence, or of both of a pair, and which of them are whose."""
+    if isinstance(item, Pair):
+        assert isinstance(lens.adapter, TwoStacks)
+        axis, text = token_axis(item.source).followed_by(token_axis(item.target)), texts_of(item)
+        two: dict[str, Any] = {
+            "encoder_tokens": len(item.source),
+            "encoder_layers": len(lens.adapter.encoder_blocks()),
+        }
+    else:
+        axis, text, two = token_axis(item), item.text, {"grid": item.grid}
+    return {
+        "raw_tokens": axis.raw_tokens,
+        "token_ids": axis.token_ids,
+        "special": axis.special,
+        "token_words": axis.token_words,
+        "word_labels": axis.word_labels,
+        "text": text,
+        **two,
+    }
+
+
+def _provenance(
+    lens: Lens, head: Head, options: ExplainOptions, completeness: float, item: Item
+) -> dict[str, Any]:
+    said = provenance(lens, options.nonlinearity, completeness, SCORE_TOLERANCE[lens.dtype])
+    said["head"] = type(lens.adapter.whole).__name__
+    if isinstance(item, Pair):
+        said["target"] = item.generated or "given"
+    if head.note is not None:
+        said["note"] = head.note
+    return said
+
+
+# Explanations of one shape on a GPU: the passes through the model and back, recorded.
+#
+# A short text's way through the model and back is thousands of small kernels, which take longer to
+# launch than to run. Between the two passes Python reads where the way back begins.
+
+
+#: Numbers of a layer's weights times tokens up to which launching takes longer than running.
+WORK = 2e11
+#: Tokens of a batch up to which its attention is recorded.
+TOKENS = 2048
+
+
+class RecordedPasses:
+    """Both passes of a batch, with the tensors that they read and write."""
+
+    pending = False  # whoever replays them reads the results before the next replay
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        batch: list[Item],
+        questions: Sequence[Question],
+        asked: list[list[int]],
+        inputs: Inputs,
+        places: list[int] | None,
+        state: ModelState,
+    ):
+        self.state, self.used = state, threading.Lock()
+
+        def forward(given: dict[str, Any]) -> tuple[OneStackRun, ModelScores]:
+            begun = explainer.begun(batch)
+            assert isinstance(begun, OneStackRun), "pairs have no key"
+            return begun, explainer.forward(begun, given, places)
+
+        def back(given: dict[str, Any]) -> BatchRun:
+            # Pinned memory must not be given back while work is captured, so each has its own.
+            again = run.afresh()
+            explainer.carry(again, _with(starts, given))
+            return again
+
+        adapter = explainer.lens.adapter
+        with reading(adapter.whole, adapter):
+            self._forward = Captured(forward, inputs)
+            run, scores = self._forward.replay(inputs)
+            starts = starts_of(explainer.rows(run, scores, questions, asked))
+            self._back = Captured(back, _gradients(starts))
+        self.bytes = self._forward.bytes + self._back.bytes
+
+    def replay(
+        self,
+        explainer: Explainer,
+        inputs: Inputs,
+        questions: Sequence[Question],
+        asked: list[list[int]],
+    ) -> tuple[BatchRun, Rows] | None:
+        """Start both passes on other inputs; the run has the results when the GPU is done.
+
+        None if the model is no longer the one that was recorded, which is found out meanwhile.
+        """
+        run, scores = self._forward.replay(inputs)
+        if not self.state.holds():
+            return None
+        rows = explainer.rows(run, scores, questions, asked)
+        return self._back.replay(_gradients(starts_of(rows))), rows
+
+
+def starts_of(rows: Rows) -> list[list[Start]]:
+    """The starts by score and text; every text has as many questions as the others."""
+    return [[row[t][1] for row in rows] for t in range(len(rows[0]))]
+
+
+def _gradients(starts: Sequence[Sequence[Start]]) -> dict[str, Tensor]:
+    return {
+        f"{t}.{b}": start.gradient for t, row in enumerate(starts) for b, start in enumerate(row)
+    }
+
+
+def _with(starts: Sequence[Sequence[Start]], gradients: Inputs) -> list[list[Start]]:
+    return [
+        [replace(start, gradient=gradients[f"{t}.{b}"]) for b, start in enumerate(row)]
+        for t, row in enumerate(starts)
+    ]
+
+
+def passes_key(
+    explainer: Explainer,
+    batch: Sequence[Item],
+    asked: Sequence[Sequence[Question]],
+    inputs: Inputs,
+) -> Hashable | None:
+    """What batches have in common that recorded passes can stand for; None: this one has none."""
+    lens = explainer.lens
+    sequences = [item for item in batch if isinstance(item, Encoded)]
+    if not TELLS or len(sequences) < len(batch):
+        return None
+    tokens = sum(map(len, sequences))
+    largest = max(
+        sum(linear.weight.numel() for linear in layer.linear_maps) for layer in lens.layers
+    )
+    if tokens > TOKENS or tokens * largest > WORK:
+        return None
+    return (
+        "passes",
+        repr(explainer.options),
+        explainer.head.task,
+        tuple(len(sequence) for sequence in sequences),
+        described(inputs),
+        tuple(tuple((question.position, question.layer) for question in row) for row in asked),
+    )
+
+
+# One call of `Lens.explain`: batches through the model and back, checked and packed up.
+
 
 #: For each text, its questions: their places, where the way back begins, what the model says.
 Rows = list[list[tuple[int, Start, Said]]]

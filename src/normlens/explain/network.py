@@ -1,30 +1,46 @@
-"""The frozen network: every layer of a traced model, frozen when it is asked for.
-
-What freezing needs is kept from the forward pass where it is small. Where it is not, only each
-layer's input is, and the model runs the layer again.
-"""
+"""The frozen network: layers frozen on demand, the backward pass of a score, whole vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from normlens.analysing.guard import Guard, Seen
-from normlens.analysing.verdicts import check_completeness
-from normlens.components import Layer, Reach
-from normlens.decomposition import FrozenLayer, freeze
-from normlens.decomposition.completeness import relative_error
-from normlens.decomposition.scores import LayerScores
 from normlens.errors import UnsupportedModelError
-from normlens.matmul import splits
+from normlens.explain.questions import Start
+from normlens.frozen.layer import FrozenLayer, freeze
+from normlens.frozen.network import Sources
+from normlens.frozen.scores import (
+    LayerScores,
+    cross_attentions,
+    cross_flow,
+    cross_flow_by_head,
+    flow,
+    flow_by_head,
+    layer_scores,
+    scores_behind,
+)
+from normlens.gpu.matmul import pinned_copy, splits
+from normlens.layers import Layer, Reach
 from normlens.models.base import Adapter
-from normlens.tracing.checks import check_tokens
-from normlens.tracing.recorder import Call, LayerTrace
-from normlens.tracing.trace import run_again, run_traced
+from normlens.pipeline.batches import check_completeness
+from normlens.pipeline.guard import Guard, Seen
+from normlens.pipeline.progress import Progress
+from normlens.plan.costs import VectorSizes, group_sources
+from normlens.plan.memory import relative_error
+from normlens.results.words import RES
+from normlens.trace.checks import check_tokens
+from normlens.trace.recorder import Call, LayerTrace
+from normlens.trace.run import run_again, run_traced
+
+# The frozen network: every layer of a traced model, frozen when it is asked for.
+#
+# What freezing needs is kept from the forward pass where it is small. Where it is not, only each
+# layer's input is, and the model runs the layer again.
+
 
 #: The share of the memory limit that attention weights may take; the rest is for the way back.
 KEPT_SHARE = 8
@@ -191,3 +207,255 @@ def raise_between(adapter: Adapter, index: int) -> None:
         f"the model changes its vectors between layers {index - 1} and {index}, which no layer "
         f"describes{f' ({outside})' if outside else ''}; scores cannot be carried through that"
     )
+
+
+# The way back: scores carried from where they are read to the model's input tokens.
+#
+#     Σ_k c_k + Σ_{ℓ, component} bias = s                    (completeness, at every layer)
+#
+# with ``c_k = g_k · e_k`` of the vectors e_k that enter the first layer.
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to keep on the way."""
+
+    flow: bool = True  # the map of every layer
+    heads: bool = False  # the same by head
+    scopes: frozenset[str] = frozenset()  # the same behind these scopes
+
+
+@dataclass
+class FromOther:
+    """What a stack's layers gave to the other sequence that they read, and by which way.
+
+    The first two axes are (t, b); k are the other sequence's tokens.
+    """
+
+    gradient: Tensor | None = None  # (t, b, k, d), of all layers that were passed
+    nodes: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, k), of this and later
+    heads: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i)
+    flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, i, k)
+    head_flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i, k)
+    scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, k)
+
+
+@dataclass
+class Carried:
+    """What the way back of several scores of a batch left behind; the first two axes are (t, b)."""
+
+    nodes: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, j), c of its input
+    components: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
+    unowned: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i)
+    heads: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i)
+    flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, i, j)
+    head_flows: dict[int, Tensor] = field(default_factory=dict)  # layer → (t, b, h, i, j)
+    scope_flows: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # (t, b, i, j)
+    other: FromOther = field(default_factory=FromOther)
+
+
+def bring_home(carried: Carried) -> None:
+    """Copy what the way back leaves on a GPU to the CPU; it is there after `wait_for`."""
+    kept: list[dict[Any, Tensor]] = [
+        value
+        for part in (carried, carried.other)
+        for value in vars(part).values()
+        if isinstance(value, dict)
+    ]
+    for tensors in kept:
+        tensors.update({key: pinned_copy(tensor) for key, tensor in tensors.items()})
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def carry(
+    network: FrozenNetwork,
+    starts: Sequence[Sequence[Start]],
+    wanted: Wanted,
+    progress: Progress | None = None,
+) -> Carried:
+    """Carry the scores `starts`[t][b] back through the network's layers."""
+    carried = Carried()
+    last = max(start.layer for row in starts for start in row)
+    g: Tensor | None = None
+    for index in reversed(range(last + 1)):
+        entering = _entering(starts, index)
+        if entering is not None:
+            g = entering if g is None else g + entering
+        assert g is not None
+        g = carry_through(network, index, g, wanted, carried)
+        if progress is not None:
+            progress(last + 1 - index, last + 1)
+    return carried
+
+
+def _entering(starts: Sequence[Sequence[Start]], index: int) -> Tensor | None:
+    """The gradients that begin behind one layer, zeros for the others, (t, b, n, d)."""
+    if all(start.layer != index for row in starts for start in row):
+        return None
+    rows = [
+        torch.stack([s.gradient if s.layer == index else torch.zeros_like(s.gradient) for s in row])
+        for row in starts
+    ]
+    return torch.stack(rows)
+
+
+def carry_through(
+    network: FrozenNetwork, index: int, g: Tensor, wanted: Wanted, carried: Carried
+) -> Tensor:
+    """Carry g (t, b, i, d) behind one layer to its input, and keep what is wanted on the way."""
+    frozen = network.layer(index)
+    names, scopes = frozen.layer.step_names, frozen.layer.scope_of_step
+    steps = {step: scope for step, scope in scopes.items() if scope in wanted.scopes}
+    scores = layer_scores(frozen, g, keep={*steps, *network.real})
+    network.compare_scores(index, frozen, scores)
+    arriving = scores.arriving
+    for step, share in scores.ways.items():
+        carried.components[index, names[step]] = share
+    if scores.residual is not None:
+        carried.components[index, RES] = scores.residual
+    for step, share in scores.unowned.items():
+        carried.unowned[index, names[step]] = share
+    crossing = dict(cross_attentions(frozen))
+    for step, share in scores.heads.items():
+        (carried.other.heads if step in crossing else carried.heads)[index] = share
+    carried.nodes[index] = (arriving * frozen.x).sum(-1)
+    if wanted.flow:
+        carried.flows[index] = flow(frozen, scores)
+    if wanted.heads:
+        carried.head_flows[index] = flow_by_head(frozen, scores)
+    behind = {
+        scope: scores_behind(frozen, scores.gradients[step], step) for step, scope in steps.items()
+    }
+    for scope, part in behind.items():
+        carried.scope_flows[index, scope] = flow(frozen, part)
+    if crossing:
+        _keep_other(network, index, frozen, scores, behind, wanted, carried.other)
+    return arriving
+
+
+def _keep_other(
+    network: FrozenNetwork,
+    index: int,
+    frozen: FrozenLayer,
+    scores: LayerScores,
+    behind: dict[str, LayerScores],
+    wanted: Wanted,
+    other: FromOther,
+) -> None:
+    """Keep what a layer gives to the other sequence that it reads."""
+    ((name, gradient),) = scores.others.items()
+    other.gradient = gradient if other.gradient is None else other.gradient + gradient
+    other.nodes[index] = (other.gradient * network.sources[name]).sum(-1)
+    if wanted.flow and (whole := cross_flow(frozen, scores)) is not None:
+        other.flows[index] = whole
+    if wanted.heads and (by_head := cross_flow_by_head(frozen, scores)) is not None:
+        other.head_flows[index] = by_head
+    for scope, part in behind.items():
+        if (passing := cross_flow(frozen, part)) is not None:
+            other.scope_flows[index, scope] = passing
+
+
+# Whole vectors of a frozen network: every source is pushed through its layers.
+#
+# A group of sources passes layer after layer together (`costs.vectors` says how many fit), and
+# each layer is frozen once for a group. What no token owns passes with the last group.
+
+
+#: Called with the part of the work that is done, from 0 to 1.
+Advance = Callable[[float], None]
+#: Vectors (…, b, m, d) that belong to other sequences, by the names of these.
+Others: TypeAlias = Mapping[str, Tensor]
+
+
+def check_one_sequence(layers: Sequence[Layer]) -> None:
+    """Refuse layers that read another sequence, whose tokens would be sources, too."""
+    if any(attention.source is not None for layer in layers for attention in layer.attentions):
+        raise UnsupportedModelError(
+            "vectors are not pushed through layers that read another sequence yet; take "
+            "origin='layer'"
+        )
+
+
+class Visitor(Protocol):
+    """Takes what it needs of the whole vectors as they pass."""
+
+    def sources(self, layer: int, step: int, sources: Sources) -> None:
+        """Some sources' vectors behind a step."""
+
+    def bias(self, layer: int, step: int, bias: Tensor, real: Tensor | None) -> None:
+        """What no token owns (b, i, d) behind a step that all sources have passed.
+
+        `real` is the model's own vector there, where it was traced.
+        """
+
+
+def push(
+    network: FrozenNetwork,
+    until: int,
+    limit: int,
+    visitor: Visitor,
+    advance: Advance | None = None,
+) -> None:
+    """Push every source of the batch through the layers up to `until`."""
+    x = network.x(0)
+    causal = network.causal
+    layers = [network.adapter.layer(visited.block) for visited in network.visited]
+    groups = group_sources(VectorSizes.of(layers, len(x), x.shape[1], x.itemsize), limit, causal)
+    passes = Passes(len(groups) * (until + 1), advance)
+    for number, group in enumerate(groups):
+        chunks = [Sources.at_input(x, first, count, causal) for first, count in group]
+        push_group(network, until, chunks, visitor, passes, number == len(groups) - 1)
+
+
+class Passes:
+    """Counts groups that have passed a layer, and tells how far all of them are."""
+
+    def __init__(self, total: int, advance: Advance | None):
+        self.done, self.total, self.advance = 0, total, advance
+
+    def one_more(self) -> None:
+        self.done += 1
+        if self.advance is not None:
+            self.advance(self.done / self.total)
+
+
+def push_group(
+    network: FrozenNetwork,
+    until: int,
+    chunks: list[Sources],
+    visitor: Visitor,
+    passes: Passes,
+    is_last: bool,
+    gave: Sequence[Others] = (),
+    unowned: Others | None = None,
+) -> Tensor | None:
+    """Push a group of sources, in place, through the layers up to `until`.
+
+    What no token owns passes with the last group, and is returned. `gave` is what each chunk gave
+    to another sequence that layers read, and `unowned` what no token owns of that sequence.
+    """
+    bias: Tensor | None = None
+    for index in range(until + 1):
+        frozen = network.layer(index)
+        real = network.real
+
+        def seen(step: int, sources: Sources, index: int = index) -> None:
+            visitor.sources(index, step, sources)
+
+        for place, chunk in enumerate(chunks):
+            chunks[place] = chunk.through(frozen, seen, gave[place] if gave else None)
+        if is_last:
+
+            def alone(
+                step: int, bias: Tensor, index: int = index, real: dict[int, Tensor] = real
+            ) -> None:
+                visitor.bias(index, step, bias, real.get(step))
+
+            bias = frozen.unowned(bias, alone, unowned)
+        passes.one_more()
+    return bias

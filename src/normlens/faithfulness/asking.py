@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures.base import Item
 from normlens.errors import InputError
-from normlens.explain.words import column_of, label_of
+from normlens.explain.questions import column_of, label_of
 from normlens.faithfulness.columns import Columns
 from normlens.faithfulness.protocols.base import Example
 from normlens.faithfulness.protocols.evidence import deciding_words
@@ -23,8 +23,8 @@ from normlens.faithfulness.questions import (
     next_token_questions,
     word_question,
 )
-from normlens.heads import Head
-from normlens.models.heads import read_head
+from normlens.layers import Head
+from normlens.models.base import read_head
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

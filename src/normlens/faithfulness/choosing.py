@@ -13,8 +13,8 @@ from normlens.faithfulness.methods.registry import method
 from normlens.faithfulness.protocols.evidence import Evidence
 from normlens.faithfulness.protocols.registry import PROTOCOLS, get, of_kind
 from normlens.faithfulness.questions import CLASSES, COSINE, NEXT_TOKEN, class_head
-from normlens.heads import CAUSAL, SEQUENCES
-from normlens.models.heads import NoHead, read_head
+from normlens.layers import CAUSAL, SEQUENCES
+from normlens.models.base import NoHead, read_head
 from normlens.scopes import shortest
 
 if TYPE_CHECKING:

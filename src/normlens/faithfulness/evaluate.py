@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.data.records import Data
-from normlens.corpus.runs.folder import Folder, LocalFolder, open_folder
+from normlens.corpus.runs.folder import LocalFolder, open_folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.one_measure import settings_again
@@ -27,8 +28,8 @@ from normlens.faithfulness.options import (
 from normlens.faithfulness.plan import Reading, make_plan
 from normlens.faithfulness.report.build import build_report
 from normlens.lens import Lens
-from normlens.loading import load
-from normlens.option_fields import names_of, shows_fields_of
+from normlens.loading.load import load
+from normlens.options import names_of, shows_fields_of
 from normlens.reports.needs import NO_PAGE, check_packages
 from normlens.reports.run_report import FOLDER
 

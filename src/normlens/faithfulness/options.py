@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlens.corpus.runs.options import ExecutionKeywords, parse_names
-from normlens.option_fields import Option, names_of
-from normlens.options import at_least_one
+from normlens.options import Option, at_least_one, names_of
 
 #: Options of a run that an evaluation takes; the others are its own.
 RUN_FIELDS = (

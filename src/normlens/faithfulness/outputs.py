@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normlens.analysing.batches import batches
-from normlens.decomposition.costs.batches import SHARE
-from normlens.decomposition.memory import DEFAULT_LIMIT, device_memory
-from normlens.errors import MemoryLimitError
-from normlens.explain.model_scores import ModelScores, ask_for_places, chooses_positions
-from normlens.explain.sentences import text_vector
+from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
+from normlens.explain.cosines import text_vector
+from normlens.explain.explainer import ModelScores, ask_for_places, chooses_positions
 from normlens.faithfulness.variants import Variant
-from normlens.heads import ANY, LAST, Head
-from normlens.memory_shortage import is_out_of_memory, process_limit
-from normlens.models.readiness import check_chunks, check_weights
-from normlens.precisions import AUTO
-from normlens.tracing.model_inputs import model_inputs, without_autocast
-from normlens.tracing.running import Hooks, plain_options
-from normlens.tracing.trace import reading
-from normlens.tracing.turns import alone_with_model
+from normlens.layers import ANY, LAST, Head
+from normlens.models.unwrapping import check_chunks, check_weights
+from normlens.options import AUTO
+from normlens.pipeline.batches import batches
+from normlens.plan.costs import SHARE
+from normlens.plan.memory import DEFAULT_LIMIT, device_memory
+from normlens.trace.locking import alone_with_model
+from normlens.trace.patches import Hooks, plain_options
+from normlens.trace.run import model_inputs, reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

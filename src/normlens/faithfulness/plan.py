@@ -29,7 +29,7 @@ from normlens.faithfulness.methods.registry import method
 from normlens.faithfulness.options import EvaluateOptions
 from normlens.faithfulness.protocols.registry import kind_of
 from normlens.faithfulness.questions import COSINE, NEXT_TOKEN
-from normlens.precisions import AUTO
+from normlens.options import AUTO
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

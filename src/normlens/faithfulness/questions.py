@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError
 from normlens.explain.cosines import check_texts
-from normlens.explain.questions import place_of
-from normlens.explain.words import column_of, label_of
+from normlens.explain.questions import column_of, label_of, place_of
 from normlens.faithfulness.outputs import by_batches, logits, sentence_head, text_vectors
 from normlens.faithfulness.variants import Variant, replaced, whole_text, with_ids, without
-from normlens.heads import CAUSAL, MASKED, SEQUENCES, Head
-from normlens.models.heads import read_head
-from normlens.precisions import AUTO
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
+from normlens.layers import CAUSAL, MASKED, SEQUENCES, Head
+from normlens.models.base import read_head
+from normlens.options import AUTO
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -24,7 +24,7 @@ from normlens.faithfulness.tables import (
     REMOVALS,
     TABLES,
 )
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
 
 
 @dataclass(frozen=True)

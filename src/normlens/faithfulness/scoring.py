@@ -25,9 +25,9 @@ from normlens.faithfulness.outputs import (
 )
 from normlens.faithfulness.questions import COSINE, Question, same_kind
 from normlens.faithfulness.variants import Variant
-from normlens.heads import Head
-from normlens.models.heads import read_head
-from normlens.precisions import AUTO
+from normlens.layers import Head
+from normlens.models.base import read_head
+from normlens.options import AUTO
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

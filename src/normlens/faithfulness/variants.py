@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from normlens.errors import InputError
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,156 @@
-"""Reading of the weights of linear modules, or an error that says why they cannot be read.
-
-A weight says what a module computes only if nothing else acts inside it. With adapters (peft), and
-where weights are quantised or offloaded, the matrix that the module really multiplies by is formed
-when it is needed (`normlens.late`), one layer at a time; the model stays as it is. Either way the
-module's output is compared with x W + b when it runs (`normlens.tracing.checks`).
-"""
+"""Read the weights of linear modules, wherever they are kept, or say why they cannot be read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.components import Linear
 from normlens.errors import UnsupportedModelError
-from normlens.late import formed, late
-from normlens.models.offloading import is_offloaded, loaded
-from normlens.models.probing import probed_bias, probed_weight
-from normlens.precisions import DTYPES
+from normlens.gpu.matmul import formed, late
+from normlens.layers import Linear
+from normlens.options import DTYPES
+
+# Weights that accelerate keeps elsewhere and brings when a module runs (`device_map`, offloading).
+#
+# Such a parameter is on the meta device. Its module has a hook that loads it before the module
+# runs and lets go of it afterwards; here the same hook loads the weights of one module to be read.
+
+
+def is_offloaded(module: Any) -> bool:
+    """Whether a hook brings this module's own weights when it runs."""
+    return _loading_hook(module) is not None
+
+
+def execution_device(model: nn.Module) -> torch.device:
+    """The device on which a model runs: its weights', or the one they are brought to."""
+    for module in model.modules():
+        hook = _loading_hook(module)
+        place = None if hook is None else getattr(hook, "execution_device", None)
+        if place is not None:
+            return torch.device(place)
+        for parameter in module.parameters(recurse=False):
+            if not parameter.is_meta:
+                return parameter.device
+    # A module of packed weights may have nothing but buffers.
+    return next((buffer.device for buffer in model.buffers()), torch.device("meta"))
+
+
+def execution_places(module: nn.Module) -> set[torch.device]:
+    """Every device on which parts of a module run; meta where nothing brings their weights."""
+    return {
+        _numbered(execution_device(part) if is_offloaded(part) else parameter.device)
+        for part in module.modules()
+        for parameter in part.parameters(recurse=False)
+    }
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" is the current GPU."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
+@contextmanager
+def loaded(module: Any) -> Iterator[None]:
+    """Have a module's own weights in memory for a while, where a hook offloads them."""
+    hook = _loading_hook(module)
+    if hook is None:
+        yield
+        return
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
+
+
+def loaded_tensor(model: nn.Module, name: str) -> Tensor:
+    """A tensor of a model's state, in memory; a copy where a hook offloads it."""
+    place, _, own = name.rpartition(".")
+    module = model.get_submodule(place)
+    with loaded(module):
+        tensor = getattr(module, own).detach()
+        return tensor.clone() if is_offloaded(module) else tensor
+
+
+def _loading_hook(module: Any) -> Any:
+    """The hook that loads a module's own weights, alone or as one of several."""
+    hook = getattr(module, "_hf_hook", None)
+    hooks = getattr(hook, "hooks", (hook,))
+    # A hook of a whole block has the weights of its parts, which have no hook then.
+    return next((each for each in hooks if getattr(each, "offload", False)), None)
+
+
+# The matrix of a module that is affine but holds none: what it makes of unit vectors.
+#
+# Adapters and quantised weights come in dozens of kinds, and all of them can be run. A module that
+# computes x W + b turns the unit vector e_i into the row W_i + b, and zero into b. Whether it is
+# affine at all is judged by the vectors that it really reads (`normlens.trace.checks`).
+
+
+#: Unit vectors at a time: they are few beside the matrix that is formed.
+_ROWS = 512
+#: What unit vectors are multiplied by, so that the bias does not drown small weights in half
+#: precision. A power of two changes no digit; a larger one might leave the range of float16.
+_SCALE = 2.0**6
+
+
+@torch.no_grad()
+def probed_weight(module: Any, d_in: int, d_out: int, dtype: torch.dtype) -> Tensor:
+    """W (in, out) of a module that computes x W + b, in float32 at least."""
+    device = execution_device(module)
+    wide = torch.promote_types(dtype, torch.float32)
+    weight = torch.empty(d_in, d_out, dtype=wide, device=device)
+    with _evaluated(module):
+        at_zero = _run(module, torch.zeros(1, 1, d_in, dtype=dtype, device=device))
+        for start in range(0, d_in, _ROWS):
+            count = min(_ROWS, d_in - start)
+            units = torch.zeros(1, count, d_in, dtype=dtype, device=device)
+            units[0, :, start : start + count].fill_diagonal_(_SCALE)
+            rows = _run(module, units).to(wide) - at_zero.to(wide)
+            weight[start : start + count] = rows / _SCALE
+    return weight
+
+
+@torch.no_grad()
+def probed_bias(module: Any, d_in: int, dtype: torch.dtype) -> Tensor:
+    """b (out,) of a module that computes x W + b."""
+    with _evaluated(module):
+        zero = torch.zeros(1, 1, d_in, dtype=dtype, device=execution_device(module))
+        return _run(module, zero)[0]
+
+
+def _run(module: Any, x: Tensor) -> Tensor:
+    # Not called as a module: hooks of an analysis that is going on must not see these vectors.
+    return module.forward(x)[0]
+
+
+@contextmanager
+def _evaluated(module: nn.Module) -> Iterator[None]:
+    """Dropout off in this module, and every mode put back."""
+    training = [part for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+# Reading of the weights of linear modules, or an error that says why they cannot be read.
+#
+# A weight says what a module computes only if nothing else acts inside it. With adapters (peft),
+# and where weights are quantised or offloaded, the matrix that the module really multiplies by is
+# formed when it is needed (`normlens.gpu.matmul`), one layer at a time; the model stays as it is.
+# Either way the module's output is compared with x W + b when it runs (`normlens.trace.checks`).
+
 
 #: Precisions that a model may have.
 _DTYPES = tuple(getattr(torch, name) for name in DTYPES)

@@ -1,6 +1,6 @@
 """Model types whose layers are no sums of attention and feed-forward blocks, with the reason.
 
-What is listed here has no exact map within the grammar of a layer (`normlens.components`); its
+What is listed here has no exact map within the grammar of a layer (`normlens.layers`); its
 error says why. An adapter that someone registers for such a type takes precedence.
 """
 
@@ -128,7 +128,7 @@ class UnknownModelType(UnsupportedModelError):
 
     def __init__(self, model_type: str, *, two_stacks: bool):
         kind = "is an encoder–decoder and" if two_stacks else "is"
-        base = "normlens.models.two_stacks.TwoStacks" if two_stacks else "normlens.Adapter"
+        base = "normlens.models.parts.TwoStacks" if two_stacks else "normlens.Adapter"
         super().__init__(
             f"model type {model_type!r} {kind} not supported; `normlens models` lists the types "
             f"that are. To add it, subclass {base} and decorate it with "

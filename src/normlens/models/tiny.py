@@ -14,7 +14,7 @@ from torch import nn
 
 from normlens.errors import InputError
 from normlens.models.base import Adapter, supported_families, tiny_settings
-from normlens.models.classes import model_of
+from normlens.models.unwrapping import model_of
 
 ENCODER = dict(
     vocab_size=64,

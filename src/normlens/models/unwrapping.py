@@ -1,15 +1,23 @@
-"""Unwrapping of a user's model: the transformers model whose layers it runs."""
+"""Find the transformers model inside a user's object, and check that it can be run and read."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from normlens.errors import UnsupportedModelError
-from normlens.model_names import shown_name
-from normlens.models.reading import active_adapters
+from normlens.errors import InputError, NormLensError, UnsupportedModelError
+from normlens.gpu.matmul import LateTensor
+from normlens.layers import Layer
+from normlens.loading.hub import shown_name
+from normlens.models.reading import active_adapters, execution_places
+from normlens.models.refusals import refusal
+
+# Unwrapping of a user's model: the transformers model whose layers it runs.
+
 
 #: Kinds of peft whose wrapper does more than run the model inside it.
 _BEYOND_LAYERS = ("XLORA", "POLY", "ADAPTION_PROMPT", "SHADOW")
@@ -119,3 +127,198 @@ def unreadable(model: nn.Module, family: str, error: Exception) -> UnsupportedMo
         f"{type(model).__name__} does not have the layers of {family!r}, which its configuration "
         f"names ({reason}); {cure}"
     )
+
+
+# Models that are made of several models: which of those inside can be passed instead.
+#
+# A model of images and text, for example, holds a language model that reads vectors of either.
+# Maps of a text are maps of the language model.
+
+
+def inner_models(model: nn.Module, is_supported: Callable[[str], bool]) -> dict[str, Any]:
+    """The supported models inside another one by their paths, those inside others left out."""
+    inner: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        model_type = getattr(getattr(module, "config", None), "model_type", None)
+        is_model = path and hasattr(module, "base_model")
+        if not is_model or model_type is None or not is_supported(model_type):
+            continue
+        if not any(path.startswith(f"{outer}.") for outer in inner):
+            inner[path] = module
+    return inner
+
+
+def composite_refusal(
+    config: Any, is_supported: Callable[[str], bool], model: nn.Module | None = None
+) -> str | None:
+    """The line that says which model inside another one to pass; None if there are none inside.
+
+    Without the model, a skeleton of it tells what it holds.
+    """
+    types = _inner_types(config)
+    if not types:
+        return None
+    what = f"model type {config.model_type!r} is made of several models"
+    whole = _skeleton(config) if model is None else model
+    if whole is None:
+        names = ", ".join(types)
+        return f"{what} ({names}); load it with transformers and pass the one whose maps you want"
+    if inner := inner_models(whole, is_supported):
+        get = "" if model is not None else "load it with transformers' AutoModel and "
+        choices = " or ".join(
+            f"model.{path} ({module.config.model_type!r})" for path, module in inner.items()
+        )
+        first = next(iter(inner))
+        return (
+            f"{what}; {get}pass the one whose maps you want: {choices}; or name its path, "
+            f"part={first!r} (--part {first})"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        return None
+    reasons = [line for name in types if (line := refusal(name)) is not None]
+    why = reasons[0] if reasons else "`normlens models` lists the types that are"
+    return f"{what}, none of which is supported ({', '.join(types)}); {why}"
+
+
+def _inner_types(config: Any) -> list[str]:
+    """The model types of the configurations inside a configuration, each once."""
+    names = getattr(type(config), "sub_configs", None) or {}
+    types = (getattr(getattr(config, name, None), "model_type", None) for name in names)
+    return list(dict.fromkeys(name for name in types if name))
+
+
+def _skeleton(config: Any) -> nn.Module | None:
+    """A model without weights; None where transformers cannot make one."""
+    from transformers import AutoModel
+
+    try:
+        with torch.device("meta"):
+            return AutoModel.from_config(config)
+    # The model is refused in any case; this is only about how precisely.
+    except Exception:
+        return None
+
+
+# Checks that a loaded model can be run and its weights read.
+
+
+def check_weights(
+    model: nn.Module, layers: Sequence[Layer], blocks: Sequence[nn.Module] | None = None
+) -> None:
+    """Raise unless all weights are in memory, on one device, and in one precision.
+
+    With `blocks` only the weights of each block have to be on one device.
+    """
+    name = type(model).__name__
+    places = execution_places(model)
+    if torch.device("meta") in places:
+        raise UnsupportedModelError(
+            f"the weights of {name} are not in memory, and no hook of accelerate brings them when "
+            "a module runs; load it whole, without device_map or offloading"
+        )
+    if len(places) > 1 and blocks is None:
+        raise UnsupportedModelError(
+            f"the weights of {name} are spread over {_listed(places)}; only maps of single layers "
+            "(lens.maps) can be taken of such a model. Load it on one device (without device_map, "
+            'then model.to("cuda"))'
+        )
+    for index, block in enumerate(blocks or () if len(places) > 1 else ()):
+        if len(within := execution_places(block)) > 1:
+            raise UnsupportedModelError(
+                f"the weights of layer {index} of {name} are spread over {_listed(within)}; a "
+                "layer is analysed where its weights are, so give each layer one device in the "
+                "device_map (accelerate's no_split_module_classes)"
+            )
+    first = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    held = [linear.weight for layer in layers for linear in layer.linear_maps]
+    # What is formed late takes and gives vectors in the model's precision, whatever it holds.
+    kinds = {first} | {weight.dtype for weight in held if not isinstance(weight, LateTensor)}
+    if len(kinds) > 1:
+        raise _mixed(name, kinds)
+
+
+def _listed(places: set[torch.device]) -> str:
+    return ", ".join(sorted(map(str, places)))
+
+
+def explain_failure(model: nn.Module, error: RuntimeError) -> None:
+    """Raise with the cause if the model failed because of where or in what its weights are."""
+    if "meta tensor" in str(error) and not isinstance(error, NormLensError):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} needs weights of a module that does not run, which "
+            "accelerate's hooks do not bring; load it whole, without device_map or offloading"
+        ) from error
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    about_types = "dtype" in str(error) or "scalar type" in str(error)
+    if len(kinds) > 1 and about_types and not isinstance(error, NormLensError):
+        raise _mixed(type(model).__name__, kinds, str(error).splitlines()[0]) from error
+
+
+def _mixed(name: str, kinds: set[torch.dtype], reason: str = "") -> UnsupportedModelError:
+    several = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+    return UnsupportedModelError(
+        f"the weights of {name} are of several precisions ({several}){reason and f': {reason}'}; "
+        "convert it with model.to(torch.float32), or load(…, dtype=…)"
+    )
+
+
+def check_chunks(blocks: Sequence[Any], n: int) -> None:
+    """Raise where feed-forward blocks run in chunks that do not divide `n` tokens."""
+    chunk = max((getattr(block, "chunk_size_feed_forward", 0) or 0 for block in blocks), default=0)
+    if chunk and n % chunk:
+        raise InputError(
+            f"this model runs its feed-forward blocks in chunks of {chunk} tokens, and {n} tokens "
+            "are not a multiple of that; set chunk_size_feed_forward to 0 in its configuration and "
+            "load it again"
+        )
+
+
+def check_causal(config: Any, name: str) -> None:
+    """Raise where a configuration asks to look both ways, and the model's code cannot do so."""
+    if not getattr(config, "is_causal", True):
+        raise UnsupportedModelError(
+            f"transformers runs {name} with a causal mask alone; set is_causal to True in its "
+            "configuration"
+        )
+
+
+def padding_spoils(layers: Sequence[Layer], dtype: torch.dtype, lengths: Sequence[int]) -> bool:
+    """Whether a padded batch has rows that see no token at all, which give NaN in this precision.
+
+    Behind the end of a short text, a window may hold nothing but padding. The masked scores of
+    such a row are −∞ where the softmax has a smaller range than the mask was made for (float64
+    masks in a float32 softmax), or where a sum leaves the range of float16. Its NaN then reaches
+    real tokens as 0 · NaN.
+    """
+    if dtype not in (torch.float64, torch.float16):
+        return False
+    windows = [layer.reach.back for layer in layers if layer.reach.back is not None]
+    return bool(windows) and max(lengths) - min(lengths) > min(windows)
+
+
+# The class of transformers that makes a model of a configuration.
+
+
+def body_class(config: Any) -> Any:
+    """`AutoModel`, or the class named like the configuration where that has none for it.
+
+    SigLIP's text tower is such a model: it is loaded as a part of a whole, or by its own name.
+    """
+    import transformers
+
+    auto = transformers.AutoModel
+    if type(config) in auto._model_mapping:
+        return auto
+    name = type(config).__name__.removesuffix("Config") + "Model"
+    kind = getattr(transformers, name, None)
+    return kind if getattr(kind, "config_class", None) is type(config) else auto
+
+
+def model_of(config: Any, attention: str | None = "eager") -> Any:
+    """A model of this configuration with random weights; `attention` None is transformers' own."""
+    kind = body_class(config)
+    make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
+    if attention is None:
+        return make(config)
+    # The fast way of experts has no float64.
+    return make(config, attn_implementation=attention, experts_implementation="eager")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from normlens.analysis.expansion import expansion_rates
-from normlens.exports.spreadsheet import write_csv
 from normlens.lens import Lens
+from normlens.measures.tensors import expansion_rates
 from normlens.papers.kobayashi2021 import expansion_rate, frequency_ranks
 from normlens.papers.kobayashi2021.example_sentence import write_sentence
 from normlens.papers.settings import Settings
 from normlens.reports import words
 from normlens.results.store import writing
+from normlens.results.words import write_csv
 
 
 def read_ranks_file(settings: Settings) -> bytes | None:

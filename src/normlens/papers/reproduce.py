@@ -16,8 +16,8 @@ from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError, OutputError
 from normlens.lens import Lens
-from normlens.loading import load
-from normlens.option_fields import shows_fields_of
+from normlens.loading.load import load
+from normlens.options import shows_fields_of
 from normlens.papers.from_model import read_ranks_file, write_from_model
 from normlens.papers.part_runs import check_data, check_model, do_parts
 from normlens.papers.reporting import build_report

@@ -6,11 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from normlens.corpus.runs.folder import TEMPORARY
+from normlens.corpus.runs.folder_base import TEMPORARY
 from normlens.corpus.runs.manifest import NAME
 from normlens.corpus.runs.results import Run
-from normlens.errors import InputError, OutputError, system_reason
-from normlens.json_text import parse_json
+from normlens.errors import InputError, OutputError, parse_json, system_reason
 from normlens.papers.settings import KINDS, Settings
 
 SETTINGS = "settings.json"

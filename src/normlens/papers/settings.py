@@ -10,11 +10,9 @@ from typing import Any, TypedDict
 from normlens.ablation.options import AblateOptions
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import parse_names
-from normlens.errors import InputError, OptionError, check_choice, valid_choice
+from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
 from normlens.faithfulness.options import EvaluateOptions
-from normlens.option_fields import Option, options_of
-from normlens.options import REVISION
-from normlens.wording import listed
+from normlens.options import REVISION, Option, options_of
 
 #: The papers' experiments.
 KINDS = ("ff", "mixing")

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.errors import InputError
-from normlens.exports.spreadsheet import harmless
-from normlens.json_text import parse_json
+from normlens.errors import InputError, listed, parse_json
 from normlens.reports import overlays, pictures
 from normlens.reports.files import FORMAT, RESULTS, VERSION
 from normlens.reports.formatting import number, shortened, unique
 from normlens.reports.html import rendered
 from normlens.reports.markdown import escaped, grid
-from normlens.wording import listed
+from normlens.results.words import harmless
 
 _MODEL_COLUMNS = ("model", "type", "layers", "layer's components", "weights", "data")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.exports.spreadsheet import write_csv
-from normlens.json_text import parse_json
-from normlens.plain_json import plain
+from normlens.errors import parse_json
 from normlens.reports import html, markdown, pictures
 from normlens.reports.content import Report
 from normlens.reports.latex import latex
 from normlens.reports.layout import Finding, PlacedSection, arrange
 from normlens.reports.published import Comparison
+from normlens.results.axes import plain
+from normlens.results.words import write_csv
 
 FORMAT, VERSION = "normlens-report", 1
 RESULTS = "results.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normlens.extras import REPORT, check_installed
+from normlens.errors import REPORT, check_installed
 
 #: What can be done instead where the page may wait.
 NO_PAGE = ", or leave the page out with --no-page (page=False)"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normlens.figures.fonts import Fonts
-from normlens.reports.drawing import COLOURS, MARKERS, panels, style
+from normlens.figures.canvas import COLOURS, MARKERS, Fonts
+from normlens.reports.drawing import panels, style
 from normlens.reports.layout import is_numeric
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from normlens.errors import InputError, reason_of
-from normlens.figures.fonts import Fonts, fonts_for
+from normlens.figures.canvas import COLOURS, Fonts, fonts_for
 from normlens.reports.base import Figure
-from normlens.reports.drawing import COLOURS, panels, style
+from normlens.reports.drawing import panels, style
 from normlens.reports.formatting import slug, unique
 from normlens.reports.overlay_curves import (
     ReportTable,

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.results import Run
-from normlens.errors import InputError
-from normlens.json_text import parse_json
-from normlens.wording import listed
+from normlens.errors import InputError, listed, parse_json
 
 SETTINGS = "settings.json"
 #: The function that builds a report, by what the settings of a folder say that it is of.

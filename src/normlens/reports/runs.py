@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from normlens.corpus.runs.paths import shown_data
 from normlens.corpus.runs.results import Run
-from normlens.model_names import shown_name
+from normlens.loading.hub import shown_name
 from normlens.reports.content import Measured, Model
 
 

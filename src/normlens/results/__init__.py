@@ -1,1 +1,1 @@
-"""Results: the labelled nouns that a lens gives, and their files."""
+"""Results: the nouns that a lens returns, their files and exports."""

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.analysis import sum_words
 from normlens.errors import MissingDependencyError
-from normlens.precisions import cost_in_words
+from normlens.measures import sum_words
+from normlens.options import cost_in_words
 from normlens.results import store
-from normlens.results.cosine_file import saved
-from normlens.results.equality import same
-from normlens.results.tokens import TokenAxis
+from normlens.results.axes import TokenAxis, same
+from normlens.results.files import saved_cosine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
-    from normlens.viewer.state import CosineState
+    from normlens.viewer.pages import CosineState
 
 #: The parts of a cosine that no pair of tokens owns.
 REMAINDER = ("tokens of A × bias of B", "bias of A × tokens of B", "bias of A × bias of B")
@@ -155,7 +154,7 @@ class Cosine:
 
         Files that are there already are treated as `Maps.save` treats them.
         """
-        return store.write(*saved(self), path, overwrite=overwrite)
+        return store.write(*saved_cosine(self), path, overwrite=overwrite)
 
     @staticmethod
     def load(path: str | Path) -> Cosine:
@@ -187,14 +186,14 @@ class Cosine:
 
     def show(self, **state: Unpack[CosineState]) -> object:
         """The interactive view for a notebook cell; ``pair.show(view="matrix")`` opens it there."""
-        from normlens.viewer.compared import notebook
+        from normlens.viewer.notebook import cosine_notebook
 
-        return notebook(self, state).show()
+        return cosine_notebook(self, state).show()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        from normlens.viewer.compared import notebook
+        from normlens.viewer.notebook import cosine_notebook
 
-        return notebook(self, {}).mimebundle(repr(self), **options)
+        return cosine_notebook(self, {}).mimebundle(repr(self), **options)
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same numbers and labels; provenance does not count."""

@@ -1,23 +1,23 @@
-"""An explanation: where a model's score comes from, token by token and layer by layer."""
+"""Explanations: where a score comes from, token by token and layer by layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normlens import measures
 from normlens.errors import InputError
-from normlens.precisions import cost_in_words
-from normlens.results import conversions, explanation_file, store
-from normlens.results.equality import same
-from normlens.results.explained_sequences import ExplainsSequences
-from normlens.results.merged_explanation import merged_words
-from normlens.results.patches import PatchGrid
-from normlens.results.tokens import TokenAxis
+from normlens.options import cost_in_words
+from normlens.results import conversions, files, store
+from normlens.results.axes import TokenAxis, same
+from normlens.results.routing import PatchGrid
+from normlens.results.words import PREFIX, SOURCE
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -27,8 +27,212 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
-    from normlens.text import Text
-    from normlens.viewer.state import ExplanationState
+    from normlens.inputs.text import Text
+    from normlens.results.axes import LayerTargetSource
+    from normlens.viewer.pages import ExplanationState
+
+
+# The sequences that an explanation is about: a text, or the source and the prefix of a target.
+#
+# An encoder–decoder's explanation has both stacks in one list of layers, the encoder's first, and
+# both sequences in one list of tokens, the source first.
+
+
+ENCODER, DECODER = "encoder", "decoder"
+
+
+@dataclass(frozen=True)
+class SequencePart:
+    """What the tokens of one sequence contribute to a score."""
+
+    name: str  # `SOURCE` or `PREFIX`; empty: there is no other sequence
+    axis: TokenAxis
+    contributions: NDArray[np.floating]  # [token]
+    first: int = 0  # the place of its first token among all of the explanation's
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens as people read them."""
+        return self.axis.tokens
+
+    @property
+    def total(self) -> float:
+        """What the tokens contribute together."""
+        return float(self.contributions.sum(dtype=np.float64))
+
+    def __len__(self) -> int:
+        return len(self.axis)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How much of a score an encoder–decoder's two sequences supply, and what no token owns."""
+
+    source: float  # Σ contributions of the source's tokens
+    prefix: float  # Σ contributions of the target's tokens up to where the score is read
+    bias: float
+    source_share: float  # |source| / (|source| + |prefix|)
+    source_share_absolute: float  # Σ|c| of the source's tokens / Σ|c| of all tokens
+
+    @property
+    def prefix_share(self) -> float:
+        return 1 - self.source_share
+
+    @property
+    def prefix_share_absolute(self) -> float:
+        return 1 - self.source_share_absolute
+
+
+class ExplainsSequences:
+    """The part of an explanation that knows which tokens and layers belong together."""
+
+    position: int | None  # fields of `Explanation`, which says what they hold
+    encoder_tokens: int | None
+    encoder_layers: int
+
+    @property
+    def _why(self) -> Explanation:
+        return cast("Explanation", self)
+
+    @property
+    def has_two_sequences(self) -> bool:
+        """Whether an encoder–decoder's score is explained."""
+        return self.encoder_tokens is not None
+
+    @property
+    def read_at(self) -> int | None:
+        """The place of `position` among all tokens; None: the score is read everywhere."""
+        return None if self.position is None else self.position + (self.encoder_tokens or 0)
+
+    @property
+    def seen(self) -> int:
+        """How many of the tokens can contribute: not those that a decoder has yet to read."""
+        every = len(self._why.raw_tokens)
+        return every if self.encoder_tokens is None else (self.read_at or 0) + 1
+
+    @cached_property
+    def sequences(self) -> list[SequencePart]:
+        """The source and the prefix, or the one text; a prefix ends where the score is read."""
+        axis, contributions = self._why.axis, self._why.contributions
+        if self.encoder_tokens is None:
+            return [SequencePart("", axis, contributions)]
+        m, end = self.encoder_tokens, self.seen
+        return [
+            SequencePart(SOURCE, axis.take(range(m)), contributions[:m]),
+            SequencePart(PREFIX, axis.take(range(m, end)), contributions[m:end], m),
+        ]
+
+    @property
+    def source(self) -> SequencePart:
+        """What the source's tokens contribute to an encoder–decoder's score."""
+        return self._two()[0]
+
+    @property
+    def prefix(self) -> SequencePart:
+        """What the target's tokens contribute, up to where the score is read."""
+        return self._two()[1]
+
+    @property
+    def shares(self) -> Shares:
+        """How much of the score the source supplies, and how much the prefix."""
+        source, prefix = self._two()
+        values = source.contributions, prefix.contributions
+        return Shares(
+            source.total,
+            prefix.total,
+            self._why.remainder,
+            measures.share_of_sums(*values),
+            measures.share_of_sizes(*values),
+        )
+
+    @property
+    def layer_names(self) -> list[str]:
+        """What each layer is called: a number, behind its stack where there are two."""
+        count = len(self._why.nodes)
+        if not self.has_two_sequences:
+            return [str(layer) for layer in range(count)]
+        return [" ".join(map(str, self.stack_of(layer))) for layer in range(count)]
+
+    @property
+    def token_sequences(self) -> list[str]:
+        """The sequence that each token belongs to; those behind a prefix are of it, too."""
+        m = self.encoder_tokens or 0
+        return [SOURCE] * m + [PREFIX] * (len(self._why.raw_tokens) - m)
+
+    def stack_of(self, layer: int | str) -> tuple[str, int | str]:
+        """The stack of a layer among those of both, and its place there; "head" is behind all."""
+        if isinstance(layer, str):
+            return DECODER, layer
+        inside = layer < self.encoder_layers
+        return (ENCODER, layer) if inside else (DECODER, layer - self.encoder_layers)
+
+    @property
+    def cross_flow(self) -> LayerTargetSource:
+        """How much goes from the source to the target's tokens, [decoder layer, target, source]."""
+        self._two()
+        m = self.encoder_tokens
+        return self._why.flow[self.encoder_layers :, m:, :m]
+
+    @property
+    def encoder_flow(self) -> LayerTargetSource:
+        """How much goes where in the encoder, [encoder layer, target, source]."""
+        self._two()
+        m = self.encoder_tokens
+        return self._why.flow[: self.encoder_layers, :m, :m]
+
+    @property
+    def decoder_flow(self) -> LayerTargetSource:
+        """How much goes where among the target's tokens, [decoder layer, target, source]."""
+        self._two()
+        m = self.encoder_tokens
+        return self._why.flow[self.encoder_layers :, m:, m:]
+
+    def _two(self) -> list[SequencePart]:
+        if not self.has_two_sequences:
+            raise InputError(
+                "this explanation is of one sequence; only an encoder–decoder's has a source and "
+                "a prefix"
+            )
+        return self.sequences
+
+
+# An explanation by words: what a word's tokens contribute and pass on is summed.
+
+
+def merged_words(why: Explanation) -> Explanation:
+    """The same explanation with one token per word."""
+    axis = why.axis
+    members, words = axis.word_groups(), axis.words()
+
+    def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
+        return measures.sum_words(array, members, axes)
+
+    position, first = why.read_at, why.encoder_tokens
+    if first is not None:
+        first = sum(group[0] < first for group in members)
+    if position is not None:
+        position = next(place for place, group in enumerate(members) if position in group)
+        position -= first or 0
+    return replace(
+        why,
+        nodes=merged(why.nodes, 1),
+        components=merged(why.components, 1),
+        heads=merged(why.heads, 1),
+        flows={scope: merged(flow, 2) for scope, flow in why.flows.items()},
+        head_flow=None if why.head_flow is None else merged(why.head_flow, 2),
+        raw_tokens=words.raw_tokens,
+        token_ids=[],
+        special=words.special,
+        token_words=words.token_words,
+        word_labels=words.word_labels,
+        position=position,
+        encoder_tokens=first,
+        cross_heads=None if why.cross_heads is None else merged(why.cross_heads, 1),
+    )
+
+
+# An explanation: where a model's score comes from, token by token and layer by layer.
+
 
 #: The flow of a whole layer, among those behind scopes.
 WHOLE = ""
@@ -162,7 +366,7 @@ class Explanation(ExplainsSequences):
 
         Files that are there already are treated as `Maps.save` treats them.
         """
-        return store.write(*explanation_file.saved(self), path, overwrite=overwrite)
+        return store.write(*files.saved_explanation(self), path, overwrite=overwrite)
 
     @staticmethod
     def load(path: str | Path) -> Explanation:
@@ -213,14 +417,14 @@ class Explanation(ExplainsSequences):
 
     def show(self, **state: Unpack[ExplanationState]) -> object:
         """The interactive view for a notebook cell; ``why.show(token=3)`` opens it there."""
-        from normlens.viewer.explained import notebook
+        from normlens.viewer.notebook import explanation_notebook
 
-        return notebook(self, state).show()
+        return explanation_notebook(self, state).show()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        from normlens.viewer.explained import notebook
+        from normlens.viewer.notebook import explanation_notebook
 
-        return notebook(self, {}).mimebundle(repr(self), **options)
+        return explanation_notebook(self, {}).mimebundle(repr(self), **options)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):
@@ -246,3 +450,141 @@ class Explanation(ExplainsSequences):
             return f"a direction at position {self.position} behind {where}"
         against = "" if self.contrast is None else f" and not {self.contrast!r}"
         return f"why {self.target!r}{against}"
+
+
+# Explanations of each next token of a text, side by side.
+
+
+@dataclass(frozen=True)
+class Explanations(Sequence[Explanation]):
+    """What made each token of a text likely: one explanation per predicted token."""
+
+    explanations: list[Explanation]
+
+    @overload
+    def __getitem__(self, index: int) -> Explanation: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Explanation]: ...
+
+    def __getitem__(self, index: int | slice) -> Explanation | list[Explanation]:
+        return self.explanations[index]
+
+    def __len__(self) -> int:
+        return len(self.explanations)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self.explanations)
+
+    @property
+    def contributions(self) -> NDArray[np.floating]:
+        """[predicted token, source]: row t is about the token behind position t.
+
+        Of an encoder–decoder, sources are the source's tokens and then the target's.
+        """
+        return np.stack([each.contributions for each in self.explanations])
+
+    @property
+    def values(self) -> NDArray[np.floating]:
+        """The scores that are explained."""
+        return np.array([each.value for each in self.explanations])
+
+    @property
+    def tokens(self) -> list[str]:
+        """The text's tokens, the sources."""
+        return self.explanations[0].tokens
+
+    @property
+    def predicted(self) -> list[str]:
+        """The tokens that are explained."""
+        return [str(each.target) for each in self.explanations]
+
+    @property
+    def completeness(self) -> float:
+        """The worst of all."""
+        return max(each.completeness for each in self.explanations)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per predicted token and source."""
+        import pandas as pd
+
+        frames = [
+            each.to_pandas().assign(predicted=place + 1, predicted_token=each.target)
+            for place, each in enumerate(self.explanations)
+        ]
+        return pd.concat(frames, ignore_index=True)
+
+    @property
+    def has_two_sequences(self) -> bool:
+        """Whether they are of the tokens of an encoder–decoder's target."""
+        return self.explanations[0].has_two_sequences
+
+    def shares(self) -> pd.DataFrame:
+        """How much of each token's score an encoder–decoder's source supplies, and its prefix.
+
+        A row per generated token: Σ of the source's contributions, of the prefix's, and the biases;
+        `source_share` is ``|source| / (|source| + |prefix|)``, `source_share_absolute` is
+        ``Σ|c|`` of the source's tokens over that of all tokens.
+        """
+        return conversions.shares_to_pandas(self.explanations)
+
+    def words(self) -> Explanations:
+        """The same by words of the text: contributions of a word's tokens are summed."""
+        return Explanations([each.words() for each in self.explanations])
+
+    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
+        """Write one safetensors file with JSON metadata; `normlens.open` reads it.
+
+        Files that are there already are treated as `Maps.save` treats them.
+        """
+        saved = files.saved_several(self.explanations)
+        return store.write(*saved, path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path) -> Explanations:
+        """Read explanations that `save` wrote."""
+        return store.open_as(Explanations, path)
+
+    def plot(
+        self,
+        *,
+        colour: str = "sqrt",
+        cmap: str = "RdBu_r",
+        max_label: int = 14,
+        ax: PlotAxes | None = None,
+    ) -> Figure:
+        """The matrix [predicted token, source]; see `normlens.figures.plot_explanations`."""
+        from normlens.figures import plot_explanations
+
+        return plot_explanations(self, colour=colour, cmap=cmap, max_label=max_label, ax=ax)
+
+    def plot_shares(self, *, max_label: int = 24, ax: PlotAxes | None = None) -> Figure:
+        """What source and prefix supply of each token's score; see `figures.plot_shares`."""
+        from normlens.figures import plot_shares
+
+        return plot_shares(self, max_label=max_label, ax=ax)
+
+    def to_html(
+        self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
+    ) -> Path:
+        """Write one HTML file with all of them to choose from; see `Explanation.to_html`."""
+        from normlens.viewer import explanation_html
+
+        return explanation_html(self, path, largest=largest, overwrite=overwrite)
+
+    def show(self, **state: Unpack[ExplanationState]) -> object:
+        """The interactive view for a notebook cell."""
+        from normlens.viewer.notebook import explanation_notebook
+
+        return explanation_notebook(self, state).show()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.notebook import explanation_notebook
+
+        return explanation_notebook(self, {}).mimebundle(repr(self), **options)
+
+    def __repr__(self) -> str:
+        what = f"next tokens of {len(self.tokens)}"
+        if self.has_two_sequences:
+            what = f"tokens of a target, from {len(self.explanations[0].source)} of its source"
+        return f"Explanations({len(self)} {what}, completeness {self.completeness:.1e})"

@@ -15,14 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from normlens.errors import InputError, MapsFileError, OutputError, reason_of, system_reason
-from normlens.results import checksums, cosine_file, explanation_file, maps_file
-from normlens.results.checksums import Check
-from normlens.results.growing_file import mapped_arrays
+from normlens.results import files
+from normlens.results.files import Check, mapped_arrays
 
 if TYPE_CHECKING:
     from normlens.results.cosine import Cosine
-    from normlens.results.explanation import Explanation
-    from normlens.results.explanations import Explanations
+    from normlens.results.explanation import Explanation, Explanations
     from normlens.results.maps import Maps
 
 Kind = TypeVar("Kind")
@@ -49,7 +47,7 @@ _DAMAGED = (
 
 def save(maps: Maps, path: str | Path, *, overwrite: bool | None = None) -> Path:
     """Write `maps` to a safetensors file, whole or not at all."""
-    return write(*maps_file.saved(maps), path, overwrite=overwrite)
+    return write(*files.saved_maps(maps), path, overwrite=overwrite)
 
 
 def write(
@@ -62,7 +60,7 @@ def write(
     """Write arrays and a header to a safetensors file, whole or not at all."""
     check_ending(path, (ENDING,), "to_html(…) and the command line write others")
     with writing(path, overwrite=overwrite) as temporary:
-        save_file(tensors, temporary, metadata=checksums.sealed(tensors, header))
+        save_file(tensors, temporary, metadata=files.sealed(tensors, header))
     return Path(path)
 
 
@@ -123,8 +121,8 @@ def _arrays(file: Any) -> Arrays:
 
 def _checking(path: Path, header: dict[str, str], arrays: Arrays) -> Check:
     """Check the header of a file, and return what checks its arrays by their names."""
-    if checksums.KEY in header:
-        return checksums.check_header(path, header, arrays)
+    if files.KEY in header:
+        return files.check_header(path, header, arrays)
     warnings.warn(
         f"{str(path)!r} has no checksums (an older NormLens wrote it, or another program changed "
         "it), so that damage would go unnoticed; save it again to add them",
@@ -140,32 +138,31 @@ def _no_check(_: str) -> None:
 def _read_maps(header: dict[str, str], arrays: Arrays, check: Check | None = None) -> Maps:
     from normlens.results.maps import Maps
 
-    fields, of_encoder = maps_file.parts_of(header, arrays, check)
+    fields, of_encoder = files.maps_parts(header, arrays, check)
     return Maps(**fields, encoder=None if of_encoder is None else Maps(**of_encoder))
 
 
 def _read_explanation(header: dict[str, str], arrays: Arrays) -> Explanation | Explanations:
-    from normlens.results.explanation import Explanation
-    from normlens.results.explanations import Explanations
+    from normlens.results.explanation import Explanation, Explanations
 
-    each = [Explanation(**fields) for fields in explanation_file.parts_of(header, arrays)]
-    return Explanations(each) if header["format"] == explanation_file.SEVERAL else each[0]
+    each = [Explanation(**fields) for fields in files.explanation_parts(header, arrays)]
+    return Explanations(each) if header["format"] == files.SEVERAL else each[0]
 
 
 def _read_cosine(header: dict[str, str], arrays: Arrays) -> Cosine:
     from normlens.results.cosine import Cosine
 
-    fields, axes = cosine_file.parts_of(header, arrays)
-    a, b = (maps_file.axis_of(axes[name]) for name in ("a", "b"))
+    fields, axes = files.cosine_parts(header, arrays)
+    a, b = (files.axis_of(axes[name]) for name in ("a", "b"))
     return Cosine(**fields, a=a, b=b)
 
 
 #: The newest version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Arrays], Any]]] = {
-    maps_file.FORMAT: (maps_file.FORMAT_VERSION, _read_maps),
-    explanation_file.ONE: (explanation_file.FORMAT_VERSION, _read_explanation),
-    explanation_file.SEVERAL: (explanation_file.FORMAT_VERSION, _read_explanation),
-    cosine_file.FORMAT: (cosine_file.FORMAT_VERSION, _read_cosine),
+    files.MAPS_FORMAT: (files.MAPS_VERSION, _read_maps),
+    files.ONE: (files.EXPLANATION_VERSION, _read_explanation),
+    files.SEVERAL: (files.EXPLANATION_VERSION, _read_explanation),
+    files.COSINE_FORMAT: (files.COSINE_VERSION, _read_cosine),
 }
 
 

@@ -1,48 +1,283 @@
-"""The page and its interface: addresses to calls."""
+"""The server's page and interface: addresses to calls, one-line refusals, limits."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI, HTTPException, Response
-from fastapi.responses import HTMLResponse
+import asyncio
+import errno
+import logging
+import os
+import time
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normlens._version import __version__
-from normlens.errors import InputError, valid_choice
-from normlens.nonlinearities import NOT_LINEAR, SHAPLEY
+from normlens.errors import InputError, one_line, valid_choice
+from normlens.options import NOT_LINEAR, SHAPLEY
 from normlens.serve.jobs import (
     CANCELLED,
     DONE,
-    CosineQuestion,
-    Job,
-    Jobs,
-    Question,
-    QueueFullError,
-    WhyQuestion,
-)
-from normlens.serve.limits import Limits
-from normlens.serve.models import ServedModels
-from normlens.serve.refusals import (
-    EVERYWHERE,
-    NO_SUCH_ANALYSIS,
-    SUBMITTED,
-    problems,
-    say_one_line,
-)
-from normlens.serve.schemas import (
     RULES_OF,
     AnalysisRequest,
+    CosineQuestion,
     CosineRequest,
     Example,
     ExplanationRequest,
+    Job,
+    Jobs,
     LimitInfo,
     ModelInfo,
     ModelList,
+    Problem,
+    Question,
+    QueueFullError,
     Status,
     Submitted,
+    WhyQuestion,
     complete,
 )
-from normlens.serve.security import Guard, Hosts
-from normlens.viewer.page import script, shell
+from normlens.serve.limits import Guard, Hosts, Limits
+from normlens.serve.models import ServedModels
+from normlens.viewer.pages import script, shell
+
+# Limits on the server's connections: their number, and how long each may keep it waiting.
+#
+# A client that sends half a request, or does not take its answer, holds a descriptor for as long
+# as it likes; a few hundred of them would shut everybody else out. So connections are counted, and
+# each has to get on.
+
+
+_log = logging.getLogger("normlens.serve")
+_FULL = b'{"detail": "there are too many connections; try again in a moment"}'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
+)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: Descriptors that are left for models, pipes and files.
+_RESERVE = 64
+#: Bytes that a client has to take per second while an answer waits for it.
+_SLOWEST = 1024
+_SILENCE = 60.0  # seconds between two lines about the same shortage
+
+
+def most_connections(limits: Limits) -> int:
+    """Limit connections as set, to fewer where the process may not open that many descriptors."""
+    try:
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = most - len(os.listdir("/proc/self/fd")) - _RESERVE
+    except (ImportError, OSError):
+        return limits.connections
+    return max(1, min(limits.connections, free))
+
+
+def protocol_class(limits: Limits) -> type[H11Protocol]:
+    """Make the protocol class, as uvicorn takes it, of a server with these limits."""
+    most = most_connections(limits)
+
+    class LimitedProtocol(Connection):
+        connections_limit = most
+        request_seconds = limits.request_seconds
+        stall_seconds = limits.stall_seconds
+
+    return LimitedProtocol
+
+
+class Connection(H11Protocol):
+    """One client's connection, which ends when the client keeps the server waiting."""
+
+    connections_limit: int
+    request_seconds: float
+    stall_seconds: float
+    _request_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.connections_limit:
+            transport.write(_REFUSAL)
+            transport.close()
+            return
+        # Any byte that the client does not take is noticed at once.
+        transport.set_write_buffer_limits(high=0)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop("_request_timer")
+        self._stop("_stall_timer")
+        super().connection_lost(exc)
+
+    # Requests: the whole of one within a time, however it trickles -------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._request_timer is None and self.conn.their_state is h11.IDLE:
+            self._expect_request()
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop("_request_timer")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        begun = bool(self.conn.trailing_data[0])  # came with the request before
+        if begun and self._request_timer is None and self.conn.their_state is h11.IDLE:
+            self._expect_request()
+
+    def _expect_request(self) -> None:
+        self._request_timer = self.loop.call_later(self.request_seconds, self.transport.abort)
+
+    # Answers: some of what waits is taken in every while -----------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._expect_progress()
+
+    def resume_writing(self) -> None:
+        self._stop("_stall_timer")
+        super().resume_writing()
+
+    def _expect_progress(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self.stall_seconds, self._check_progress, waiting)
+
+    def _check_progress(self, before: int) -> None:
+        taken = before - self.transport.get_write_buffer_size()
+        if taken < _SLOWEST * self.stall_seconds:
+            self.transport.abort()
+        else:
+            self._expect_progress()
+
+    def _stop(self, timer: str) -> None:
+        handle = getattr(self, timer)
+        if handle is not None:
+            handle.cancel()
+            setattr(self, timer, None)
+
+
+class QuietServer(uvicorn.Server):
+    """A server whose log stays short while descriptors are short."""
+
+    async def startup(self, sockets: Any = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(ShortageLog())
+        await super().startup(sockets)
+
+
+class ShortageLog:
+    """An event loop's handler of errors: a shortage is one line a minute, not one per attempt.
+
+    asyncio tries to accept over and over, and would write a traceback each time.
+    """
+
+    def __init__(self) -> None:
+        self._said = -_SILENCE
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle")):
+            return  # the attempt after a shortage comes too late: the server has closed its socket
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            loop.default_exception_handler(context)
+            return
+        now = time.monotonic()
+        if now - self._said >= _SILENCE:
+            self._said = now
+            _log.warning(
+                "no connection can be accepted (%s); close some, or raise `ulimit -n`",
+                error.strerror,
+            )
+
+
+# Refusals: how they are declared in the schema, and how each is said in one line.
+
+
+def problems(**why: str) -> dict[int | str, dict[str, Any]]:
+    """Declare refusals by status: ``problems(_404="…")``."""
+    return {
+        int(status.lstrip("_")): {"model": Problem, "description": text}
+        for status, text in why.items()
+    }
+
+
+def _link(operation: str, what: str) -> dict[str, Any]:
+    return {
+        "operationId": operation,
+        "parameters": {"id": "$response.body#/id"},
+        "description": what,
+    }
+
+
+EVERYWHERE = problems(
+    _400="The Host header or the body cannot be read.",
+    _403="The request comes from another site's page.",
+    _413="The body is too large.",
+    _421="The Host header names another server.",
+)
+SUBMITTED: dict[int | str, dict[str, Any]] = {
+    202: {
+        "links": {
+            "status": _link("status", "Ask how far it is."),
+            "result": _link("result", "Fetch what it gave when it is done."),
+            "cancel": _link("cancel", "Stop it."),
+        }
+    },
+    **problems(
+        _413="The body or the text is too large.",
+        _422="The request does not have the right form.",
+        _429="Too many analyses are waiting; Retry-After says when to try again.",
+    ),
+}
+SUBMITTED[429]["headers"] = {
+    "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds.", "required": True}
+}
+NO_SUCH_ANALYSIS = problems(_404="There is no such analysis, or it has been dropped.")
+
+
+def say_one_line(app: FastAPI) -> None:
+    """Answer every refusal with {"detail": one line}."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return JSONResponse({"detail": "the body is not JSON"}, 400)
+        # Behind a field's name come the kinds that it could have been.
+        where = next((str(part) for part in first["loc"] if part != "body"), "the body")
+        if first["type"] == "string_pattern_mismatch":
+            detail = f"{where}: the text is empty; give at least one word"
+        else:
+            detail = f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        return JSONResponse({"detail": one_line(detail)}, 422)
+
+    @app.exception_handler(405)
+    async def not_allowed(request: Request, _: Exception) -> JSONResponse:
+        # Left alone, only the first method of an address would be listed.
+        methods = {
+            method
+            for route in app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+        allowed = ", ".join(sorted(methods))
+        detail = f"{request.method} is not possible here; use {allowed}"
+        return JSONResponse({"detail": detail}, 405, {"Allow": allowed})
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> JSONResponse:
+        detail = f"the server failed ({type(error).__name__}); its terminal says more"
+        return JSONResponse({"detail": detail}, 500)
+
+
+# The page and its interface: addresses to calls.
+
 
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 Request_ = AnalysisRequest | ExplanationRequest | CosineRequest

@@ -1,31 +1,120 @@
-"""The models that were named at the start, and their maps. One thread owns all of this."""
+"""The models that the server was started with, and their answers."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from normlens.checkpoints.embedded import EMBEDDED
 from normlens.errors import InputError, UnsupportedModelError
-from normlens.model_names import shown_name
-from normlens.options import AnalysisOptions, LoadOptions
+from normlens.loading.embedded import EMBEDDED
+from normlens.loading.hub import shown_name
+from normlens.options import AnalysisOptions, ExplainOptions, LoadOptions
 from normlens.serve.jobs import CosineQuestion, Question, WhyQuestion
 from normlens.serve.limits import Limits
-from normlens.serve.pairs import check_kind, check_servable, explain_pair, read_pair
-from normlens.viewer.cosine_payload import encode_cosines
-from normlens.viewer.explanation_payload import encode_explanations
-from normlens.viewer.html import LARGEST, fitted
-from normlens.viewer.payload import encode
+from normlens.viewer.pages import LARGEST, fitted
+from normlens.viewer.payload import encode, encode_cosines, encode_explanations
+
+if TYPE_CHECKING:
+    from normlens.inputs.text import Encoded, Item, Pair, Text
+    from normlens.layers import Layer
+    from normlens.lens import Lens
+    from normlens.results.explanation import Explanation
+
+
+# Questions about encoder–decoders: a source, and the target that the decoder reads.
+#
+# As in `normlens.serve.models`, what needs torch is imported by the functions that use it.
+
+
+_ALL = "all"  # what `Lens.explain` calls each token in turn
+
+
+def check_servable(lens: Lens, name: str) -> None:
+    """Raise for a model whose sources the page has no field for."""
+    if getattr(lens.adapter, "hears", False):
+        raise UnsupportedModelError(
+            f"{name} hears its source, and the page takes texts; in Python, "
+            "lens.maps(input_features=…, target=…) analyses sound"
+        )
+
+
+def check_kind(lens: Lens, question: Question) -> None:
+    """Raise for a question that this kind of model has no answer to."""
+    name = question.model
+    if not lens.two_stacks:
+        if question.target_text is not None:
+            raise InputError(
+                f"a target text is for encoder–decoders, and {name} reads one sequence; leave it "
+                "out"
+            )
+        return
+    if isinstance(question, CosineQuestion):
+        raise InputError(
+            f"a cosine is of models of one stack, and {name} is an encoder–decoder; choose Maps or "
+            "Explain"
+        )
+    if question.pair is not None:
+        raise InputError(
+            f"{name} is an encoder–decoder: it takes a text and a target text, and no second text"
+        )
+
+
+def read_pair(lens: Lens, question: Question, most: int) -> Pair:
+    """Read source and target, or generate the target; neither may be longer than `most` tokens."""
+    from normlens.inputs.pairs import encode_pair
+
+    whole = lens.adapter.whole
+    if question.target_text is None and not getattr(whole, "can_generate", lambda: False)():
+        raise InputError(
+            f"{question.model} has no head that could generate a target text; type one"
+        )
+    pair = encode_pair(lens, (question.text, question.target_text), truncate=False)
+    for side, sequence in (("text", pair.source), ("target text", pair.target)):
+        if len(sequence) > most:
+            raise InputError(
+                f"the {side} has {len(sequence)} tokens and {question.model} takes at most {most} "
+                "here; shorten it"
+            )
+    return pair
+
+
+def explain_pair(
+    lens: Lens,
+    question: WhyQuestion,
+    most: int,
+    memory_limit: Any,
+    progress: Callable[[int, int], None],
+) -> Explanation:
+    """Explain one token of a target: the one that is named, by default the last."""
+    from normlens.explain.ask import ask_pairs
+    from normlens.models.base import read_head
+
+    if question.position is not None:
+        raise InputError(
+            f"{question.model} is an encoder–decoder: say with the target which token of the "
+            "target text is explained, a word or its place, and leave the position out"
+        )
+    if question.target == _ALL:
+        raise InputError(
+            "the page explains one token at a time; in Python, lens.explain(source, token='all') "
+            "explains each in turn"
+        )
+    read_head(lens.adapter)  # before the model generates, which it could not without one
+    pair = read_pair(lens, question, most)
+    options = ExplainOptions(nonlinearity=question.rule, memory_limit=memory_limit)
+    why: Explanation = ask_pairs(
+        lens, [pair], False, question.target, question.contrast, options, progress
+    )
+    return why
+
+
+# The models that were named at the start, and their maps. One thread owns all of this.
+
 
 # torch takes seconds to import, and a port that is taken should be known before that: what needs it
 # is imported by the functions that use it.
-if TYPE_CHECKING:
-    from normlens.components import Layer
-    from normlens.lens import Lens
-    from normlens.pairs import Item
-    from normlens.text import Encoded, Text
 
 
 @dataclass(frozen=True)
@@ -64,10 +153,9 @@ class ServedModels:
 
     def describe(self) -> None:
         """Read every model's configuration, so that a wrong name fails before the page opens."""
-        from normlens.checkpoints.devices import pick_device, pick_dtype
-        from normlens.estimate import skeleton
-        from normlens.loading import load_config
-        from normlens.signal_inputs import takes_signals
+        from normlens.inputs.signals import takes_signals
+        from normlens.loading.load import load_config, pick_device, pick_dtype
+        from normlens.plan.request import skeleton
 
         trust = self._loading.trust_remote_code
         pick_device(self._loading.device)
@@ -126,7 +214,7 @@ class ServedModels:
     def _explain(
         self, lens: Lens, question: WhyQuestion, progress: Callable[[int, int], None]
     ) -> bytes:
-        from normlens.models.heads import NoHead
+        from normlens.models.base import NoHead
 
         limit = self._analysis.memory_limit
         try:
@@ -172,7 +260,7 @@ class ServedModels:
 
     def _lens(self, name: str) -> Lens:
         if name not in self._lenses:
-            from normlens.loading import load
+            from normlens.loading.load import load
 
             # Room is made first: two models at once may be more than the memory holds.
             while len(self._lenses) >= self._limits.models:
@@ -183,7 +271,7 @@ class ServedModels:
 
     def _encode(self, lens: Lens, model: str, text: Text) -> Encoded:
         """Read a text that is not too long for the model or for this server."""
-        from normlens.text import encode_texts
+        from normlens.inputs.text import encode_texts
 
         vocabulary = getattr(lens.adapter.config, "vocab_size", None)
         padded = lens.adapter.reads_padding
@@ -200,8 +288,8 @@ class ServedModels:
 
 def _stacks(lens: Lens) -> list[list[Layer]]:
     """The layers of each stack of a model."""
-    from normlens.analysing.stacks import layers_by_stack
-    from normlens.models.two_stacks import TwoStacks
+    from normlens.models.parts import TwoStacks
+    from normlens.pipeline.stack_run import layers_by_stack
 
     if not isinstance(lens.adapter, TwoStacks):
         return [lens.layers]
@@ -223,8 +311,8 @@ def _by_shown_names(given: Sequence[str]) -> dict[str, str]:
 
 def _head(name: str, config: Any, two_stacks: bool) -> str | None:
     """The class with the head that a model's checkpoint names, if it is one of a known task."""
-    from normlens.checkpoints.embedded_files import is_embedded
-    from normlens.models.heads import has_known_head, is_generating
+    from normlens.loading.hub import is_embedded
+    from normlens.models.base import has_known_head, is_generating
 
     classes = getattr(config, "architectures", None) or []
     if is_embedded(name):
@@ -245,3 +333,20 @@ def installed_models() -> list[str]:
             f"run: {first.install_hint}"
         )
     return names
+
+
+# The example that a page opens on.
+
+
+TEXT = "She teaches soap opera history."
+
+
+def example_of(models: Iterable[Description]) -> Question | None:
+    """Ask for the maps of a short text, of the first model that needs nothing else for them.
+
+    An encoder–decoder without a head cannot generate the target text that its maps are of.
+    """
+    for model in models:
+        if not model.two_stacks or model.head is not None:
+            return Question(model.name, TEXT)
+    return None

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from normlens.errors import InputError, system_reason
-from normlens.extras import PAGE_SERVER, check_installed
-from normlens.serve.analysis_thread import AnalysisThread
-from normlens.serve.example import example_of
-from normlens.serve.jobs import Jobs
-from normlens.serve.limits import Limits
-from normlens.serve.models import ServedModels
-from normlens.serve.security import Hosts, is_everywhere
+from normlens.errors import PAGE_SERVER, InputError, check_installed, system_reason
+from normlens.serve.jobs import AnalysisThread, Jobs
+from normlens.serve.limits import Hosts, Limits, is_everywhere
+from normlens.serve.models import ServedModels, example_of
 
 #: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
@@ -69,8 +65,7 @@ class PageServer:
         """
         import uvicorn
 
-        from normlens.serve.app import create_app
-        from normlens.serve.connections import QuietServer, protocol_class
+        from normlens.serve.app import QuietServer, create_app, protocol_class
 
         self._thread.start()
         described = self.models.descriptions

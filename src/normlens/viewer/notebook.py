@@ -1,23 +1,51 @@
-"""A payload in a notebook: an anywidget where it is installed, else the HTML page in a frame."""
+"""Maps, explanations and cosines in a notebook, and explanations and cosines as HTML files."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from normlens.errors import MissingDependencyError, NormLensError
-from normlens.viewer import page
-from normlens.viewer.html import LARGEST
+from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
+from normlens.results.labelled import OTHER_SEQUENCE, OWN_SEQUENCE, LabelledMaps
+from normlens.results.words import STACKS
+from normlens.viewer import pages, payload
+from normlens.viewer.pages import (
+    EXACT,
+    LARGEST,
+    check_page,
+    fitted,
+    room_of,
+    title,
+    title_of,
+    write_page,
+)
+from normlens.viewer.payload import (
+    cosines_listed,
+    encode_cosines,
+    encode_explanations,
+    explanations_listed,
+    flow_bytes,
+    items_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normlens.results.cosine import Cosine
+    from normlens.results.explanation import Explanation, Explanations
+    from normlens.results.maps import Maps
+
+
+# A payload in a notebook: an anywidget where it is installed, else the HTML page in a frame.
+
 
 _DPI = 110
 _HINT = "pip install 'normlens[widget]'"
@@ -55,7 +83,7 @@ class Notebook:
 
     def frame(self, height: int = 760) -> str:
         """The self-contained page in a frame, for notebooks without anywidget."""
-        document = page.standalone(self.payload(_FRAME), self.title, urlencode(self.state))
+        document = pages.standalone(self.payload(_FRAME), self.title, urlencode(self.state))
         return (
             f'<iframe title="NormLens" sandbox="allow-scripts allow-downloads" width="100%" '
             f'height="{height}" style="border:0" srcdoc="{html.escape(document)}"></iframe>'
@@ -92,7 +120,7 @@ def widget_class() -> type[Any]:
     class ViewerWidget(anywidget.AnyWidget):
         """The viewer; `state` follows what is looked at."""
 
-        _esm = page.script()
+        _esm = pages.script()
         payload = traitlets.Bytes(b"").tag(sync=True)
         state = traitlets.Dict({}).tag(sync=True)
         still: Mapping[str, str] = {}
@@ -132,3 +160,206 @@ class Frame:
 
     def _repr_html_(self) -> str:
         return f"{self._document}<p>{html.escape(self._reason)}; shown in a frame instead.</p>"
+
+
+# Maps in a notebook.
+
+
+SOURCES = ("both", *STACKS)
+DIRECTIONS = ("row", "column")
+_WHOLE_LAYER = 64  # tokens up to which a still picture has all scopes of a layer
+
+
+def show(maps: Maps | Sequence[Maps], **state: Any) -> Any:
+    """Make the widget of one or several maps, or a frame that says how to get the widget.
+
+    `state` says what it shows first, in the words of the page's address: ``layer=3`` (from 0),
+    ``scope="FF"``, ``view="compare"``.
+    """
+    return _notebook(maps, state).show()
+
+
+def mimebundle(maps: Maps, **options: Any) -> Any:
+    """Build what a notebook shows for maps that are the last expression of a cell."""
+    return _notebook(maps, {}).mimebundle(repr(maps), **options)
+
+
+def _notebook(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> Notebook:
+    listed = payload.as_list(maps)
+    words = _words(maps, state)
+    first = maps if isinstance(maps, LabelledMaps) else maps[0]
+    return Notebook(
+        lambda largest: fitted(listed, None, largest),
+        title_of(listed),
+        "maps.to_html('maps.html')",
+        words,
+        lambda: _figure(first, words),
+    )
+
+
+def _figure(maps: Maps, words: Mapping[str, str]) -> Figure:
+    """Draw the layer that the viewer opens at; of a long text one of its scopes."""
+    whole = _of_stack(maps, words.get("stack", OWN_SEQUENCE)) or maps
+    layer = int(words.get("layer", whole.layers[0]))
+    if len(whole.tokens) <= _WHOLE_LAYER:
+        return whole.plot(layer)
+    norms = [s for s in whole.scopes if s.endswith("-N") and layer in whole.layers_of(s)]
+    return whole.plot(layer, words.get("scope", norms[0] if norms else None))
+
+
+def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, str]:
+    """Write the state as the page reads it; a layer or stack that is not there is an error.
+
+    The page itself shows the first layer instead, which is right for an address that was made for
+    other maps, but not for an argument. Maps whose layers differ are several items there; the one
+    that has the layer is opened.
+    """
+    words = {name: str(value) for name, value in state.items()}
+    if "sources" in words:
+        check_choice(words["sources"], SOURCES, "sources")
+    stack = words.get("stack", OWN_SEQUENCE)
+    check_choice(stack, STACKS, "stack")
+    first = maps if isinstance(maps, LabelledMaps) else maps[0]
+    if "item" in words:
+        listed = payload.as_list(maps)
+        items = {str(number): shown for number, shown in enumerate(listed)}
+        first = items.get(words["item"], listed[0])
+    whole = _of_stack(first, stack)
+    if whole is None:
+        raise InputError("there is no encoder beside these maps; leave stack=… out")
+    if words.get("view") == "picture" and whole.grid is None:
+        raise InputError("these maps are of no picture, or not of all of its patches; view='map'")
+    if "head" in words:
+        _check_head(whole, words["head"])
+    if "direction" in words:
+        check_choice(words["direction"], DIRECTIONS, "direction")
+    if "layer" not in state:
+        return words
+    layer = state["layer"]
+    if isinstance(layer, str) and layer.isdecimal():
+        layer = int(layer)
+    (wanted,) = whole.wanted_layers([layer])
+    kinds = [_of_stack(kind, stack) for kind in items_of(first)]
+    if "item" not in words and len(kinds) > 1:
+        places = [place for place, kind in enumerate(kinds) if kind and wanted in kind.layers]
+        words["item"] = str(places[0])
+    words["layer"] = str(wanted)
+    return words
+
+
+def _check_head(maps: Maps, head: str) -> None:
+    """Raise unless maps have single heads, and this one among them."""
+    if not maps.heads:
+        raise InputError("these maps have no heads; ask for them with lens.maps(text, heads=True)")
+    most = max(array.shape[1] for array in maps.heads.values())
+    if not head.isdecimal() or int(head) >= most:
+        raise InputError(f"there is no head {head}; heads count from 0 to {most - 1}")
+
+
+def _of_stack(maps: Maps, stack: str) -> Maps | None:
+    """The maps of a stack: these themselves, or the encoder's beside them."""
+    return maps.encoder if stack == OTHER_SEQUENCE else maps
+
+
+# Explanations to look at: as one HTML file, and in a notebook.
+
+
+def explanation_html(
+    explained: Explanation | Explanations | Sequence[Explanation],
+    path: str | Path,
+    *,
+    largest: float | None = LARGEST,
+    overwrite: bool | None = None,
+) -> Path:
+    """Write one self-contained HTML file; several explanations can be chosen from in it.
+
+    A file that would be larger than `largest` MB leaves out the flow maps, and says so; None keeps
+    everything.
+    """
+    check_page(path, overwrite=overwrite)
+    several = explanations_listed(explained)
+    document = pages.standalone(fitted_explanations(several, largest), _explanation_title(several))
+    return write_page(document, path, overwrite=overwrite)
+
+
+def explanation_notebook(
+    explained: Explanation | Explanations | Sequence[Explanation], state: Mapping[str, Any]
+) -> Notebook:
+    """What a notebook shows for explanations; `state` in the words of the page's address."""
+    several = explanations_listed(explained)
+    return Notebook(
+        lambda largest: fitted_explanations(several, largest),
+        _explanation_title(several),
+        "why.to_html('why.html')",
+        {name: str(value) for name, value in state.items()},
+        several[0].plot,
+    )
+
+
+def fitted_explanations(several: Sequence[Explanation], largest: float | None) -> bytes:
+    """Encode explanations with their flow maps, or without where a page would be too large."""
+    data = encode_explanations(several, precision=32 if flow_bytes(several) <= EXACT else 16)
+    if largest is None or len(data) <= room_of(largest):
+        return data
+    note = (
+        "Flow maps are left out, so the way through the layers is not shown: with them this file "
+        f"would be larger than {largest:g} MB."
+    )
+    data = encode_explanations(several, flow=False, left_out=[note])
+    if len(data) > room_of(largest):
+        raise InputError(
+            f"these explanations are larger than {largest:g} MB even without flow maps; give fewer "
+            "of them, or largest=None"
+        )
+    return data
+
+
+def _explanation_title(several: Sequence[Explanation]) -> str:
+    questions = [several[0].question, f"and {len(several) - 1} more"][: len(several)]
+    models = [str(why.provenance.get("model", "")) for why in several]
+    return title(" ".join(questions), models)
+
+
+# Cosines of two texts to look at: as one HTML file, and in a notebook.
+
+
+def cosine_html(
+    compared: Cosine | Sequence[Cosine],
+    path: str | Path,
+    *,
+    largest: float | None = LARGEST,
+    overwrite: bool | None = None,
+) -> Path:
+    """Write one self-contained HTML file; several cosines can be chosen from in it.
+
+    More than fits into `largest` MB is an error; None writes whatever it is.
+    """
+    check_page(path, overwrite=overwrite)
+    several = cosines_listed(compared)
+    document = pages.standalone(fitted_cosines(several, largest), _cosine_title(several))
+    return write_page(document, path, overwrite=overwrite)
+
+
+def cosine_notebook(compared: Cosine | Sequence[Cosine], state: Mapping[str, Any]) -> Notebook:
+    """What a notebook shows for cosines; `state` in the words of the page's address."""
+    several = cosines_listed(compared)
+    return Notebook(
+        lambda largest: fitted_cosines(several, largest),
+        _cosine_title(several),
+        "pair.to_html('pair.html')",
+        {name: str(value) for name, value in state.items()},
+        several[0].plot,
+    )
+
+
+def fitted_cosines(several: Sequence[Cosine], largest: float | None) -> bytes:
+    """Encode cosines, or raise an error where a page would be too large."""
+    data = encode_cosines(several)
+    if largest is not None and len(data) > room_of(largest):
+        raise InputError(f"these cosines are larger than {largest:g} MB; give fewer of them")
+    return data
+
+
+def _cosine_title(several: Sequence[Cosine]) -> str:
+    texts = " / ".join(filter(None, (several[0].text_a, several[0].text_b)))
+    return title(texts, [str(pair.provenance.get("model", "")) for pair in several])

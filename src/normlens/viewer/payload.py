@@ -1,38 +1,273 @@
-"""Maps as the bytes that the viewer reads: a JSON header, then compressed arrays.
-
-The format is described in ``viewer/CONTRACT.md``. With `precision` 32 values are kept as float32.
-With 16 or 8 the logarithm of each value is rounded to that many bits between the map's smallest and
-largest value, so that the *relative* error is the same for small and large values: at most
-``(max / min) ** (1 / 131066) − 1``, which is 0.007 % where values span four orders of magnitude.
-Zero stays zero, and the order of values is kept except that close neighbours may become equal.
-Maps of single heads, of which there are many, may have fewer bits than the others.
-"""
+"""Results as the bytes that the viewer reads; the format is in ``viewer/CONTRACT.md``."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.plain_json import plain
-from normlens.results.labelled import LabelledMaps
+from normlens.results.axes import TokenAxis, plain
+from normlens.results.labelled import OWN_SEQUENCE, LabelledMaps
 from normlens.results.rolled import rollout_words
-from normlens.results.sequences import OWN_SEQUENCE
-from normlens.viewer.container import Blobs, check_precision, joined
-from normlens.viewer.map_coding import encode_head, encode_map, relative_error
-from normlens.viewer.map_extras import grid_field, routing_field
-from normlens.viewer.shapes import items_of
-from normlens.viewer.token_fields import source_fields, texts_of, token_fields
+from normlens.results.words import RES
+from normlens.scopes import layers_in_words
 
 if TYPE_CHECKING:
+    from normlens.inputs.text import Text
+    from normlens.results.cosine import Cosine
+    from normlens.results.explanation import Explanation, Explanations
     from normlens.results.maps import Maps
+    from normlens.results.routing import PatchGrid, Routing
 
-FORMAT = "normlens-viewer"
-FORMAT_VERSION = 3
+
+# The container of the viewer's payloads: a JSON header, then compressed arrays.
+#
+# What the header says is up to the payload: maps (`payload`), explanations (`explanation_payload`)
+# or cosines (`cosine_payload`). The format is described in ``viewer/CONTRACT.md``.
+
+
+MAGIC = b"NLVIEW01"
+_LEVEL = 6
+_SIGN = 1 << 15  # of a signed code; alone it stands for NaN
+
+
+class Blobs:
+    """Compressed arrays behind each other, each at a multiple of three bytes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+    def add(self, array: NDArray[Any], coding: str, **more: Any) -> dict[str, Any]:
+        """Store an array; the header finds it by what is returned."""
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        planes = little.reshape(-1).view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
+        data = packer.compress(planes) + packer.flush()
+        blob = {"at": self.size, "length": len(data), "coding": coding, **more}
+        data += bytes(-len(data) % 3)
+        self.parts.append(data)
+        self.size += len(data)
+        return blob
+
+    def add_floats(self, array: NDArray[Any]) -> dict[str, Any]:
+        """Store numbers as float32."""
+        return self.add(np.asarray(array, dtype=np.float32), "f32")
+
+    def add_signed(self, array: NDArray[Any], precision: int) -> dict[str, Any]:
+        """Store numbers of both signs, as float32 or as a sign and a logarithm in 16 bits.
+
+        The relative error is then at most 0.03 %; numbers below 2⁻³⁰ of the largest become 0.
+        """
+        if precision == 32:
+            return self.add_floats(array)
+        values = np.asarray(array, dtype=np.float64)
+        sizes = np.abs(values)
+        finite = np.isfinite(values)
+        top = float(sizes[finite].max(initial=0.0))
+        low = math.log(top) - 30 * math.log(2) if top > 0 else 0.0
+        step = 30 * math.log(2) / (_SIGN - 2)
+        kept = finite & (sizes > 0) & (sizes >= math.exp(low))
+        codes = np.zeros(values.shape, dtype=np.uint16)
+        codes[kept] = 1 + np.rint((np.log(sizes[kept]) - low) / step)
+        codes[kept & (values < 0)] += _SIGN
+        codes[~finite] = _SIGN
+        return self.add(codes, "signed16", low=low, step=step)
+
+
+def joined(format: str, version: int, items: Sequence[dict[str, Any]], blobs: Blobs) -> bytes:
+    """Join header and arrays into one payload."""
+    header = json.dumps(
+        {"format": format, "version": version, "items": items},
+        allow_nan=False,
+        separators=(",", ":"),
+    ).encode("ascii")
+    start = len(MAGIC) + 4 + len(header)
+    header += b" " * (-start % 3)
+    return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *blobs.parts])
+
+
+def check_precision(precision: int, bits: Sequence[int]) -> None:
+    """Raise unless values can be kept in so many bits."""
+    if precision not in bits:
+        listed = ", ".join(map(str, bits))
+        raise InputError(f"precision is a number of bits, one of {listed}, not {precision!r}")
+
+
+# Tokens and texts as the headers of payloads name them.
+
+
+def token_fields(axis: TokenAxis) -> dict[str, Any]:
+    """The tokens along an axis, as the tokenizer writes them and as people read them."""
+    return {
+        "tokens": list(axis.raw_tokens),
+        "labels": axis.tokens,
+        "special": [bool(flag) for flag in axis.special] or [False] * len(axis),
+        "words": axis.token_words,
+        "word_labels": list(axis.word_labels),
+    }
+
+
+def source_fields(maps: Maps) -> dict[str, Any]:
+    """The tokens of the columns where they are other tokens than those of the rows.
+
+    ``held`` are the sequences that each scope has parts of.
+    """
+    sequences = np.array(maps.source_sequences)
+    names = list(dict.fromkeys(maps.source_sequences))
+    pairs = {scope: np.asarray(maps.pairs_of(scope)).any((0, 1)) for scope in maps.scopes}
+    return {
+        **token_fields(maps.sources),
+        "sequences": maps.source_sequences,
+        "held": {
+            scope: [name for name in names if np.any(columns & (sequences == name))]
+            for scope, columns in pairs.items()
+        },
+    }
+
+
+def texts_of(text: Text | None) -> list[str] | None:
+    """One text, or the two of a pair, in a list."""
+    if text is None:
+        return None
+    return [text] if isinstance(text, str) else list(text)
+
+
+# One map as a blob: the pairs that attention allows, as float32 or as rounded logarithms.
+
+
+#: Of single heads in 8 bits, what is below this share of a map's largest value becomes 0: else a
+#: few weights near 0 would cost all others their digits.
+_SMALLEST = 2.0**-20
+
+
+def encode_map(
+    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: Blobs, precision: int
+) -> dict[str, Any]:
+    """Store a map (i, j)."""
+    full = bool(np.any(array[~allowed] != 0))  # only in maps that a user made
+    values = np.asarray(array if full else array[allowed], dtype=np.float64).reshape(-1)
+    more: dict[str, Any] = {"full": True} if full else {}
+    positive = values[np.isfinite(values) & (values > 0)]
+    if precision == 32 or np.any(values < 0):
+        return blobs.add(values.astype(np.float32), "f32", **more)
+    top = 2**precision - 2
+    low, high = (
+        (math.log(positive.min()), math.log(positive.max())) if positive.size else (0.0, 0.0)
+    )
+    step = (high - low) / (top - 1)
+    codes = np.zeros(values.shape, dtype=np.uint16 if precision == 16 else np.uint8)
+    logs = np.log(values, out=np.full(values.shape, low), where=values > 0)
+    scaled = np.rint((logs - low) / step) if step > 0 else np.zeros_like(logs)
+    finite = np.isfinite(values)
+    codes[finite & (values > 0)] = (1 + scaled[finite & (values > 0)]).astype(codes.dtype)
+    codes[~finite] = top + 1
+    return blobs.add(codes, f"log{precision}", low=low, step=step, **more)
+
+
+def encode_head(
+    array: NDArray[Any], allowed: NDArray[np.bool_], blobs: Blobs, precision: int
+) -> dict[str, Any]:
+    """Store the map (i, j) of a single head."""
+    if precision == 8:
+        finite = np.where(np.isfinite(array), array, 0.0)
+        small = np.abs(finite) < _SMALLEST * finite.max(initial=0.0)
+        array = np.where(small & np.isfinite(array), 0.0, array)
+    return encode_map(array, allowed, blobs, precision)
+
+
+def relative_error(blob: Mapping[str, Any]) -> float:
+    """Bound the rounding error: at most half a step of the logarithm."""
+    return math.expm1(blob["step"] / 2) if "step" in blob else float(np.finfo(np.float32).eps) / 2
+
+
+# What some maps have beside their numbers: a picture cut into patches, the routing of experts.
+
+
+def grid_field(grid: PatchGrid | None, blobs: Blobs) -> dict[str, Any] | None:
+    """Which tokens are patches, and the picture as bytes, which needs no library for images."""
+    if grid is None:
+        return None
+    picture = None
+    if grid.picture is not None:
+        height, width, _ = grid.picture.shape
+        pixels = blobs.add(grid.picture, "bytes")
+        picture = {"height": height, "width": width, "pixels": pixels}
+    return {
+        "rows": grid.rows,
+        "columns": grid.columns,
+        "first": grid.first,
+        "picture": picture,
+    }
+
+
+def routing_field(routing: Routing | None, blobs: Blobs) -> dict[str, Any] | None:
+    """The experts that each token used, and their weights, in the layers that have experts."""
+    if routing is None:
+        return None
+    return {
+        "layers": [int(layer) for layer in routing.layers],
+        "count": int(routing.count),
+        "places": int(routing.experts.shape[-1]),
+        "experts": blobs.add_floats(routing.experts),  # numbers that float32 holds exactly
+        "weights": blobs.add_floats(routing.weights),
+        "shared": None if routing.shared is None else blobs.add_floats(routing.shared),
+    }
+
+
+# Maps as the viewer's items: layers that are alike, a decoder's with its encoder's.
+
+
+def items_of(maps: Maps) -> list[Maps]:
+    """The same maps, or one for each kind of layer where layers have different scopes.
+
+    An encoder's maps stay beside the decoder's; kinds of its layers that the decoder has no
+    counterpart for stand alone.
+    """
+    if maps.encoder is None:
+        return of_like_layers(maps)
+    both = zip_longest(of_like_layers(maps.decoder), of_like_layers(maps.encoder))
+    return [other if own is None else replace(own, encoder=other) for own, other in both]
+
+
+def of_like_layers(maps: Maps) -> list[Maps]:
+    """The same maps, or one for each kind of layer where layers have different scopes."""
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for layer in maps.layers:
+        scopes = tuple(scope for scope in maps.scopes if layer in maps.covered("arrays", scope))
+        if scopes:  # a layer may have head-level maps alone
+            kinds.setdefault(scopes, []).append(layer)
+    if set(kinds) == {tuple(maps.scopes)}:
+        return [maps]
+    return [_named(maps.choose(layers, scopes)) for scopes, layers in kinds.items()]
+
+
+def _named(maps: Maps) -> Maps:
+    """The same maps with their layers in the name of their model."""
+    model = f"{maps.provenance.get('model', 'model')} ({layers_in_words(maps.layers)})"
+    return replace(maps, provenance={**maps.provenance, "model": model})
+
+
+# Maps as the bytes that the viewer reads: a JSON header, then compressed arrays.
+#
+# The format is described in ``viewer/CONTRACT.md``. With `precision` 32 values are kept as
+# float32. With 16 or 8 the logarithm of each value is rounded to that many bits between the map's
+# smallest and largest value, so that the *relative* error is the same for small and large values:
+# at most ``(max / min) ** (1 / 131066) − 1``, which is 0.007 % where values span four orders of
+# magnitude. Zero stays zero, and the order of values is kept except that close neighbours may
+# become equal. Maps of single heads, of which there are many, may have fewer bits than the others.
+
+
+MAPS_FORMAT = "normlens-viewer"
+MAPS_VERSION = 3
 BITS = (32, 16, 8)
 
 
@@ -60,7 +295,7 @@ def encode(
     listed_maps = as_list(maps)
     blobs = Blobs()
     items = [_item(one, blobs, bits, list(left_out)) for one in listed_maps]
-    return joined(FORMAT, FORMAT_VERSION, items, blobs)
+    return joined(MAPS_FORMAT, MAPS_VERSION, items, blobs)
 
 
 def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
@@ -183,3 +418,171 @@ def _masks(allowed: NDArray[np.bool_], blobs: Blobs) -> tuple[list[Any], list[in
 
 def _bits(mask: NDArray[np.bool_], blobs: Blobs) -> dict[str, Any]:
     return blobs.add(np.packbits(mask, bitorder="little"), "bits")
+
+
+# Explanations as the bytes that the viewer reads; the format is in ``viewer/CONTRACT.md``.
+
+
+EXPLANATION_FORMAT = "normlens-viewer-explanations"
+EXPLANATION_VERSION = 1
+EXPLANATION_BITS = (32, 16)
+#: The flow of a whole layer, among the flows of an explanation.
+WHOLE = ""
+
+#: Fields of an explanation that the header holds as they are.
+_SAID = (
+    "task",
+    "question",
+    "value",
+    "remainder",
+    "target",
+    "target_value",
+    "probability",
+    "contrast",
+    "contrast_value",
+    "contrast_probability",
+    "layer",
+    "completeness",
+    "biases",
+)
+
+
+def encode_explanations(
+    explained: Explanation | Explanations | Sequence[Explanation],
+    *,
+    precision: int = 16,
+    flow: bool = True,
+    left_out: Iterable[str] = (),
+) -> bytes:
+    """Encode one or several explanations.
+
+    Flow maps, the bulk, are kept in `precision` bits (see `Blobs.add_signed`), other arrays in
+    float32. Without `flow` there are none. `left_out` are sentences about what is missing.
+    """
+    check_precision(precision, EXPLANATION_BITS)
+    blobs = Blobs()
+    sentences = list(left_out)
+    items = [
+        _explanation_item(why, blobs, precision, flow, sentences)
+        for why in explanations_listed(explained)
+    ]
+    return joined(EXPLANATION_FORMAT, EXPLANATION_VERSION, items, blobs)
+
+
+def explanations_listed(
+    explained: Explanation | Explanations | Sequence[Explanation],
+) -> list[Explanation]:
+    """Make a list of one or several explanations; none, or something else, is an error."""
+    several = list(explained) if isinstance(explained, Sequence) else [explained]
+    if not several:
+        raise InputError("there is no explanation to show; give at least one")
+    for why in several:
+        # Importing the class here would be a circle: explanations show themselves.
+        if not hasattr(why, "contributions"):
+            raise InputError(f"this page shows explanations, not {type(why).__name__}")
+    return several
+
+
+def flow_bytes(several: Sequence[Explanation]) -> int:
+    """How many bytes the flow maps of explanations are in float32."""
+    return sum(4 * why.flows[WHOLE].size for why in several if WHOLE in why.flows)
+
+
+def _explanation_item(
+    why: Explanation, blobs: Blobs, precision: int, flow: bool, left_out: list[str]
+) -> dict[str, Any]:
+    layers, heads = why.heads.shape[:2]
+    whole = why.flows.get(WHOLE) if flow else None
+    end = why.seen  # the target's tokens behind the prefix carry nothing
+    cross = why.cross_heads
+    blocks = [place for place, name in enumerate(why.component_names) if name != RES]
+    return {
+        "model": str(why.provenance.get("model", "model")),
+        "text": texts_of(why.text),
+        **token_fields(why.axis.take(range(end))),
+        **{name: plain(getattr(why, name)) for name in _SAID},
+        "position": why.read_at,
+        "sequences": _sequences(why),
+        "layers": layers,
+        "heads_per_layer": heads,
+        "provenance": plain(why.provenance),
+        "nodes": blobs.add_floats(why.nodes[:, :end]),
+        "component_names": [why.component_names[place] for place in blocks],
+        "components": blobs.add_floats(why.components[:, blocks, :end]),
+        "heads": blobs.add_floats(why.heads[..., :end]),
+        "cross_heads": None if cross is None else blobs.add_floats(cross[..., :end]),
+        "flow": None
+        if whole is None
+        else [blobs.add_signed(part[:end, :end], precision) for part in whole],
+        "precision": {"bits": precision},
+        "left_out": [*left_out, *_missing(why)],
+    }
+
+
+def _sequences(why: Explanation) -> dict[str, Any] | None:
+    """Which tokens and layers are whose, and what each sequence supplies, if there are two."""
+    if not why.has_two_sequences:
+        return None
+    return {
+        "source_tokens": why.encoder_tokens,
+        "encoder_layers": why.encoder_layers,
+        "shares": plain(asdict(why.shares)),
+    }
+
+
+def _missing(why: Explanation) -> list[str]:
+    """Sentences about what an explanation has that the page does not show, or lacks."""
+    sentences = []
+    if WHOLE not in why.flows:
+        sentences.append(
+            "This explanation was made without flow maps, so the way through the layers is not "
+            "shown; ask for flow=True."
+        )
+    if set(why.flows) - {WHOLE}:
+        sentences.append("Flow maps behind scopes are left out.")
+    if why.head_flow is not None:
+        sentences.append("Flow maps by head are left out.")
+    return sentences
+
+
+# Cosines of two texts as the bytes that the viewer reads; see ``viewer/CONTRACT.md``.
+
+
+COSINE_FORMAT = "normlens-viewer-cosines"
+COSINE_VERSION = 1
+
+
+def encode_cosines(compared: Cosine | Sequence[Cosine]) -> bytes:
+    """Encode one or several cosines; their arrays are kept in float32."""
+    blobs = Blobs()
+    items = [_cosine_item(pair, blobs) for pair in cosines_listed(compared)]
+    return joined(COSINE_FORMAT, COSINE_VERSION, items, blobs)
+
+
+def cosines_listed(compared: Cosine | Sequence[Cosine]) -> list[Cosine]:
+    """Make a list of one or several cosines; none, or something else, is an error."""
+    several = list(compared) if isinstance(compared, Sequence) else [compared]
+    if not several:
+        raise InputError("there is no cosine to show; give at least one")
+    for pair in several:
+        # Importing the class here would be a circle: cosines show themselves.
+        if not hasattr(pair, "a_with_bias"):
+            raise InputError(f"this page shows cosines, not {type(pair).__name__}")
+    return several
+
+
+def _cosine_item(pair: Cosine, blobs: Blobs) -> dict[str, Any]:
+    return {
+        "model": str(pair.provenance.get("model", "model")),
+        "value": plain(pair.value),
+        "completeness": plain(pair.completeness),
+        "remainder": plain(dict(pair.remainder)),
+        "provenance": plain(dict(pair.provenance)),
+        "a": {"text": pair.text_a, **token_fields(pair.a)},
+        "b": {"text": pair.text_b, **token_fields(pair.b)},
+        "matrix": blobs.add_floats(pair.matrix),
+        "a_with_bias": blobs.add_floats(pair.a_with_bias),
+        "b_with_bias": blobs.add_floats(pair.b_with_bias),
+        "bias": plain(pair.bias),
+        "left_out": [],
+    }

@@ -9,8 +9,7 @@ import pytest
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines import prepared
 from normlens.corpus.engines.prepared import Clock, Entry, batches
-from normlens.pairs import Pair
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded, Pair
 
 
 def sequence(length: int) -> Encoded:

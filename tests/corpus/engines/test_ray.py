@@ -20,7 +20,7 @@ from normlens.corpus import Run, resume, run
 from normlens.corpus.engines import ray_crew
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.log import read_state
+from normlens.corpus.runs.log_reading import read_state
 from normlens.errors import InputError, ModelLoadError
 
 ray = pytest.importorskip("ray", reason="needs Ray (pip install 'normlens[ray]')")

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 
 import normlens
 from normlens.corpus.measures import Item, Measure
+from normlens.inputs.text import Encoded
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
-from normlens.text import Encoded
 
 SCOPES = [
     "ATTN-W",

@@ -10,8 +10,8 @@ import pytest
 from measure_examples import SCOPES, item, real_item
 from scipy.stats import rankdata, spearmanr
 
-from normlens.analysis.ranks import average_ranks, centred_ranks, spearman_matrix
 from normlens.corpus import measures
+from normlens.measures.ranks import average_ranks, centred_ranks, spearman_matrix
 
 similarity = measures.get("similarity")
 

@@ -21,7 +21,8 @@ from normlens.corpus.runs import compaction_plan
 from normlens.corpus.runs import folder as folders
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.log import empty_state, read_state
+from normlens.corpus.runs.log import empty_state
+from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import InputError, NormLensError, OutputError
 

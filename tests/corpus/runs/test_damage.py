@@ -16,7 +16,7 @@ import typer
 from run_logs import edit_entry, entries_file, forget
 
 from normlens import cli
-from normlens.cli.run_folder import NOT_SOUND
+from normlens.cli.corpus import NOT_SOUND
 from normlens.corpus import Run, resume, run
 from normlens.corpus.runs import folder, stamps, verified
 from normlens.errors import NormLensError

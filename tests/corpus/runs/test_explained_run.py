@@ -18,10 +18,10 @@ from run_examples import (
 
 import normlens
 from normlens import cli
-from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import Run
 from normlens.corpus.engines import worker
 from normlens.errors import InputError, UnsupportedModelError
+from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import scramble, tiny_config, tiny_model
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

@@ -26,13 +26,13 @@ from run_logs import entries_file
 
 import normlens
 from normlens import cli
-from normlens.checkpoints.hub import Origin
 from normlens.corpus import Run, resume, run
 from normlens.corpus.data import formats
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.side_files import DATA_INDEX
 from normlens.errors import InputError, NormLensError
+from normlens.loading.hub import Origin
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 

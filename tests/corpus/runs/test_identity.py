@@ -18,10 +18,10 @@ import transformers
 from run_logs import forget
 
 import normlens
-from normlens.checkpoints.hub import quiet_transformers
 from normlens.corpus import resume, run
 from normlens.corpus.runs.errors import RunError
 from normlens.corpus.runs.identity import identify, tokenizer_hash
+from normlens.loading.hub import quiet_transformers
 from normlens.models.tiny import tiny_config
 
 MEASURE = """

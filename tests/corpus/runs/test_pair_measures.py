@@ -14,10 +14,10 @@ from pair_examples import fast_tokenizer, with_head
 from scipy.stats import spearmanr
 
 import normlens
-from normlens.analysis.amplification import amplification
 from normlens.corpus import Run
 from normlens.corpus.runs.errors import AllFailedError
 from normlens.errors import InputError, NormLensError
+from normlens.measures.maps import amplification
 from normlens.papers.reproduce import reproduce
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")

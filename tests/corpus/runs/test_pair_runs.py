@@ -15,11 +15,11 @@ from pair_examples import fast_tokenizer, with_head
 from run_examples import assert_each_once, assert_same_tables, some_fail, tiny_checkpoint
 
 import normlens
-from normlens import targets
 from normlens.corpus import Run
 from normlens.corpus.measures import measure
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import InputError
+from normlens.inputs import pairs
 
 pytest.importorskip("duckdb", reason="reading tables needs DuckDB")
 MEASURES = "similarity,mixing,norms,amplification,explanations"
@@ -44,7 +44,7 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "MOST_GENERATED", 8)
+    monkeypatch.setattr(pairs, "MOST_GENERATED", 8)
 
 
 def as_tsv(path: Path) -> dict[str, Any]:

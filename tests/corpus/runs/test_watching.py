@@ -15,7 +15,7 @@ import pytest
 import run_examples as examples
 from rich.console import Console
 
-from normlens.cli import main, watch
+from normlens.cli import corpus, main
 from normlens.corpus import Run, run
 from normlens.corpus.runs import activity as activities
 from normlens.corpus.runs import watching as watchings
@@ -372,8 +372,8 @@ def test_lines_in_a_pipe_until_the_run_ends(
     stopped: Run, states: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(watch.time, "sleep", slept.append)
-    watch.watch_run(Played(stopped, *states))  # type: ignore[arg-type]
+    monkeypatch.setattr(corpus.time, "sleep", slept.append)
+    corpus.watch_run(Played(stopped, *states))  # type: ignore[arg-type]
     assert slept == [10.0, 10.0]
     first, second, last = capsys.readouterr().out.splitlines()
     assert first == (
@@ -382,7 +382,7 @@ def test_lines_in_a_pipe_until_the_run_ends(
     assert "5.0/s, 1 shard in flight" in second
     assert last.startswith(f"2/{N} sequences, ")
     assert last.endswith("0 failed, stopped")
-    watch.watch_run(Played(stopped, *states), as_json=True)  # type: ignore[arg-type]
+    corpus.watch_run(Played(stopped, *states), as_json=True)  # type: ignore[arg-type]
     told_states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert told_states == ["running", "running", "stopped"]
 
@@ -400,9 +400,9 @@ def test_a_live_view_on_a_terminal(
 ) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, markup=False)
-    monkeypatch.setattr(watch, "console_for", lambda: console)
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
-    watch.watch_run(Played(stopped, *states))  # type: ignore[arg-type]
+    monkeypatch.setattr(corpus, "console_for", lambda: console)
+    monkeypatch.setattr(corpus.time, "sleep", lambda seconds: None)
+    corpus.watch_run(Played(stopped, *states))  # type: ignore[arg-type]
     shown = screen.getvalue()
     assert "node:7" in shown
     assert "sequences/s" in shown

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import normlens
-from normlens.analysing.batches import affordable
-from normlens.decomposition.costs import batches
-from normlens.decomposition.costs.batches import affordable_sequences, sequence_memory
-from normlens.estimate import sizes_of
-from normlens.estimate.whole import automatic_batch
 from normlens.models.tiny import tiny_model
+from normlens.pipeline.batches import affordable
+from normlens.plan import costs
+from normlens.plan.costs import affordable_sequences, sequence_memory
+from normlens.plan.estimate import automatic_batch
+from normlens.plan.request import sizes_of
 
 GPU = torch.device("cuda")
 
@@ -19,7 +19,7 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def memory(monkeypatch):
     """A device with so many bytes."""
-    return lambda size: monkeypatch.setattr(batches, "device_memory", lambda device: size)
+    return lambda size: monkeypatch.setattr(costs, "device_memory", lambda device: size)
 
 
 def test_a_sequence_takes_its_weights_values_and_vectors():

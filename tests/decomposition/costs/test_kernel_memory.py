@@ -6,16 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from normlens.components import Reach
-from normlens.decomposition.costs.kernel_memory import (
-    CHUNK_BYTES,
-    KernelMemory,
-    TargetPieces,
-    chunk_limit,
-)
-from normlens.decomposition.costs.shape import Shape
-from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.fused.tiling import TargetTiling
+from normlens.gpu.sizes import PRECISIONS, TargetTiling
+from normlens.layers import Reach
+from normlens.plan.costs import CHUNK_BYTES, KernelMemory, Shape, TargetPieces, chunk_limit
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.decomposition.costs.head_products import (
+from normlens.plan.costs import (
     head_product_elements,
     head_product_operations,
     head_products_pay,

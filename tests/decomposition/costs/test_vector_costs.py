@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.decomposition.costs.vectors import VectorSizes, chunk_sources, group_sources
+from normlens.plan.costs import VectorSizes, chunk_sources, group_sources
 
 
 @pytest.mark.parametrize("causal", [False, True])

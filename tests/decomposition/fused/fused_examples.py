@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlens.components import Layer
+from normlens.layers import Layer
 
 #: every order of components that the kernel knows, and what families differ in
 LAYERS: dict[str, dict[str, Any]] = {
@@ -55,16 +55,16 @@ def entry_error(found: Tensor, expected: Tensor) -> float:
 
 def force_storing(stored: bool, monkeypatch: Any) -> None:
     """Hidden rows stored or mixed anew by the method source by source, whatever that costs."""
-    from normlens.decomposition.costs.hidden_rows import HiddenRows
+    from normlens.plan.costs import HiddenRows
 
     monkeypatch.setattr(HiddenRows, "stored", stored)
 
 
 def force_method(name: str, monkeypatch: Any) -> None:
     """One method through the stage, whatever it costs."""
-    from normlens.decomposition import head_products
-    from normlens.decomposition.fused import choice
-    from normlens.decomposition.fused.matrices import Matrices
+    from normlens.frozen import head_products
+    from normlens.gpu import choice
+    from normlens.gpu.matrices import Matrices
 
     known = {
         "in one kernel": choice.InOneKernel,

@@ -11,21 +11,17 @@ import torch
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.components import Reach
-from normlens.decomposition import head_products
-from normlens.decomposition.costs import kernels
-from normlens.decomposition.costs.hidden_rows import HiddenRows, Text
-from normlens.decomposition.costs.kernels import KernelCosts
-from normlens.decomposition.costs.shape import Shape
-from normlens.decomposition.fused.by_pair import ByPair
-from normlens.decomposition.fused.by_source import BySource
-from normlens.decomposition.fused.choice import cheapest_method
-from normlens.decomposition.fused.matrices import Matrices
-from normlens.decomposition.fused.method import Method
-from normlens.decomposition.fused.precision import PRECISIONS
-from normlens.decomposition.fused.stage import Stage
-from normlens.decomposition.fused.tail import tail_of
 from normlens.errors import MemoryLimitError
+from normlens.frozen import head_products
+from normlens.frozen.tiles import tail_of
+from normlens.gpu.by_source import ByPair, BySource
+from normlens.gpu.choice import cheapest_method
+from normlens.gpu.matrices import Matrices
+from normlens.gpu.sizes import PRECISIONS
+from normlens.gpu.stage import Method, Stage
+from normlens.layers import Reach
+from normlens.plan import costs as kernels
+from normlens.plan.costs import HiddenRows, KernelCosts, Shape, Text
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "performance.md"
 interpreted = pytest.mark.skipif(
@@ -126,7 +122,7 @@ def stage_of(monkeypatch):
         caught: list[Stage] = []
         monkeypatch.setattr(head_products, "head_products_pay", lambda *sizes: True)
         with monkeypatch.context() as patched:
-            patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
+            patched.setattr("normlens.frozen.stage.run_feed_forward", catch)
             with pytest.raises(Caught):
                 given.solve()
         return caught[0]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import normlens
-from normlens.decomposition import devices
 from normlens.errors import InputError
 from normlens.models.tiny import tiny_model
-from normlens.precisions import PRECISIONS
+from normlens.options import PRECISIONS
+from normlens.plan import memory
 
 IDS = [3, 9, 27, 14]
 
@@ -43,17 +43,17 @@ def no_triton(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
     )
-    devices.has_triton.cache_clear()
+    memory.has_triton.cache_clear()
     yield
-    devices.has_triton.cache_clear()
+    memory.has_triton.cache_clear()
 
 
 def test_a_missing_triton_is_mentioned_once(no_triton):
     with pytest.warns(RuntimeWarning, match="pip install triton"):
-        assert not devices.has_triton()
+        assert not memory.has_triton()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not devices.has_triton()
+        assert not memory.has_triton()
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_a_gpu_that_is_not_here_is_taken_for_one_that_runs_kernels(
     device, dtype, expected, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.kernels_run_on(torch.device(device), dtype) == expected
+    assert memory.kernels_run_on(torch.device(device), dtype) == expected
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
 def test_a_gpu_that_is_here_is_asked(capability, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(devices, "has_triton", lambda: True)
-    assert devices.kernels_run_on(torch.device("cuda"), torch.float32) == expected
-    monkeypatch.setattr(devices, "has_triton", lambda: False)
-    assert not devices.kernels_run_on(torch.device("cuda"), torch.float32)
+    monkeypatch.setattr(memory, "has_triton", lambda: True)
+    assert memory.kernels_run_on(torch.device("cuda"), torch.float32) == expected
+    monkeypatch.setattr(memory, "has_triton", lambda: False)
+    assert not memory.kernels_run_on(torch.device("cuda"), torch.float32)
 
 
 @pytest.mark.gpu

@@ -10,18 +10,18 @@ import torch
 from fused_examples import force_storing
 
 import normlens
-from normlens.decomposition import engine
-from normlens.decomposition.plan import KernelPlan
-from normlens.estimate import Analysis, estimate, sizes_of
-from normlens.estimate.plans import kernel_costs, kernel_memory
+from normlens.frozen import stage as engine
 from normlens.models.tiny import tiny_model
+from normlens.plan.estimate import estimate, kernel_costs, kernel_memory
+from normlens.plan.method import KernelPlan
+from normlens.plan.request import Analysis, sizes_of
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.costs import kernels
-from normlens.decomposition.costs.kernel_memory import CHUNK_BYTES
-from normlens.decomposition.fused import choice, matrices
-from normlens.decomposition.fused.stage import Stage
+from normlens.gpu import choice, matrices
+from normlens.gpu.stage import Stage
+from normlens.plan import costs as kernels
+from normlens.plan.costs import CHUNK_BYTES
 
 pytestmark = [
     pytest.mark.skipif(

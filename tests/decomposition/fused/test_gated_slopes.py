@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from normlens.decomposition.activations import CELLS, activation, mean_slope_table
-from normlens.decomposition.fused.gated_slopes import gated_slopes
-from normlens.decomposition.rules import GATED_RULES
-from normlens.halving import halves
+from normlens.frozen.activations import CELLS, activation, mean_slope_table
+from normlens.frozen.rules import GATED_RULES
+from normlens.gpu.operands import gated_slopes
+from normlens.gpu.split_products import halves
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,21 +14,22 @@ from reference import largest_error, mixing_of, pair_references, reference
 from torch import nn
 
 import normlens
-from normlens.analysing.verdicts import KERNEL_TOLERANCE
-from normlens.decomposition import decompose_layer, engine
-from normlens.decomposition.feedforward_job import ORDINARY, FeedForwardJob
-from normlens.decomposition.norm_maps import Settings
-from normlens.decomposition.sample import sampled_error
-from normlens.decomposition.tiles import feed_forward_norms
+from normlens.frozen import stage
+from normlens.frozen.norm_maps import decompose_layer
+from normlens.frozen.stage import sampled_error
+from normlens.frozen.tiles import ORDINARY, FeedForwardJob, feed_forward_norms
 from normlens.models.tiny import tiny_model
+from normlens.options import Settings
+from normlens.pipeline.batches import KERNEL_TOLERANCE
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.fused import by_pair, operands, source_rows
-from normlens.decomposition.fused.choice import fused_norms
-from normlens.decomposition.fused.launching import launch
-from normlens.decomposition.fused.tail import Slots, tail_of
-from normlens.decomposition.fused.tiling import TargetTiling, Tiling
+from normlens.frozen.tiles import Slots, tail_of
+from normlens.gpu import by_source, operands
+from normlens.gpu import operands as source_rows
+from normlens.gpu.choice import fused_norms
+from normlens.gpu.operands import launch
+from normlens.gpu.sizes import TargetTiling, Tiling
 
 pytestmark = [
     pytest.mark.skipif(
@@ -45,7 +46,7 @@ TINY_TARGETS = TargetTiling(16, 16, 16, 16, 1, 1)
 @pytest.fixture
 def fused(monkeypatch):
     """Every layer that the kernels know goes through them."""
-    monkeypatch.setattr(engine, "has_kernels", lambda weight: weight.dtype == torch.float32)
+    monkeypatch.setattr(stage, "has_kernels", lambda weight: weight.dtype == torch.float32)
     monkeypatch.setattr(Tiling, "choose", classmethod(lambda cls, *_: TINY))
     monkeypatch.setattr(TargetTiling, "choose", classmethod(lambda cls, *_: TINY_TARGETS))
     monkeypatch.setattr(source_rows, "SOURCE_BLOCK", 16)
@@ -115,7 +116,7 @@ def test_stored_hidden_rows_give_the_same_numbers(precision, problem, forced, mo
     forced("in one kernel")
     mixed_anew = given.solve(precision=precision)
     forced("by pair")
-    monkeypatch.setattr(by_pair, "HIDDEN_RUN", 16)
+    monkeypatch.setattr(by_source, "HIDDEN_RUN", 16)
     stored = given.solve(precision=precision)
     for scope, norms in mixed_anew.norms.items():
         torch.testing.assert_close(stored.norms[scope], norms, rtol=1e-5, atol=0)
@@ -125,13 +126,13 @@ def test_rows_that_nobody_stored_are_not_read(problem, forced, monkeypatch):
     read = []
 
     def watched(kernel, programs, *arguments, **options):
-        if kernel is by_pair.pair_sums:
+        if kernel is by_source.pair_sums:
             *_, begin, end, _first, _batch, _n = arguments
             read.append((arguments[2].shape[0], end - begin))
         launch(kernel, programs, *arguments, **options)
 
     forced("by pair")
-    monkeypatch.setattr(by_pair, "launch", watched)
+    monkeypatch.setattr(by_source, "launch", watched)
     given = problem("pre", n=7, d=20, m=24, causal=True, dtype=torch.float32)
     given.solve(precision="float32")
     assert sum(rows for rows, _ in read) == 28  # the pairs, in blocks of 16
@@ -183,7 +184,7 @@ def job_of(given, monkeypatch) -> FeedForwardJob:
         return feed_forward_norms(job, lengths, limit), "float32"
 
     with monkeypatch.context() as patched:
-        patched.setattr("normlens.decomposition.feedforward_stage.run_feed_forward", catch)
+        patched.setattr("normlens.frozen.stage.run_feed_forward", catch)
         given.solve()
     return caught[0]
 
@@ -262,7 +263,7 @@ def test_a_lens_refuses_norms_that_miss_the_sample(fused, monkeypatch):
     def wrong(job, lengths, norms):
         return torch.tensor(0.05)
 
-    monkeypatch.setattr("normlens.decomposition.feedforward_stage.sampled_error", wrong)
+    monkeypatch.setattr("normlens.frozen.stage.sampled_error", wrong)
     lens = normlens.load(tiny_model("bert", num_hidden_layers=1), device="cpu")
     with pytest.raises(normlens.NormLensError, match="miss an exact recomputation"):
         lens.maps(input_ids=[3, 9, 27], precision="float32")

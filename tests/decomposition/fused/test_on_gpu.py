@@ -20,10 +20,10 @@ from fused_examples import (
 from reference import reference, references
 
 import normlens
-from normlens.decomposition import decompose_layer
-from normlens.decomposition.fused import stage
-from normlens.decomposition.norm_maps import Settings
+from normlens.frozen.norm_maps import decompose_layer
+from normlens.gpu import stage
 from normlens.models.tiny import tiny_families, tiny_model
+from normlens.options import Settings
 
 pytestmark = pytest.mark.gpu
 

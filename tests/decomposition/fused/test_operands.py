@@ -8,9 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
-from normlens.decomposition.fused import operands
-from normlens.decomposition.fused.operands import ScaledWeights
-from normlens.decomposition.fused.precision import PRECISIONS
+from normlens.gpu import operands
+from normlens.gpu.operands import ScaledWeights
+from normlens.gpu.sizes import PRECISIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []

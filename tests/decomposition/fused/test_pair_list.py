@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from normlens.decomposition.fused.pair_list import PairList
-from normlens.reach import Reach
+from normlens.gpu.by_source import PairList
+from normlens.layers import Reach
 
 N, LENGTHS = 7, (7, 2, 5)
 REACHES = [Reach(), Reach(ahead=0), Reach(back=2, ahead=0), Reach(back=0), Reach(1, 3)]

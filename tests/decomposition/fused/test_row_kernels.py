@@ -12,12 +12,13 @@ pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels
 from reference import largest_error
 
 import normlens
-from normlens.components import Norm
-from normlens.decomposition import devices, norm, scope_sizes
-from normlens.decomposition.completeness import relative_rows
-from normlens.decomposition.fused.rows import measured, normalised
-from normlens.decomposition.parts import Bias, Parts
+from normlens.frozen import norm, norm_maps
+from normlens.frozen.parts import Bias, Parts
+from normlens.gpu.operands import measured, normalised
+from normlens.layers import Norm
 from normlens.models.tiny import tiny_model
+from normlens.plan import memory
+from normlens.plan.memory import relative_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -86,14 +87,14 @@ def test_what_is_not_finite_is_an_error() -> None:
 
 
 def test_vectors_of_a_cpu_or_with_a_gradient_are_left_to_pytorch() -> None:
-    assert not devices.takes_one_pass(torch.ones(2, 3))
+    assert not memory.takes_one_pass(torch.ones(2, 3))
     if DEVICE == "cuda":
         v = torch.ones(2, 3, device=DEVICE)
-        assert devices.takes_one_pass(v)
-        assert not devices.takes_one_pass(v.double())
-        assert not devices.takes_one_pass(torch.ones(2, devices.WIDEST + 1, device=DEVICE))
+        assert memory.takes_one_pass(v)
+        assert not memory.takes_one_pass(v.double())
+        assert not memory.takes_one_pass(torch.ones(2, memory.WIDEST + 1, device=DEVICE))
         with torch.enable_grad():
-            assert not devices.takes_one_pass(v.requires_grad_())
+            assert not memory.takes_one_pass(v.requires_grad_())
 
 
 def test_a_vector_for_several_targets_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ def test_maps_are_those_of_float64(family: str, monkeypatch: pytest.MonkeyPatch)
         passed.append(v.shape)
         return v.dtype == torch.float32
 
-    for module in (norm, scope_sizes):
+    for module in (norm, norm_maps):
         monkeypatch.setattr(module, "takes_one_pass", takes)
     model, ids = tiny_model(family), [5, 7, 9, 11]
     exact = normlens.load(copy.deepcopy(model).double(), device=DEVICE).maps(input_ids=ids)

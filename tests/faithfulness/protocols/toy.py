@@ -11,7 +11,7 @@ from normlens.faithfulness.protocols.base import Example, Protocol
 from normlens.faithfulness.questions import Question
 from normlens.faithfulness.scoring import Scored
 from normlens.faithfulness.variants import Variant
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
 
 CLS, SEP, MASK, END = 1, 2, 3, 4
 

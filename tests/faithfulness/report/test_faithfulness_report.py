@@ -16,8 +16,6 @@ from faithfulness_examples import METHODS, examples, made_up_run
 from run_logs import forget
 from shell import Shell
 
-from normlens.analysis.bootstrap import mean_intervals
-from normlens.analysis.paired import holm, sign_flip_p
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import run
 from normlens.errors import InputError
@@ -28,6 +26,7 @@ from normlens.faithfulness.report.example_choice import choose_examples
 from normlens.faithfulness.report.protocol_words import words_of
 from normlens.faithfulness.report.ranking import RESAMPLES, Ranking, rank
 from normlens.faithfulness.report.sentences import verdict
+from normlens.measures.bootstrap import holm, mean_intervals, sign_flip_p
 from normlens.reports.base import Evidence
 
 FEW = {"normlens": 0.5, "alti": 0.4, "random": 0.2}

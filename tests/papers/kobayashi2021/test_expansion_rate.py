@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from normlens.analysis.expansion import expansion_rates
 from normlens.errors import InputError
 from normlens.lens import Lens
+from normlens.measures.tensors import expansion_rates
 from normlens.models.tiny import tiny_families
 from normlens.papers import published
 from normlens.papers.base import Evidence

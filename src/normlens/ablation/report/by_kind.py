@@ -12,10 +12,10 @@ from normlens.ablation.report.evidence import AblationEvidence
 from normlens.ablation.report.outcomes import Cost, costs
 from normlens.ablation.report.rows import rows_of
 from normlens.ablation.report.scales import scale_changes
+from normlens.errors import listed
 from normlens.reports import words
 from normlens.reports.base import Experiment, Figure, Result, Table
 from normlens.reports.drawing import layer_ticks, legend, line, panels, style
-from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

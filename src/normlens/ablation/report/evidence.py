@@ -11,10 +11,9 @@ import pandas as pd
 from normlens.ablation.folder import Told
 from normlens.ablation.kinds import CONTROLS, INTACT
 from normlens.ablation.options import AblateOptions
-from normlens.analysis.bootstrap import Array
-from normlens.analysis.loss_changes import LossChanges, loss_changes
-from normlens.analysis.rank_agreement import RankAgreement, rank_agreement
 from normlens.corpus.runs.results import Run
+from normlens.measures.bootstrap import Array, LossChanges, loss_changes
+from normlens.measures.ranks import RankAgreement, rank_agreement
 from normlens.scopes import Step, consecutive, feed_forward_pairs
 
 #: A statistic of ranks is dear; so many resamples do for its interval.

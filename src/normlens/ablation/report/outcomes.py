@@ -9,7 +9,7 @@ import pandas as pd
 
 from normlens.ablation.loss_names import CLASSES, DRIFT, MASKED, NEXT_TOKEN
 from normlens.ablation.report.evidence import AblationEvidence
-from normlens.analysis.bootstrap import Array
+from normlens.measures.bootstrap import Array
 
 _LOSSES = {
     NEXT_TOKEN: ("next-token loss", "nats per token"),

@@ -15,10 +15,10 @@ from normlens.ablation.report.outcomes import Cost, costs
 from normlens.ablation.report.rows import rows_of
 from normlens.ablation.report.scatter import draw_scatter
 from normlens.ablation.report.ways import SHORT, taken, ways
-from normlens.analysis.cell_correlation import CellCorrelation, cell_correlation, mean_draws
+from normlens.errors import listed
+from normlens.measures.ranks import CellCorrelation, cell_correlation, mean_draws
 from normlens.reports import words
 from normlens.reports.base import Experiment, Figure, Result, Table
-from normlens.wording import listed
 
 EXPERIMENT = Experiment(
     name="prediction",

@@ -13,11 +13,12 @@ from normlens.ablation.report.rows import rows_of
 from normlens.ablation.report.scales import scale_changes
 from normlens.ablation.report.ways import SHORT, taken, ways
 from normlens.corpus.measures.scope_pairs import feed_forward_pair
-from normlens.layers import layers_in_words
+from normlens.figures.canvas import COLOURS, FAINT
 from normlens.reports import words
 from normlens.reports.base import Experiment, Figure, Result, Table
-from normlens.reports.drawing import COLOURS, FAINT, layer_ticks, legend, panels, style
+from normlens.reports.drawing import layer_ticks, legend, panels, style
 from normlens.reports.formatting import signed
+from normlens.scopes import layers_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

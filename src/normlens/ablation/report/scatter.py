@@ -9,9 +9,10 @@ import pandas as pd
 
 from normlens.ablation.report.outcomes import Cost
 from normlens.ablation.report.scales import scale_changes
-from normlens.analysis.cell_correlation import CellCorrelation
+from normlens.figures.canvas import COLOURS, FAINT, INK, MARKERS
+from normlens.measures.ranks import CellCorrelation
 from normlens.reports import words
-from normlens.reports.drawing import COLOURS, FAINT, INK, MARKERS, SMALL, legend, panels, style
+from normlens.reports.drawing import SMALL, legend, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -11,11 +11,12 @@ from normlens.ablation.report.evidence import AblationEvidence
 from normlens.ablation.report.outcomes import loss_cost
 from normlens.ablation.report.rows import rows_of
 from normlens.ablation.report.scales import scale_changes
-from normlens.analysis.loss_changes import place_among
-from normlens.layers import layers_in_words
+from normlens.figures.canvas import COLOURS
+from normlens.measures.bootstrap import place_among
 from normlens.reports.base import Experiment, Figure, Result, Table
-from normlens.reports.drawing import COLOURS, GREY, legend, panels, style
+from normlens.reports.drawing import GREY, legend, panels, style
 from normlens.reports.formatting import count, signed
+from normlens.scopes import layers_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

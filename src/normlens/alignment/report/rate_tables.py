@@ -9,7 +9,7 @@ import pandas as pd
 from normlens.alignment.error_rates import ErrorRates
 from normlens.alignment.options import INPUT, OUTPUT, WAYS
 from normlens.alignment.report.published import comparisons
-from normlens.analysis.bootstrap import Means
+from normlens.measures.bootstrap import Means
 from normlens.reports.base import Experiment, Figure, Result, Table
 from normlens.reports.drawing import SMALL, layer_ticks, line, panels, style
 from normlens.reports.formatting import signed

@@ -9,8 +9,9 @@ import pandas as pd
 
 from normlens.alignment.error_rates import ErrorRates
 from normlens.alignment.report.rate_tables import of_maps
+from normlens.figures.canvas import COLOURS
 from normlens.reports.base import Evidence, Experiment, Figure, Result
-from normlens.reports.drawing import COLOURS, GREY, SMALL, panels, style
+from normlens.reports.drawing import GREY, SMALL, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -10,7 +10,7 @@ from typing import Any
 
 from normlens.corpus.data.records import Record, located
 from normlens.errors import InputError
-from normlens.text import Encoded, Text, encode_texts, tokenise
+from normlens.inputs.text import Encoded, Text, encode_texts, tokenise
 
 
 @dataclass(frozen=True)

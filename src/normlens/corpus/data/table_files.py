@@ -17,8 +17,7 @@ from normlens.corpus.data.row_fields import (
     text_columns,
 )
 from normlens.corpus.data.source import Source
-from normlens.errors import InputError, reason_of
-from normlens.json_text import parse_json_line
+from normlens.errors import InputError, parse_json_line, reason_of
 
 _BUFFER = 1 << 20
 

@@ -13,7 +13,7 @@ from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.options import Execution
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.precisions import AUTO
+from normlens.options import AUTO
 
 #: CPUs of a worker, where there are no GPUs to count by.
 CPUS_EACH = 4

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from normlens.corpus.measures.base import Asked
-from normlens.explain.ask import ask
-from normlens.explain.ask_pairs import ask_pairs
-from normlens.explain_options import ExplainOptions
+from normlens.explain.ask import ask, ask_pairs
+from normlens.inputs.text import Encoded, Item, Pair
 from normlens.lens import Lens
-from normlens.pairs import Item, Pair
+from normlens.options import ExplainOptions
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
-from normlens.text import Encoded
 
 
 def explained(

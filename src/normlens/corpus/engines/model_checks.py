@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from normlens.corpus.runs.options import RunOptions
 from normlens.errors import InputError
+from normlens.inputs.signals import takes_signals
 from normlens.lens import Lens
-from normlens.signal_inputs import takes_signals
 
 
 def check_tokenizer(lens: Lens) -> None:

@@ -12,9 +12,8 @@ from normlens.corpus.engines.guard import RUNS, Guard
 from normlens.corpus.engines.prepared import Analysed, Clock, Entry
 from normlens.corpus.measures import BoundMeasure, Item, Measure, ModelMeasure
 from normlens.corpus.runs.errors import RunError
-from normlens.errors import NormLensError
+from normlens.errors import NormLensError, is_out_of_memory
 from normlens.lens import Lens
-from normlens.memory_shortage import is_out_of_memory
 
 #: By the names of measures: the rows of one sequence, per table.
 Ready: TypeAlias = Mapping[str, dict[str, pa.Table]]

@@ -10,10 +10,9 @@ from normlens.corpus.data.records import Record, located
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.measures import Measure, ModelMeasure
 from normlens.errors import InputError
+from normlens.inputs.pairs import SourceTarget, encode_pair, encode_target
+from normlens.inputs.text import Encoded, Pair
 from normlens.lens import Lens
-from normlens.pair_inputs import SourceTarget, encode_pair, encode_target
-from normlens.pairs import Pair
-from normlens.text import Encoded
 
 
 def check_stacks(lens: Lens, measures: Sequence[Measure]) -> None:

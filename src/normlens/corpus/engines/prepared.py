@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.shard_rows import ShardRows
 from normlens.corpus.runs.shards import Shard
-from normlens.pairs import Item, Pair
+from normlens.inputs.text import Item, Pair
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 

@@ -23,7 +23,7 @@ from normlens.corpus.engines.station import EACH, Station
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import reason_of
-from normlens.hushed import hush
+from normlens.loading.hub import hush
 
 LAST_WORD = 10.0  # seconds that a process has to end by itself
 LOOK = 1.0  # seconds without an event after which the driver looks at its workers

@@ -14,7 +14,7 @@ from normlens.corpus.engines.station import EACH, Station
 from normlens.corpus.engines.worker import Task
 from normlens.corpus.runs.errors import RunError
 from normlens.errors import NormLensError, reason_of
-from normlens.precisions import AUTO
+from normlens.options import AUTO
 
 PATIENCE = 300.0  # seconds without an event before a line says where to look
 LOOK = 5.0  # seconds after which a cluster is looked at again

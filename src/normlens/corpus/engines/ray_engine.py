@@ -16,7 +16,7 @@ from normlens.corpus.runs.options import Execution
 from normlens.corpus.runs.resources import CPU
 from normlens.corpus.runs.shards import Finished, Shard
 from normlens.errors import MissingDependencyError
-from normlens.precisions import AUTO
+from normlens.options import AUTO
 
 
 class RayEngine(Engine):

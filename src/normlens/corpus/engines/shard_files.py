@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.shards import File, Shard, table_name
 
 

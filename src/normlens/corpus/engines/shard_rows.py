@@ -13,8 +13,7 @@ from normlens.corpus.data.spans import EncodedRecord
 from normlens.corpus.engines.guard import Guard, Unfinished
 from normlens.corpus.measures import Item, Measure
 from normlens.corpus.runs.errors import RunError
-from normlens.errors import InputError, NormLensError, one_line, reason_of
-from normlens.memory_shortage import is_out_of_memory
+from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, reason_of
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from normlens.analysing.batches import affordable
 from normlens.corpus.data.records import Record
 from normlens.corpus.engines.encoding import encode_for
 from normlens.corpus.engines.explaining import explained, no_maps
@@ -29,11 +28,12 @@ from normlens.corpus.runs.lock import check_same_folder
 from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.shards import Done, Shard
 from normlens.errors import InputError, NormLensError
+from normlens.inputs.text import Item
 from normlens.lens import Lens
-from normlens.loading import load
-from normlens.models.heads import read_head
+from normlens.loading.load import load
+from normlens.models.base import read_head
 from normlens.options import AnalysisOptions
-from normlens.pairs import Item
+from normlens.pipeline.batches import affordable
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 from normlens.scopes import components_of, resolve_all

@@ -11,7 +11,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens import scopes
-from normlens.analysis.amplification import AXES, normalise
 from normlens.corpus.measures.amplification_sample import candidates, combined_sample
 from normlens.corpus.measures.amplification_tables import (
     DISTANCE,
@@ -39,6 +38,7 @@ from normlens.corpus.measures.tokens import RELATIONS, Relation
 from normlens.corpus.measures.user_imports import imported
 from normlens.corpus.measures.user_relations import called, check_names
 from normlens.errors import InputError, valid_choice
+from normlens.measures.maps import AXES, normalise
 from normlens.results.maps import Maps
 
 

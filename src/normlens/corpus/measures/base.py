@@ -11,12 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.nonlinearities import IG
+from normlens.options import IG
 from normlens.results.explanation import Explanation
 from normlens.results.maps import Maps
 
 if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
-    from normlens.text import Encoded
+    from normlens.inputs.text import Encoded
 
 AT_ONCE = 1 << 16  # pairs of tokens, which bounds the memory that a measure takes
 

@@ -12,7 +12,7 @@ from normlens.corpus.measures.base import Asked, Item, Needs, RowMeasure
 from normlens.corpus.measures.explanation_tables import ORDER, TABLES, rows_of
 from normlens.corpus.measures.pair_explanation_rows import PairExplanations
 from normlens.errors import InputError
-from normlens.explain_options import ExplainOptions
+from normlens.options import ExplainOptions
 
 
 class ExplanationsMeasure(RowMeasure):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from normlens.analysis.ranks import spearman_matrix
 from normlens.corpus.measures.base import Item, Needs, alike, are_among, at_layers
 from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import (
@@ -22,6 +21,7 @@ from normlens.corpus.measures.columns import (
     total,
 )
 from normlens.corpus.measures.scope_pairs import feed_forward_pairs
+from normlens.measures.ranks import spearman_matrix
 
 TABLES = {
     "norms": pa.schema(

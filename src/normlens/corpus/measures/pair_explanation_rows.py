@@ -23,8 +23,7 @@ from normlens.corpus.measures.explanation_tables import (
     score_row,
 )
 from normlens.errors import InputError
-from normlens.results.explained_sequences import DECODER, ENCODER
-from normlens.results.explanation import Explanation
+from normlens.results.explanation import DECODER, ENCODER, Explanation
 
 #: What both sequences supply of the score, as in `Explanation.shares`.
 SHARES = [

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from normlens.analysis.ranks import spearman_matrix
 from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, are_among, at_layers
 from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import WHOSE, build
-from normlens.results.maps import Correlations, Maps
+from normlens.measures.ranks import spearman_matrix
+from normlens.results.labelled import Correlations
+from normlens.results.maps import Maps
 from normlens.scopes import holds
 
 SCHEMA = pa.schema(

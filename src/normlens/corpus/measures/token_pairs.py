@@ -18,7 +18,7 @@ from normlens.corpus.measures.tokens import (
 )
 
 if TYPE_CHECKING:  # it needs torch, which those who read a run's tables do not
-    from normlens.text import Encoded
+    from normlens.inputs.text import Encoded
 
 Columns = dict[str, NDArray[Any]]
 

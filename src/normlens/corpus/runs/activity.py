@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normlens.corpus.runs.entries import sealed, unsealed
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.side_files import ACTIVITY, write_side_file
 from normlens.errors import InputError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from normlens.corpus.runs.folder import TEMPORARY, Folder
+from normlens.corpus.runs.folder_base import TEMPORARY, Folder
 from normlens.corpus.runs.lock import holder
-from normlens.corpus.runs.log import read_state
 from normlens.corpus.runs.log_files import log_file
+from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.old_records import recorded

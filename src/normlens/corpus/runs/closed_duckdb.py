@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from normlens.errors import InputError
-from normlens.extras import TABLES, check_installed
+from normlens.errors import TABLES, InputError, check_installed
 
 _ASKING = ("SELECT", "FROM", "WITH", "PIVOT", "UNPIVOT")
 

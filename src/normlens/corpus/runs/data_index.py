@@ -22,7 +22,7 @@ from normlens.corpus.data.reading import Reading
 from normlens.corpus.data.records import Data, Record
 from normlens.corpus.runs.entries import sealed, unsealed
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import Manifest, changes, refuse
 from normlens.corpus.runs.side_files import DATA_INDEX, write_side_file
 from normlens.corpus.runs.stamps import Stamp, local_stamp

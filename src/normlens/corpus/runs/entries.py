@@ -17,7 +17,7 @@ from normlens.corpus.runs.shards import (
     placed,
     table_name,
 )
-from normlens.json_text import parse_json
+from normlens.errors import parse_json
 
 #: Numbers of a record that are counted, and must not be texts or negative.
 _COUNTS = ("number", "epoch", "attempt", "sequences", "failures", "tokens")

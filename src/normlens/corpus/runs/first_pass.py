@@ -24,10 +24,10 @@ from normlens.corpus.runs.options import RunOptions
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.verified import cache_folder
 from normlens.errors import InputError, NormLensError
-from normlens.estimate import skeleton
+from normlens.inputs.signals import takes_signals
 from normlens.lens import Lens
-from normlens.loading import load_config, load_tokenizer
-from normlens.signal_inputs import takes_signals
+from normlens.loading.load import load_config, load_tokenizer
+from normlens.plan.request import skeleton
 
 
 def with_kept_pairs(

@@ -13,7 +13,7 @@ from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.corpus.runs.paths import OBJECT, fixed_path, model_name
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.loading import load
+from normlens.loading.load import load
 
 
 def given_model(model: Any, execution: Execution) -> tuple[Lens | None, str]:

@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.analysing.provenance import versions
 from normlens.errors import NormLensError
-from normlens.heads import Dense
-from normlens.late import formed, late
+from normlens.gpu.matmul import formed, late
+from normlens.inputs.pairs import can_generate
+from normlens.layers import Dense
 from normlens.lens import Lens
-from normlens.models.offloading import loaded_tensor
-from normlens.models.reading import active_adapters, numbers_of
-from normlens.models.two_stacks import DECODER, ENCODER
-from normlens.targets import can_generate
+from normlens.models.parts import DECODER, ENCODER
+from normlens.models.reading import active_adapters, loaded_tensor, numbers_of
+from normlens.pipeline.batches import versions
 
 #: Fields of a configuration that the manifest has elsewhere, or that no number depends on.
 _ELSEWHERE = frozenset(

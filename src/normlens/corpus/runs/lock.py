@@ -14,9 +14,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder, LocalFolder
-from normlens.errors import OutputError, system_reason
-from normlens.json_text import parse_json
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder_base import Folder
+from normlens.errors import OutputError, parse_json, system_reason
 
 NAME = "lock"
 _ATTEMPTS = 4

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.options import RunOptions
-from normlens.json_text import parse_json
+from normlens.errors import parse_json
 
 NAME = "manifest.json"
 FORMAT = "normlens-run"

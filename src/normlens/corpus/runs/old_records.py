@@ -6,10 +6,10 @@ import re
 
 from normlens.corpus.runs.entries import checksum, parse_done
 from normlens.corpus.runs.errors import another_manifest
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import BEFORE_LOG, ROOT, Done
-from normlens.json_text import parse_json
+from normlens.errors import parse_json
 
 _NAME = re.compile(r"shards/shard-(\d{6,})\.json")
 

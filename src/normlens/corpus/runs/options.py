@@ -8,13 +8,20 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from normlens.corpus.runs.resources import parse_resources, parse_workers
-from normlens.errors import InputError, OptionError, check_choice
-from normlens.json_text import parse_json
-from normlens.option_fields import Option, names_of
-from normlens.options import DEVICE, DTYPE, PRECISION, REVISION, TRUST, at_least_one
-from normlens.parsing import parse_batch_size
-from normlens.precisions import AUTO, PRECISIONS
-from normlens.wording import listed
+from normlens.errors import InputError, OptionError, check_choice, listed, parse_json
+from normlens.options import (
+    AUTO,
+    DEVICE,
+    DTYPE,
+    PRECISION,
+    PRECISIONS,
+    REVISION,
+    TRUST,
+    Option,
+    at_least_one,
+    names_of,
+    parse_batch_size,
+)
 
 if TYPE_CHECKING:
     from normlens.corpus.measures import Measure

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from normlens.corpus.runs.shards import Done, File, table_name
-from normlens.json_text import parse_json
+from normlens.errors import parse_json
 
 _COUNTS = ("number", "epoch", "attempt", "sequences", "failures", "tokens")
 _TIMES = ("started", "finished")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import TEMPORARY, Folder, LocalFolder
-from normlens.corpus.runs.log import Log, State, empty_state, read_state
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder_base import TEMPORARY, Folder
+from normlens.corpus.runs.log import Log, empty_state
 from normlens.corpus.runs.log_files import ROOT as LOG
 from normlens.corpus.runs.log_files import log_file
+from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import NAME as MANIFEST
 from normlens.corpus.runs.manifest import VERSION, Manifest
 from normlens.corpus.runs.old_records import recorded
 from normlens.corpus.runs.shards import PARTS, ROOT, placed
+from normlens.corpus.runs.state import State
 from normlens.corpus.runs.verified import Verified
 
 

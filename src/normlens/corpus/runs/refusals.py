@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normlens.checkpoints.embedded_files import is_embedded
-from normlens.checkpoints.hub import is_cached
 from normlens.corpus.data.in_memory import NAME as IN_MEMORY
 from normlens.corpus.data.parallel import has_target
 from normlens.corpus.data.records import Data
 from normlens.corpus.data.source import sha256_of
 from normlens.corpus.runs import manifest as manifests
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import code_named
 from normlens.corpus.runs.options import RunOptions
@@ -24,7 +22,7 @@ from normlens.corpus.runs.paths import OBJECT
 from normlens.corpus.runs.recovery import is_of_shards, is_run_file
 from normlens.corpus.runs.side_files import SIDE_FILES
 from normlens.errors import InputError, OutputError
-from normlens.model_names import is_local
+from normlens.loading.hub import is_cached, is_embedded, is_local
 
 #: Settings of measures that name a file, whose checksum the manifest has among their options.
 FILES = (("alignment", "gold"),)

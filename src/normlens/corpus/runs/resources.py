@@ -6,8 +6,7 @@ import math
 import re
 
 from normlens.errors import InputError, OptionError
-from normlens.parsing import parse_bytes
-from normlens.precisions import AUTO
+from normlens.options import AUTO, parse_bytes
 
 #: Resources that every cluster has, by the names that are typed for them.
 CPU, GPU, MEMORY = "cpu", "gpu", "memory"

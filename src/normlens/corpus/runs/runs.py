@@ -21,11 +21,12 @@ from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import index_data, reopen
 from normlens.corpus.runs.errors import AllFailedError, SomeFailedWarning
 from normlens.corpus.runs.first_pass import with_kept_pairs
-from normlens.corpus.runs.folder import Folder, open_folder
+from normlens.corpus.runs.folder import open_folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.given import data_name, data_to_compare, given_model, opened_data
 from normlens.corpus.runs.kept_pairs import load_kept_pairs, save_kept_pairs
 from normlens.corpus.runs.lock import Lock, locked
-from normlens.corpus.runs.log import State, empty_state
+from normlens.corpus.runs.log import empty_state
 from normlens.corpus.runs.manifest import (
     Manifest,
     changed_options,
@@ -53,11 +54,12 @@ from normlens.corpus.runs.refusals import (
 )
 from normlens.corpus.runs.results import Run, failures_told
 from normlens.corpus.runs.side_files import ACTIVITY, clear_side_files
+from normlens.corpus.runs.state import State
 from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbeat
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
-from normlens.option_fields import shows_fields_of
+from normlens.options import shows_fields_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

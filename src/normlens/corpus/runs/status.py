@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.lock import holder
-from normlens.corpus.runs.log import read_state
+from normlens.corpus.runs.log_reading import read_state
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.progress import clock
 

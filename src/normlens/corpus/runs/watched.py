@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlens.corpus.runs.activity import LISTED, Activity, WorkerActivity, read_activity
-from normlens.corpus.runs.folder import Folder, LocalFolder
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.progress import clock
 from normlens.corpus.runs.status import Status
-from normlens.wording import counted
+from normlens.errors import counted
 
 NONE_YET = "none has finished a shard yet"
 

@@ -22,7 +22,8 @@ from normlens.corpus.runs.activity import (
     Activity,
     WorkerActivity,
 )
-from normlens.corpus.runs.folder import Folder, LocalFolder
+from normlens.corpus.runs.folder import LocalFolder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.shards import Done, Shard
 from normlens.corpus.runs.side_files import ACTIVITY, write_side_file

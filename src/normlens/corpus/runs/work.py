@@ -12,15 +12,16 @@ from normlens.corpus.runs.compaction import Compaction
 from normlens.corpus.runs.compaction_plan import Sizes
 from normlens.corpus.runs.data_index import IndexedData
 from normlens.corpus.runs.errors import RunError
-from normlens.corpus.runs.folder import Folder
+from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.identity import digest
 from normlens.corpus.runs.lock import Lock
-from normlens.corpus.runs.log import Attempt, Log, State
+from normlens.corpus.runs.log import Log
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.plan import Numbers, shards_to_do
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import check_complete, sweep
-from normlens.corpus.runs.shards import Compacted, Done
+from normlens.corpus.runs.shards import Attempt, Compacted, Done
+from normlens.corpus.runs.state import State
 from normlens.errors import NormLensError, OutputError
 
 #: Records that are committed together at most.

@@ -17,8 +17,7 @@ from normlens.corpus.measures.user_files import sources_of
 from normlens.errors import InputError
 from normlens.faithfulness.costs import Passes, no_passes
 from normlens.faithfulness.questions import Question, same_kind
-from normlens.parsing import parse_bytes
-from normlens.precisions import AUTO
+from normlens.options import AUTO, parse_bytes
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

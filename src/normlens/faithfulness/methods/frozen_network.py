@@ -17,16 +17,15 @@ import torch
 
 from normlens.errors import InputError
 from normlens.explain.explainer import Explainer
+from normlens.explain.network import check_one_sequence
 from normlens.explain.questions import Question as Asked
-from normlens.explain.vectors import check_one_sequence
-from normlens.explain_options import ExplainOptions
 from normlens.faithfulness.costs import Passes
 from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
 from normlens.faithfulness.methods.places import place_read
 from normlens.faithfulness.outputs import by_batches, sentence_head, text_vectors
 from normlens.faithfulness.questions import COSINE, Question
-from normlens.models.heads import read_head
-from normlens.nonlinearities import IG
+from normlens.models.base import read_head
+from normlens.options import IG, ExplainOptions
 from normlens.results.explanation import Explanation
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
 from normlens.faithfulness.outputs import affordable
 from normlens.faithfulness.questions import Question
 from normlens.faithfulness.scoring import Scorer, check_gradients
-from normlens.precisions import AUTO
+from normlens.options import AUTO
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from normlens.explain.questions import place_of
 from normlens.faithfulness.questions import COSINE, Question
-from normlens.heads import FIRST, MEAN
-from normlens.models.heads import read_head
+from normlens.layers import FIRST, MEAN
+from normlens.models.base import read_head
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

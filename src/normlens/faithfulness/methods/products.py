@@ -7,16 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
+from normlens.explain import rollouts
+from normlens.explain.rollouts import PREFIX, RolloutOptions, check_stack
+from normlens.explain.rollouts import Method as Rollout
+from normlens.explain.rollouts import method as rollout
 from normlens.faithfulness.costs import every_source, no_passes
 from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
 from normlens.faithfulness.methods.places import row_read
 from normlens.faithfulness.questions import Question
 from normlens.results.maps import Maps
-from normlens.rollouts import globenc_rollout, value_zeroing_rollout
-from normlens.rollouts.layerwise import RolloutOptions, check_stack
-from normlens.rollouts.registry import PREFIX
-from normlens.rollouts.registry import Method as Rollout
-from normlens.rollouts.registry import method as rollout
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 _SCOPES = {"rollout-weights": "ATTN-W"}
 _CHECKS: dict[str, Callable[[Lens], None]] = {
-    "globenc": globenc_rollout.check_layers,
-    "value-zeroing": value_zeroing_rollout.check_layers,
+    "globenc": rollouts.check_globenc_layers,
+    "value-zeroing": rollouts.check_value_zeroing_layers,
 }
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normlens.cosine_options import CosineOptions
 from normlens.explain.cosines import parts_of_texts
 from normlens.faithfulness.costs import every_source
 from normlens.faithfulness.methods.base import Method, MethodOptions, Scores
@@ -18,10 +17,9 @@ from normlens.faithfulness.methods.frozen_network import check_network
 from normlens.faithfulness.methods.places import place_read
 from normlens.faithfulness.outputs import sentence_head
 from normlens.faithfulness.questions import COSINE, Question
-from normlens.heads import MEAN, SENTENCES, Head
-from normlens.options import AnalysisOptions
-from normlens.origins import INPUT
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
+from normlens.layers import MEAN, SENTENCES, Head
+from normlens.options import INPUT, AnalysisOptions, CosineOptions
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -15,7 +15,7 @@ from normlens.faithfulness.protocols.base import Example, Protocol, Removal
 from normlens.faithfulness.protocols.orders import MOST, ordered
 from normlens.faithfulness.questions import NEXT_TOKEN
 from normlens.faithfulness.scoring import Scored
-from normlens.text import Encoded
+from normlens.inputs.text import Encoded
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

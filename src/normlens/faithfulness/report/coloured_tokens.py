@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.figures.fonts import fonts_for
-from normlens.figures.signed_colours import DIVERGING, NEGATIVE, POSITIVE
-from normlens.reports.drawing import GREY, INK, SMALL, panels
+from normlens.figures.canvas import INK, fonts_for
+from normlens.figures.colours import DIVERGING, NEGATIVE, POSITIVE
+from normlens.reports.drawing import GREY, SMALL, panels
 
 if TYPE_CHECKING:
     from markupsafe import Markup

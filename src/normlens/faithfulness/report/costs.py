@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from normlens.errors import listed
 from normlens.faithfulness.report import queries
 from normlens.faithfulness.report.method_colours import MethodColours
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.reports.base import Evidence, Experiment, Figure, Result, Table
 from normlens.reports.drawing import SMALL, panels, style
 from normlens.reports.words import number
-from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

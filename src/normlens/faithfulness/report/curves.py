@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.bootstrap import mean_intervals
-from normlens.analysis.paired import LEAST_EXAMPLES
 from normlens.faithfulness.report import queries
 from normlens.faithfulness.report.method_colours import MethodColours
 from normlens.faithfulness.report.protocol_words import LEAST, MOST
 from normlens.faithfulness.report.ranking import RESAMPLES, Ranking
+from normlens.measures.bootstrap import LEAST_EXAMPLES, mean_intervals
 from normlens.reports.base import Evidence, Figure, Table
 from normlens.reports.drawing import GREY, SMALL, panels, style
 

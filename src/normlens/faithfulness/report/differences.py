@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.paired import LEAST_EXAMPLES, holm, paired_differences
 from normlens.faithfulness.report.protocol_words import NORMLENS
 from normlens.faithfulness.report.ranking import RESAMPLES, Ranking
+from normlens.measures.bootstrap import LEAST_EXAMPLES, holm, paired_differences
 from normlens.reports.base import Table
 from normlens.reports.formatting import count
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlens.faithfulness.report.protocol_words import NORMLENS, PRIORS
-from normlens.reports.drawing import COLOURS, GREY, MARKERS
+from normlens.figures.canvas import COLOURS, MARKERS
+from normlens.reports.drawing import GREY
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 # Black and the second blue are hard to tell from other lines where many cross.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.bootstrap import mean_intervals
-from normlens.analysis.paired import LEAST_EXAMPLES
 from normlens.faithfulness.report import queries
 from normlens.faithfulness.report.protocol_words import (
     LEAST,
@@ -17,6 +15,7 @@ from normlens.faithfulness.report.protocol_words import (
     same_family,
     words_of,
 )
+from normlens.measures.bootstrap import LEAST_EXAMPLES, mean_intervals
 from normlens.reports.base import Evidence, Table
 
 RESAMPLES = 10_000

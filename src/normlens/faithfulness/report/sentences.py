@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from normlens.analysis.paired import LEAST_EXAMPLES
+from normlens.errors import listed
 from normlens.faithfulness.report.differences import HOLM, Differences, significant
 from normlens.faithfulness.report.protocol_words import LEAST, NORMLENS, PRIORS
 from normlens.faithfulness.report.ranking import Ranking
+from normlens.measures.bootstrap import LEAST_EXAMPLES
 from normlens.reports.formatting import count
 from normlens.reports.words import number
-from normlens.wording import listed
 
 _SMALL = 0.005  # differences below have one more digit
 _ORDINALS = {1: "first", 2: "second", 3: "third"}

@@ -16,7 +16,7 @@ from normlens.faithfulness.report.protocol_words import PRIORS
 from normlens.faithfulness.report.ranking import Ranking
 from normlens.reports.base import Evidence, Experiment, Figure, Result, Table
 from normlens.reports.words import number
-from normlens.results.tokens import readable_tokens
+from normlens.results.axes import readable_tokens
 
 EXPERIMENT = Experiment(
     name="examples",

@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normlens.analysis import normalise
-from normlens.figures.canvas import FRAME, MARGIN, Sheet, require_matplotlib
-from normlens.figures.captions import cut_label
-from normlens.figures.fonts import Fonts, fonts_for
-from normlens.layers import layers_in_words, thinned
+from normlens.errors import listed, quoted
+from normlens.figures.canvas import (
+    FRAME,
+    INK,
+    MARGIN,
+    Fonts,
+    Sheet,
+    cut_label,
+    fonts_for,
+    require_matplotlib,
+)
+from normlens.measures import normalise
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_table import attention_block
 from normlens.papers.settings import Settings
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
-from normlens.reports.drawing import INK, SMALL, TEXT
+from normlens.reports.drawing import SMALL, TEXT
 from normlens.results.maps import Maps
-from normlens.wording import listed, quoted
+from normlens.scopes import layers_in_words, thinned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
+    from normlens.inputs.text import Text
     from normlens.lens import Lens
-    from normlens.text import Text
 
 FILE = "sentence.safetensors"
 PAIR = ("The clock stopped at noon.", "Nobody noticed it.")

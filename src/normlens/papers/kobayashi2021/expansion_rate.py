@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normlens.layers import layers_in_words
+from normlens.figures.canvas import COLOURS
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.published import compare
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
-from normlens.reports.drawing import COLOURS, SMALL, layer_ticks, panels, style
+from normlens.reports.drawing import SMALL, layer_ticks, panels, style
+from normlens.scopes import layers_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from normlens.analysis.ranks import average_ranks
 from normlens.errors import InputError
+from normlens.measures.ranks import average_ranks
 from normlens.papers.base import Evidence
 
 #: A copy of the user's file, so that a report can be built again without it.

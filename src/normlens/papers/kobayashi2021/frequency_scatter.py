@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.tokens import CATEGORIES
+from normlens.figures.canvas import COLOURS, INK
 from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2021.mixing_table import attention_block, category_names
 from normlens.reports import words
-from normlens.reports.drawing import COLOURS, INK, SMALL, panels, style
+from normlens.reports.drawing import SMALL, panels, style
 from normlens.scopes import components_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from normlens.figures.canvas import INK
 from normlens.reports import words
-from normlens.reports.drawing import INK, SMALL, TEXT, panels, style
+from normlens.reports.drawing import SMALL, TEXT, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.bootstrap import mean_intervals
 from normlens.corpus.measures.tokens import CATEGORIES
+from normlens.errors import listed
+from normlens.measures.bootstrap import mean_intervals
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.mixing_heat_map import draw_grid
 from normlens.papers.kobayashi2021.mixing_table import (
@@ -19,7 +20,6 @@ from normlens.papers.kobayashi2021.mixing_table import (
 from normlens.papers.published import compare
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
-from normlens.wording import listed
 
 MEAN, LOW, HIGH = "mean", "95 % low", "95 % high"
 LAYER_MAX, LAYER_MIN = "highest layer mean", "lowest layer mean"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.ranks import spearman_matrix
+from normlens.measures.ranks import spearman_matrix
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2021.frequency_ranks import subword_ranks
 from normlens.papers.kobayashi2021.frequency_scatter import (

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from normlens.layers import layers_in_words, thinned
+from normlens.figures.canvas import COLOURS
 from normlens.papers.base import Evidence, Experiment
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
-from normlens.reports.drawing import COLOURS, panels, style
+from normlens.reports.drawing import panels, style
+from normlens.scopes import layers_in_words, thinned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

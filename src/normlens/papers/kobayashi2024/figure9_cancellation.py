@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import feed_forward_pair
-from normlens.layers import layers_in_words
+from normlens.errors import listed
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import (
     RHO,
@@ -18,8 +18,7 @@ from normlens.papers.kobayashi2024.similarity_queries import (
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
 from normlens.reports.drawing import layer_ticks, legend, line, panels, style
-from normlens.scopes import shortest
-from normlens.wording import listed
+from normlens.scopes import layers_in_words, shortest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from normlens.corpus.measures.reservoir import EDGES
 from normlens.corpus.measures.scope_pairs import ScopePair, feed_forward_pair, whole_block_pair
+from normlens.errors import listed
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.related_pairs.figure7_lines import lines_figure
 from normlens.papers.kobayashi2024.related_pairs.figure8_histograms import histograms_figure
@@ -29,7 +30,6 @@ from normlens.papers.kobayashi2024.related_pairs.sentences import capital, sente
 from normlens.papers.published import compare
 from normlens.reports.base import Result, Table
 from normlens.scopes import consecutive
-from normlens.wording import listed
 
 _FORMATS = {
     **dict.fromkeys(COLUMNS[3:], ".5f"),

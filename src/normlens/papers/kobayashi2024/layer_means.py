@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.bootstrap import mean_intervals
-from normlens.layers import layers_in_words
+from normlens.measures.bootstrap import mean_intervals
 from normlens.papers.base import Evidence
 from normlens.reports.drawing import layer_ticks, line
+from normlens.scopes import layers_in_words
 
 
 def layer_means(evidence: Evidence, table: str, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from normlens.analysis.bootstrap import mean_intervals
+from normlens.measures.bootstrap import mean_intervals
 from normlens.papers.base import Evidence
 
 RHO = "Spearman's ρ"

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import feed_forward_pair
+from normlens.errors import listed
+from normlens.figures.canvas import COLOURS
 from normlens.papers.base import Evidence, Experiment
 from normlens.papers.kobayashi2024.similarity_queries import (
     RHO,
@@ -18,9 +20,8 @@ from normlens.papers.kobayashi2024.similarity_queries import (
 from normlens.papers.published import compare
 from normlens.reports import words
 from normlens.reports.base import Figure, Result, Table
-from normlens.reports.drawing import COLOURS, SMALL, layer_ticks, line, panels, style
+from normlens.reports.drawing import SMALL, layer_ticks, line, panels, style
 from normlens.scopes import Step, consecutive
-from normlens.wording import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

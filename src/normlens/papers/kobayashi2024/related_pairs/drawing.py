@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from normlens.figures.canvas import COLOURS, FAINT
 from normlens.papers.kobayashi2024.related_pairs.findings import ALPHA
-from normlens.reports.drawing import COLOURS, FAINT, SMALL
+from normlens.reports.drawing import SMALL
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

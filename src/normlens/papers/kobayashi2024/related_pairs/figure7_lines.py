@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normlens.corpus.measures.scope_pairs import ScopePair
+from normlens.errors import listed
+from normlens.figures.canvas import FAINT
 from normlens.papers.kobayashi2024.related_pairs.drawing import (
     FF_AMP,
     OTHERS,
@@ -19,8 +21,7 @@ from normlens.papers.kobayashi2024.related_pairs.drawing import (
 from normlens.papers.kobayashi2024.related_pairs.findings import Finding
 from normlens.reports import words
 from normlens.reports.base import Figure
-from normlens.reports.drawing import FAINT, SMALL, layer_ticks, panels, style
-from normlens.wording import listed
+from normlens.reports.drawing import SMALL, layer_ticks, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.analysis.reweighting import DistanceSums
 from normlens.corpus.measures.reservoir import EDGES, UNRELATED
 from normlens.corpus.measures.scope_pairs import ScopePair
 from normlens.corpus.measures.tokens import GROUPS, RELATIONS
 from normlens.errors import InputError
+from normlens.measures.reweighting import DistanceSums
 from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2024.related_pairs.matching import Sample, stratum_counts
 from normlens.papers.settings import PAPER

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from normlens.analysis.bootstrap import MeanComparison, benjamini_hochberg, compare_means
-from normlens.analysis.reweighting import Reweighted, compare_reweighted
 from normlens.corpus.measures.scope_pairs import ScopePair
 from normlens.corpus.measures.tokens import GROUPS
+from normlens.measures.bootstrap import MeanComparison, benjamini_hochberg, compare_means
+from normlens.measures.reweighting import Reweighted, compare_reweighted
 from normlens.papers.base import Evidence
 from normlens.papers.kobayashi2024.related_pairs.findings import (
     ADJACENT,

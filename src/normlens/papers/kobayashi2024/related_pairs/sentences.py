@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normlens.layers import layers_in_words
+from normlens.errors import listed
 from normlens.papers.kobayashi2024.related_pairs.findings import Finding, strongest, verdicts
 from normlens.reports import words
-from normlens.wording import listed
+from normlens.scopes import layers_in_words
 
 _DIRECTIONS = {1: "higher", -1: "lower", 0: "no difference"}
 _ROBUST = "all occurrences, bootstrap over sequences"

@@ -1,1 +1,0 @@
-"""Where models come from: names, folders, the hub, and models that pip installs."""

@@ -1,1 +1,0 @@
-"""Results as files that other programs read: tables, JSON, pictures, pages."""

@@ -1,0 +1,82 @@
+"""CLIP's and SigLIP's towers: one block for pictures and texts, norms first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.layers import MEAN, PATCHES, FeedForward, Head, HeadStep, Step
+from normlens.models.base import (
+    Adapter,
+    layer_norm,
+    linear,
+    projected_attention,
+    register,
+    sublayers,
+)
+from normlens.models.parts import ImageEncoder
+from normlens.models.tiny import ENCODER, IMAGE
+
+
+class Tower(Adapter):
+    """Either of two towers."""
+
+    def blocks(self) -> list[Any]:
+        return list(self.model.encoder.layers)
+
+    def steps(self, block: Any) -> list[Step]:
+        mixing, mlp = projected_attention(block.self_attn), block.mlp
+        feed_forward = FeedForward(
+            up=linear(mlp.fc1),
+            down=linear(mlp.fc2),
+            activation=self.config.hidden_act,
+            module=mlp.fc2,
+        )
+        norms = layer_norm(block.layer_norm1), layer_norm(block.layer_norm2)
+        return sublayers(zip(norms, (mixing, feed_forward), strict=True), norm_first=True)
+
+
+@register("clip_vision_model", tiny=IMAGE)
+class ClipVision(Tower, ImageEncoder):
+    interpolates = True
+
+    # Its last norm acts on the pooled vector alone, so that the last layer is the model's end.
+
+    def image_head(self, model: Any) -> Head | None:
+        return self.image_classifier(PATCHES, model.classifier)
+
+
+@register("clip_text_model", tiny=ENCODER)
+class ClipText(Tower):
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.config, "is_causal", True))
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.final_layer_norm)]
+
+
+@register("siglip_vision_model", tiny=IMAGE)
+class SiglipVision(Tower, ImageEncoder):
+    interpolates = True
+
+    def prefix(self) -> list[str]:
+        return []
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.post_layernorm)]
+
+    def image_head(self, model: Any) -> Head | None:
+        return self.image_classifier(MEAN, model.classifier)
+
+    def outside_scopes(self) -> str | None:
+        if not getattr(self.model, "use_head", False):
+            return None
+        return "an attention behind the last layer pools the patches into the picture's one vector"
+
+
+@register("siglip_text_model", "siglip2_text_model", tiny=ENCODER)
+class SiglipText(Tower):
+    reads_padding = True  # trained so, and pooled at the last token, whichever that is
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.final_layer_norm)]

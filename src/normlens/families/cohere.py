@@ -1,0 +1,43 @@
+"""Cohere (Command R): attention and SwiGLU side by side behind one LayerNorm without bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.families.llama import Llama
+from normlens.layers import Branch, Head, Norm, ParallelFeedForward, Residual, Step
+from normlens.models.base import layer_norm, register, scaled_scores
+from normlens.models.tiny import GROUPED
+
+
+@register("cohere", tiny=dict(GROUPED, attention_bias=True, use_qk_norm=True, logit_scale=0.25))
+class Cohere(Llama):
+    def norm(self, module: Any) -> Norm:
+        return layer_norm(module)
+
+    def steps(self, block: Any) -> list[Step]:
+        norm = self.norm(block.input_layernorm)
+        return [
+            Branch(),
+            norm,
+            self.attention(block),
+            ParallelFeedForward(self.gated(block.mlp), norm),
+            Residual(),
+        ]
+
+    def causal_head(self, model: Any) -> Head | None:
+        return scaled_scores(super().causal_head(model), model.logit_scale)
+
+
+@register(
+    "cohere2",
+    tiny=dict(
+        GROUPED,
+        attention_bias=True,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+)
+class Cohere2(Cohere):
+    def window(self, block: Any) -> int | None:
+        return self.sliding_window(block.self_attn)

@@ -1,0 +1,73 @@
+"""Falcon: branches side by side behind one norm or two, or one after the other; fused values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.layers import (
+    Attention,
+    Branch,
+    FeedForward,
+    HeadStep,
+    ParallelFeedForward,
+    Residual,
+    Step,
+)
+from normlens.models.base import Decoder, interleaved_values, layer_norm, linear, register
+
+
+@register(
+    "falcon",
+    tiny=dict(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_kv_heads=2,
+        ffn_hidden_size=24,
+        new_decoder_architecture=True,
+        bias=True,
+        max_position_embeddings=48,
+        bos_token_id=2,
+        eos_token_id=2,
+    ),
+)
+class Falcon(Decoder):
+    def blocks(self) -> list[Any]:
+        return list(self.model.h)
+
+    def end(self) -> list[HeadStep]:
+        return [layer_norm(self.model.ln_f)]
+
+    def max_positions(self) -> int | None:
+        return None if self.config.alibi else self.config.max_position_embeddings
+
+    def attention(self, block: Any) -> Attention:
+        attention = block.self_attention
+        heads, groups = attention.num_heads, attention.num_kv_heads
+        return Attention(
+            # Each group has the queries of its heads, then one key and one value.
+            value=interleaved_values(attention.query_key_value, groups, heads // groups + 2),
+            output=linear(attention.dense),
+            heads=heads,
+            groups=groups,
+            weights=attention,
+            module=attention.dense,
+        )
+
+    def steps(self, block: Any) -> list[Step]:
+        config, attention, mlp = self.config, self.attention(block), block.mlp
+        feed_forward = FeedForward(
+            up=linear(mlp.dense_h_to_4h),
+            down=linear(mlp.dense_4h_to_h),
+            activation=config.activation,
+            module=mlp.dense_4h_to_h,
+        )
+        if not (config.new_decoder_architecture or config.parallel_attn):
+            first: list[Step] = [layer_norm(block.input_layernorm), attention]
+            second: list[Step] = [layer_norm(block.post_attention_layernorm), feed_forward]
+            return [Branch(), *first, Residual(), Branch(), *second, Residual()]
+        two = hasattr(block, "ln_mlp")
+        norm = layer_norm(block.ln_attn if two else block.input_layernorm)
+        beside = ParallelFeedForward(feed_forward, layer_norm(block.ln_mlp) if two else norm)
+        return [Branch(), norm, attention, beside, Residual()]

@@ -1,0 +1,71 @@
+"""Gemma: Llama's block with 1 + γ; Gemma 2 and 3 add a norm behind each branch, VaultGemma none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.families.llama import Llama
+from normlens.layers import Branch, Norm, Reach, Residual, Step
+from normlens.models.base import register, rms_norm, sublayers
+from normlens.models.tiny import GROUPED
+
+
+@register("gemma", tiny=GROUPED)
+class Gemma(Llama):
+    def norm(self, module: Any) -> Norm:
+        return rms_norm(module, offset=1.0)
+
+
+@register("gemma2", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
+class Gemma2(Gemma):
+    def window(self, block: Any) -> int | None:
+        return self.sliding_window(block.self_attn)
+
+    @property
+    def activation(self) -> str:
+        return self.config.hidden_activation
+
+    def steps(self, block: Any) -> list[Step]:
+        return [
+            Branch(),
+            self.norm(block.input_layernorm),
+            self.attention(block),
+            self.norm(block.post_attention_layernorm),
+            Residual(),
+            Branch(),
+            self.norm(block.pre_feedforward_layernorm),
+            self.feed_forward(block),
+            self.norm(block.post_feedforward_layernorm),
+            Residual(),
+        ]
+
+
+@register("vaultgemma", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
+class VaultGemma(Gemma2):
+    def steps(self, block: Any) -> list[Step]:
+        return sublayers(
+            [
+                (self.norm(block.input_layernorm), self.attention(block)),
+                (self.norm(block.pre_feedforward_layernorm), self.feed_forward(block)),
+            ],
+            norm_first=True,
+        )
+
+
+@register("gemma3_text", tiny=dict(GROUPED, sliding_window=3, query_pre_attn_scalar=4))
+class Gemma3(Gemma2):
+    """Embedding models built on Gemma 3 look both ways, within a window that counts the target.
+
+    Gemma 1 and 2 have the same setting, but their masks do not read it.
+    """
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        return super().causal and not self.config.use_bidirectional_attention
+
+    def reach(self, block: Any) -> Reach:
+        if self.causal or not super().causal:
+            return super().reach(block)
+        window = self.window(block)
+        side = None if window is None else window - 1
+        return Reach(side, side)

@@ -1,0 +1,36 @@
+"""GPT (the first): GPT-2's projections, post-LN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlens.families.gpt2 import GPT2
+from normlens.layers import Attention, HeadStep
+from normlens.models.base import columns, linear, register
+from normlens.models.tiny import GPT
+
+
+@register("openai-gpt", tiny=GPT)
+class OpenAIGPT(GPT2):
+    norm_first = False
+    causal = True  # each layer has a triangular mask, whatever the configuration says
+
+    def end(self) -> list[HeadStep]:
+        return []
+
+    def attention(self, block: Any) -> Attention:
+        attention, d = block.attn, self.config.n_embd
+        return Attention(
+            value=columns(attention.c_attn, 2 * d, 3 * d),
+            output=linear(attention.c_proj),
+            heads=attention.n_head,
+            groups=attention.n_head,
+            # The module returns its weights only on request; they all pass the dropout.
+            weights=attention.attn_dropout,
+            module=attention.c_proj,
+        )
+
+    @property
+    def activation(self) -> str:
+        # What it calls GELU is the approximation by a hyperbolic tangent.
+        return "gelu_new" if self.config.afn == "gelu" else self.config.afn

@@ -1,0 +1,64 @@
+"""wav2vec 2.0, HuBERT and their kin: post-LN layers, or norms first, over frames of sound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from normlens.errors import UnsupportedModelError
+from normlens.layers import MEAN, SEQUENCES, FeedForward, Head, HeadStep, Step
+from normlens.models.base import dense, layer_norm, linear, projected_attention, register, sublayers
+from normlens.models.parts import SoundEncoder
+from normlens.models.tiny import SOUND
+
+
+@register("wav2vec2", "unispeech", "unispeech-sat", tiny=dict(SOUND, do_stable_layer_norm=True))
+@register("hubert", "data2vec-audio", tiny=SOUND)
+class Wav2Vec2(SoundEncoder):
+    @property
+    def norm_first(self) -> bool:
+        return bool(getattr(self.config, "do_stable_layer_norm", False))
+
+    def blocks(self) -> list[Any]:
+        return list(self.model.encoder.layers)
+
+    def end(self) -> list[HeadStep]:
+        if getattr(self.model, "adapter", None) is not None:
+            raise UnsupportedModelError(
+                "convolutions behind the last layer turn its frames into fewer (add_adapter), so "
+                "nothing behind it can be traced back to frames"
+            )
+        return [layer_norm(self.model.encoder.layer_norm)] if self.norm_first else []
+
+    def steps(self, block: Any) -> list[Step]:
+        if getattr(block, "adapter_layer", None) is not None:
+            raise UnsupportedModelError(
+                "each of this model's layers has a second feed-forward block, an adapter behind "
+                "the first (adapter_attn_dim), and no scope has a place for it"
+            )
+        mixing, feed_forward = projected_attention(block.attention), block.feed_forward
+        last = FeedForward(
+            up=linear(feed_forward.intermediate_dense),
+            down=linear(feed_forward.output_dense),
+            activation=self.config.hidden_act,
+            module=feed_forward.output_dense,
+        )
+        norms = layer_norm(block.layer_norm), layer_norm(block.final_layer_norm)
+        return sublayers(zip(norms, (mixing, last), strict=True), norm_first=self.norm_first)
+
+    def outside_scopes(self) -> str | None:
+        kernel = self.config.num_conv_pos_embeddings
+        return (
+            f"convolutions make frames of the sound and another one, over {kernel} frames, adds "
+            "their positions before layer 0; what layer 0 calls a frame holds some of its "
+            "neighbours' sound"
+        )
+
+    def sequence_head(self, model: Any) -> Head | None:
+        if self.config.use_weighted_layer_sum:
+            return None  # it reads every layer
+        head = self.classifier(SEQUENCES, MEAN, model.classifier)
+        return replace(head, body=(*head.body, dense(model.projector)))
+
+    def token_head(self, model: Any) -> Head | None:
+        return None if self.config.use_weighted_layer_sum else super().token_head(model)

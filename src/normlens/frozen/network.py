@@ -1,0 +1,216 @@
+"""Whole vectors through frozen layers, and the frozen readout behind the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from normlens.frozen.activations import activation
+from normlens.frozen.layer import FrozenLayer
+from normlens.frozen.norm import FrozenNorm
+from normlens.frozen.parts import inner
+from normlens.frozen.rules import PLAIN_RULES
+from normlens.layers import Dense, Elementwise, HeadStep, Norm
+from normlens.plan.memory import relative_error
+
+# A frozen readout: the steps behind the last layer, from vectors to what a score is read from.
+#
+# Norms keep their rule; a dense map is itself; an activation has the slope of the rule, as in a
+# feed-forward block:
+#
+#     DENSE  v ← v W                 g ← W g            b
+#     ACT    v ← v ⊙ r               g ← g ⊙ r          g(z) − z ⊙ r
+
+
+@dataclass(frozen=True)
+class FrozenDense:
+    """A dense map."""
+
+    dense: Dense
+
+    def linear(self, v: Tensor) -> Tensor:
+        """``v W``."""
+        return v @ self.dense.linear.weight
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """``W g``."""
+        return g @ self.dense.linear.weight.T
+
+    @property
+    def unowned(self) -> Tensor | None:
+        """b."""
+        return self.dense.linear.bias
+
+
+@dataclass(frozen=True)
+class FrozenElementwise:
+    """An activation with the slopes that it has at its real input."""
+
+    slope: Tensor  # r (…, d)
+    unowned: Tensor  # g(z) − z ⊙ r (…, d)
+
+    @classmethod
+    def at(cls, step: Elementwise, z: Tensor, bias: Tensor, rule: str) -> FrozenElementwise:
+        """The activation at z (…, d), of which no token owns `bias`."""
+        neurons = PLAIN_RULES[rule](activation(step.activation), z, lambda: bias)
+        (slope,) = neurons.slopes
+        return cls(slope, neurons.hidden - z * slope)
+
+    def linear(self, v: Tensor) -> Tensor:
+        """``v ⊙ r``."""
+        return v * self.slope
+
+    def adjoint(self, g: Tensor) -> Tensor:
+        """``g ⊙ r``."""
+        return g * self.slope
+
+
+FrozenHeadStep = FrozenNorm | FrozenDense | FrozenElementwise
+
+
+@dataclass(frozen=True)
+class FrozenReadout:
+    """Steps in order, frozen at the vectors that passed them."""
+
+    steps: tuple[FrozenHeadStep, ...]
+    output: Tensor  # (…, d) behind the last step
+    bias: Tensor  # (…, d), the part of the output that no token owns if all of the input is owned
+
+    @classmethod
+    def at(
+        cls, steps: Sequence[HeadStep], y: Tensor, rule: str, bias: Tensor | None = None
+    ) -> FrozenReadout:
+        """The steps at their real input `y` (…, d), of which no token owns `bias`."""
+        frozen: list[FrozenHeadStep] = []
+        unowned = torch.zeros_like(y) if bias is None else bias
+        for step in steps:
+            place: FrozenHeadStep
+            if isinstance(step, Norm):
+                place = FrozenNorm.at(step, y)
+            elif isinstance(step, Dense):
+                place = FrozenDense(step)
+            else:
+                place = FrozenElementwise.at(step, y, unowned, rule)
+            frozen.append(place)
+            y, unowned = place.linear(y), place.linear(unowned)
+            if place.unowned is not None:
+                y, unowned = y + place.unowned, unowned + place.unowned
+        return cls(tuple(frozen), y, unowned)
+
+    def linear(self, v: Tensor) -> Tensor:
+        """What the steps make of vectors (…, d), without any bias."""
+        for step in self.steps:
+            v = step.linear(v)
+        return v
+
+    def score(self, g: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """The gradient at the input of g (…, d) at the output, and what no token owns by step."""
+        unowned: list[Tensor | None] = []
+        for step in reversed(self.steps):
+            unowned.append(inner(g, step.unowned))
+            g = step.adjoint(g)
+        return g, unowned[::-1]
+
+
+# Whole vectors: what each of the model's input tokens gave to every vector behind it.
+#
+#     V^0_ik = δ_ik e_k,        V^ℓ_·k = the frozen layer's linear face of V^{ℓ−1}_·k
+#     Σ_k V^ℓ_ik + b^ℓ_i = x^ℓ_i                                               (completeness)
+#
+# Some sources k are pushed through a layer at a time, so that memory is sources · n · d. Where no
+# token sees a later one, a source has given nothing to earlier targets, and those are left out.
+#
+# Tokens of another sequence enter a layer that reads it, by the vectors that they gave to it:
+#
+#     V^ℓ_·k = the linear face of V^{ℓ−1}_·k and of what k gave to the other sequence
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What neighbouring sources gave to every target from `since` on, at one point."""
+
+    first: int  # the first of the sources
+    since: int  # earlier targets have nothing of them
+    vectors: Tensor  # V (k, b, i, d)
+    of_other: bool = False  # whether they are tokens of another sequence than the targets
+
+    @classmethod
+    def at_input(cls, x: Tensor, first: int, count: int, causal: bool) -> Sources:
+        """Sources `first` to `first + count` as they enter the model: each is its own vector."""
+        since = first if causal else 0
+        b, n, d = x.shape
+        count = min(count, n - first)
+        vectors = x.new_zeros(count, b, n - since, d)
+        chosen = torch.arange(count, device=x.device)
+        vectors[chosen, :, chosen + first - since] = x[:, first : first + count].transpose(0, 1)
+        return cls(first, since, vectors)
+
+    @classmethod
+    def from_other(cls, first: int, gave: Tensor, x: Tensor) -> Sources:
+        """Sources of another sequence, to whose vectors they `gave` (k, b, m, d), nothing to x."""
+        return cls(first, 0, x.new_zeros(len(gave), *x.shape), of_other=True)
+
+    def through(
+        self,
+        frozen: FrozenLayer,
+        observe: Callable[[int, Sources], None],
+        gave: Mapping[str, Tensor] | None = None,
+    ) -> Sources:
+        """The same sources behind a layer; `observe` is shown them behind each of its steps.
+
+        `gave` is what they gave to the vectors of other sequences that the layer reads.
+        """
+
+        def seen(step: int, vectors: Tensor) -> None:
+            observe(step, replace(self, vectors=vectors))
+
+        behind = frozen.from_token(self.since).forward(self.vectors, gave, observe=seen)
+        return replace(self, vectors=behind)
+
+    @property
+    def own(self) -> Tensor:
+        """``V_kk`` of these sources, (k, b, d)."""
+        count = torch.arange(len(self.vectors), device=self.vectors.device)
+        return self.vectors[count, :, count + self.first - self.since]
+
+
+@dataclass(frozen=True)
+class WholeNorms:
+    """What is kept of the whole vectors at one point, filled with sources as they come."""
+
+    norms: Tensor  # ‖V_ik‖ (b, i, k), the other sequence's sources first
+    own: Tensor  # V_ii (b, i, d)
+    total: Tensor  # Σ_k V_ik (b, i, d)
+    others: int = 0  # sources of another sequence
+
+    @classmethod
+    def empty(cls, x: Tensor, others: int = 0, width: int | None = None) -> WholeNorms:
+        """Nothing yet, for vectors like `x` (b, i, d) and `others` sources of another sequence.
+
+        Inside a bottleneck the vectors have another `width` than at the layer's input.
+        """
+        b, n, d = x.shape
+        size = b, n, d if width is None else width
+        return cls(x.new_zeros(b, n, others + n), x.new_zeros(size), x.new_zeros(size), others)
+
+    def add(self, sources: Sources) -> None:
+        """Take the norms of these sources' vectors, and add them to the sums."""
+        k = slice(sources.first, sources.first + len(sources.vectors))
+        first = sources.first if sources.of_other else sources.first + self.others
+        norms = torch.linalg.vector_norm(sources.vectors, dim=-1)  # (k, b, i)
+        self.norms[:, sources.since :, first : first + len(norms)] = norms.permute(1, 2, 0)
+        if not sources.of_other:
+            self.own[:, k] = sources.own.transpose(0, 1)
+        self.total[:, sources.since :] += sources.vectors.sum(0)
+
+    def mixing(self) -> tuple[Tensor, Tensor]:
+        """``‖V_ii‖`` and ``‖Σ_{k≠i} V_ik‖``, (b, i)."""
+        own = torch.linalg.vector_norm(self.own, dim=-1)
+        return own, torch.linalg.vector_norm(self.total - self.own, dim=-1)
+
+    def error(self, bias: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
+        """The worst relative error of ``Σ_k V_ik + b_i`` against the model's vectors."""
+        return relative_error(self.total + bias, real, lengths)

@@ -1,0 +1,1 @@
+"""GPU: Triton kernels, split products, CUDA graphs and transfers."""

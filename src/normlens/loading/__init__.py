@@ -1,0 +1,1 @@
+"""Loading: names, folders, objects of other libraries, adapters and quantised weights."""

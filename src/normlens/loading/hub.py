@@ -1,0 +1,408 @@
+"""Models and tokenizers from folders and the Hugging Face hub, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from normlens.errors import (
+    MissingDependencyError,
+    ModelLoadError,
+    NormLensError,
+    is_out_of_memory,
+    reason_of,
+)
+from normlens.loading.embedded import DEFAULT, EMBEDDED
+
+# Names of models: which mean folders, and what results call the models in them.
+
+
+#: How the hub's cache calls the folder of a model: models--someone--name/snapshots/COMMIT
+_CACHED = "models--"
+
+
+def is_local(name: str) -> bool:
+    """Whether a name means a local folder rather than a model on the hub."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return True
+    try:
+        return Path(name).exists()
+    except OSError:  # longer than a file's name can be
+        return False
+
+
+def shown_name(name: str) -> str:
+    """What results call a model: the last part of a folder's path, any other name as it is.
+
+    Results are passed on, and where a folder lies is nobody else's business.
+    """
+    if not is_local(name):
+        return name
+    path = Path(name).expanduser()
+    for part in path.parts:
+        if part.startswith(_CACHED):
+            return part.removeprefix(_CACHED).replace("--", "/")
+    # "." and ".." have a name only once they are resolved.
+    last = path.name if path.name not in ("", "..") else path.absolute().resolve().name
+    return last or "model"
+
+
+# What other libraries say of themselves when they are imported, kept off a user's screen.
+
+
+#: Loggers of what transformers imports where it is installed; what they say then (torchao about
+#: kernels for other GPUs) is nothing about the user's question.
+TALKATIVE = ("torchao", "torch.utils._pytree")
+
+
+def hush() -> None:
+    """Let these loggers report errors alone; for processes that are NormLens's own."""
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+# Models from folders and the Hugging Face hub: whether it answers, and what its errors mean.
+
+
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_YES = ("1", "TRUE", "YES", "ON")
+_OFFLINE_ALTERNATIVES = (
+    f"without the hub, use an embedded model (load() or --model {DEFAULT}), a folder that "
+    "save_pretrained wrote, or a model that is in the cache already"
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a model's files, and the options with which transformers loads them."""
+
+    name: str
+    local: bool
+    options: dict[str, Any]
+
+    @classmethod
+    def find(cls, name: str, revision: str | None, trust_remote_code: bool) -> Origin:
+        """The origin of a model's name: a folder, the hub, or only the cache if that is offline."""
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        local = is_local(name)
+        if local:
+            name = str(Path(name).expanduser())
+        elif not reachable():
+            options["local_files_only"] = True
+        return cls(name, local, options)
+
+
+def file_of(origin: Origin, name: str) -> Path | None:
+    """A file that belongs to a model here or on the hub, if there is one."""
+    from transformers.utils import cached_file
+
+    quietly: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+        "_raise_exceptions_for_gated_repo": False,
+    }
+    options = {key: value for key, value in origin.options.items() if key != "trust_remote_code"}
+    path = cached_file(origin.name, name, **options, **quietly)
+    return None if path is None else Path(path)
+
+
+def is_cached(name: str, revision: str | None) -> bool:
+    """Whether a model of the hub, or an adapter, lies in the local cache."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    try:
+        return any(
+            isinstance(try_to_load_from_cache(name, file, revision=revision), str)
+            for file in ("config.json", "adapter_config.json")
+        )
+    except errors.HFValidationError:
+        return False
+
+
+# Whether it answers ------------------------------------------------------------------------------
+
+
+def reachable(timeout: float = 3.0) -> bool:
+    """Whether the hub answers at all; its client would retry for half a minute."""
+    if _set_offline():
+        return False
+    if _has_proxy():
+        return True  # only the proxy can tell
+    from huggingface_hub import constants
+
+    parts = urlsplit(constants.ENDPOINT)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def state() -> str:
+    """Whether models can be fetched from the hub, in words."""
+    if _set_offline():
+        return "switched off (HF_HUB_OFFLINE is set)"
+    if not reachable():
+        return "unreachable; embedded models, local folders and cached models work"
+    return "behind a proxy; not tried" if _has_proxy() else "reachable"
+
+
+def _has_proxy() -> bool:
+    return any(os.environ.get(key) for key in PROXIES)
+
+
+def _set_offline() -> bool:
+    variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(name, "").upper() in _YES for name in variables)
+
+
+# What went wrong ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def explained(origin: Origin) -> Iterator[None]:
+    """Turn any error of loading into one line that says what to do."""
+    try:
+        yield
+    except NormLensError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise  # no fault of the model's
+        clearer = known_cause(origin, error)
+        if clearer is not None:
+            raise clearer from error
+        line = reason_of(error)
+        if origin.local:
+            raise ModelLoadError(
+                f"cannot load the model in {origin.name!r}: {line} (a file there may be damaged; "
+                "save or download the model again)"
+            ) from error
+        raise ModelLoadError(
+            f"cannot load {origin.name!r} from the Hugging Face hub: {line}; check the name, or, "
+            f"{_OFFLINE_ALTERNATIVES}"
+        ) from error
+
+
+def known_cause(origin: Origin, error: BaseException) -> ModelLoadError | None:
+    """A clearer error where the libraries' message would mislead, or None."""
+    from huggingface_hub import errors
+
+    name, text = origin.name, str(error).lower()
+    if "trust_remote_code" in text:
+        return ModelLoadError(
+            f"{name!r} brings Python code of its own, which NormLens does not run unless told to; "
+            "if you trust its author, pass trust_remote_code=True (--trust-remote-code)"
+        )
+    if "`model_type` key" in text:
+        return ModelLoadError(
+            f'the config.json of {name!r} has no "model_type", which says what architecture it is; '
+            'add it there (for example "model_type": "bert"), or save the model again with '
+            "model.save_pretrained(…)"
+        )
+    if "does not recognize this architecture" in text:
+        return ModelLoadError(
+            f"the transformers that is installed does not know the architecture of {name!r} "
+            f"({reason_of(error).split(' but ')[0]}); upgrade it, or check "
+            '"model_type" in the config.json'
+        )
+    chain = list(_chain(error))
+
+    def due_to(kind: type[BaseException]) -> bool:
+        return any(isinstance(cause, kind) for cause in chain)
+
+    if due_to(pickle.UnpicklingError):
+        return ModelLoadError(
+            f"the weights in {name!r} are a pickle that holds more than tensors, or are damaged; "
+            "NormLens does not load such files, because they can run code; use safetensors weights"
+        )
+    if due_to(ImportError):
+        return ModelLoadError(
+            f"loading {name!r} needs a package that is not installed ({reason_of(error)}); "
+            "install it, or load the model without quantisation"
+        )
+    if any("invalid credentials" in str(cause).lower() for cause in chain):
+        return ModelLoadError(
+            f"the Hugging Face hub does not accept the token that {name!r} was asked for with; set "
+            "HF_TOKEN to a valid one on every machine, or log in with `hf auth login`"
+        )
+    if due_to(errors.GatedRepoError):
+        return ModelLoadError(
+            f"{name!r} is open only to those who accepted its terms; accept them on its page, log "
+            "in with `hf auth login`, and try again"
+        )
+    if due_to(errors.RevisionNotFoundError):
+        return ModelLoadError(
+            f"{name!r} has no revision {origin.options.get('revision')!r}; give a branch, a tag or "
+            "a commit of it"
+        )
+    if due_to(errors.HFValidationError):
+        return ModelLoadError(
+            f"{name!r} is neither a folder here nor a possible name on the Hugging Face hub; names "
+            "look like 'bert-base-uncased' or 'openai-community/gpt2'"
+        )
+    if due_to(errors.RepositoryNotFoundError):
+        return ModelLoadError(
+            f"the Hugging Face hub has no model {name!r}; check the name (or, if it is private, "
+            "log in with `hf auth login`)"
+        )
+    unreached = due_to(errors.LocalEntryNotFoundError)
+    if not origin.local and (unreached or "couldn't connect" in text):
+        why = " (HF_HUB_OFFLINE is set)" if _set_offline() else ""
+        return ModelLoadError(
+            f"cannot load {name!r}: the Hugging Face hub is unreachable{why} and the model is not "
+            f"in the local cache; {_OFFLINE_ALTERNATIVES}"
+        )
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Switch off the reports, warnings and progress bars of transformers."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# Embedded models as transformers reads them.
+
+
+def is_embedded(name: str) -> bool:
+    """Whether a name is that of an embedded model."""
+    # A model in a folder of that name comes first.
+    return name in EMBEDDED and not (Path(name) / "config.json").is_file()
+
+
+def file_beside(name: str, file: str) -> Path | None:
+    """A file that lies beside an embedded model's weights, if there is one."""
+    folder = EMBEDDED[name].folder()
+    path = None if folder is None else (folder / EMBEDDED[name].weights).parent / file
+    return path if path is not None and path.is_file() else None
+
+
+def embedded_reader(name: str) -> Callable[..., Any]:
+    """A function that has one of transformers' classes read an embedded model's files."""
+    embedded = EMBEDDED[name]
+    weights = embedded.locate()
+    gguf = {"gguf_file": weights.name} if embedded.gguf else {}
+
+    def read(kind: Any, **options: Any) -> Any:
+        # Reading GGUF draws a progress bar that no setting turns off.
+        with quiet_transformers(), redirect_stderr(StringIO()):
+            return kind.from_pretrained(
+                str(weights.parent), local_files_only=True, **gguf, **options
+            )
+
+    return read
+
+
+# Tokenizers: a model's, or another one by its name or folder.
+
+
+#: Files of which every tokenizer has at least one.
+_TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+)
+#: Files that some tokenizers read with the package sentencepiece.
+_SENTENCEPIECE_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "spm.model",
+    "source.spm",
+    "sentencepiece.bpe.model",
+)
+
+
+def tokenizer_of(origin: Origin) -> Any:
+    """The tokenizer that comes with a model; None where none does: `input_ids` need none."""
+    try:
+        return _read_tokenizer(origin)
+    except _UnusableTokenizerError:
+        if _has_files(origin, (*_TOKENIZER_FILES, *_SENTENCEPIECE_FILES)):
+            raise
+        return None
+
+
+class _UnusableTokenizerError(ModelLoadError):
+    """Files that give no tokenizer, or none at all."""
+
+
+def _has_files(origin: Origin, names: Sequence[str]) -> bool:
+    return any(file_of(origin, name) is not None for name in names)
+
+
+def _read_tokenizer(origin: Origin) -> Any:
+    from transformers import AutoTokenizer
+
+    advice = (
+        "save one beside the model with tokenizer.save_pretrained(…), name another one "
+        "(load(…, tokenizer=…) or --tokenizer), or load the model without any (tokenizer=False) "
+        "and pass input_ids=…"
+    )
+    try:
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(origin.name, **origin.options)
+    # Whatever the many tokenizer classes raise, the user's next step is the same.
+    except Exception as error:
+        if (explained := known_cause(origin, error)) is not None:
+            raise explained from error
+        if find_spec("sentencepiece") is None and _has_files(origin, _SENTENCEPIECE_FILES):
+            raise MissingDependencyError(
+                f"the tokenizer of {origin.name!r} needs the sentencepiece package; run: pip "
+                "install sentencepiece"
+            ) from error
+        raise _UnusableTokenizerError(
+            f"{origin.name!r} has no usable tokenizer ({reason_of(error)}); {advice}"
+        ) from error
+    # Where the files are missing, transformers makes a tokenizer that calls every word unknown.
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 2:
+        raise _UnusableTokenizerError(
+            f"{origin.name!r} has no tokenizer (its vocabulary is empty); {advice}"
+        )
+    return tokenizer
+
+
+def named_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    """The tokenizer of this name: a hub name, a folder or an embedded model's."""
+    if is_embedded(name):
+        from transformers import AutoTokenizer
+
+        return embedded_reader(name)(AutoTokenizer)
+    if is_local(name) and not Path(name).expanduser().is_dir():
+        raise ModelLoadError(
+            f"there is no tokenizer folder at {name!r}; give a folder that "
+            "tokenizer.save_pretrained wrote, or a hub name"
+        )
+    return _read_tokenizer(Origin.find(name, None, trust_remote_code))

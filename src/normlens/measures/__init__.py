@@ -1,0 +1,34 @@
+"""The papers' measures, each a pure function of maps given as arrays."""
+
+from normlens.measures.maps import (
+    Pair,
+    amplification,
+    merge_words,
+    mixing_ratio,
+    normalise,
+    share_of_sizes,
+    share_of_sums,
+    special_dimensions,
+    strongest_pairs,
+    sum_words,
+)
+from normlens.measures.ranks import spearman
+from normlens.measures.rollout import pair_reachable, pair_rollout, reachable, rollout
+
+__all__ = [
+    "Pair",
+    "amplification",
+    "merge_words",
+    "mixing_ratio",
+    "normalise",
+    "pair_reachable",
+    "pair_rollout",
+    "reachable",
+    "rollout",
+    "share_of_sizes",
+    "share_of_sums",
+    "spearman",
+    "special_dimensions",
+    "strongest_pairs",
+    "sum_words",
+]

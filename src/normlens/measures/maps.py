@@ -1,0 +1,167 @@
+"""Measures of maps: amplification, mixing ratio, shares, special dimensions, words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normlens.errors import valid_choice
+from normlens.measures.ranks import widened
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# How much one scope strengthens or weakens each pair beside another.
+
+
+AXES = ("source", "target", "none")
+
+
+def normalise(maps: NDArray[Any], axis: str = "source") -> NDArray[Any]:
+    """Scale maps (…, i, j) so that each source's column, or each target's row, sums to 1."""
+    valid_choice(axis, AXES, "axis")
+    maps = widened(maps)
+    if axis == "none":
+        return maps
+    sums = maps.sum(axis=-2 if axis == "source" else -1, keepdims=True)
+    return np.divide(maps, sums, out=np.zeros_like(maps), where=sums > 0)
+
+
+def amplification(before: NDArray[Any], after: NDArray[Any], axis: str = "source") -> NDArray[Any]:
+    """``after − before``, both normalised; FF-amp of Kobayashi et al. 2024 (section 5, footnote 6).
+
+    Each column (one source j) sums to 1 before the difference is taken. (…, i, j) → (…, i, j).
+    """
+    return normalise(after, axis) - normalise(before, axis)
+
+
+class Pair(NamedTuple):
+    """A target and a source (positions from 0), and how much their pair was amplified."""
+
+    target: int
+    source: int
+    value: float
+
+
+def strongest_pairs(
+    difference: NDArray[Any],
+    allowed: NDArray[Any],
+    top: int = 5,
+    same_token: NDArray[Any] | None = None,
+) -> tuple[list[Pair], list[Pair]]:
+    """The `top` most strengthened and most weakened pairs of one layer, (i, j) × 2, with i ≠ j.
+
+    `same_token` (i, j) says which pairs are of a token with itself; by default the diagonal.
+    """
+    if same_token is None:
+        if allowed.shape[0] != allowed.shape[1]:
+            raise ValueError("a map that is not square has no diagonal; give `same_token`")
+        same_token = np.eye(len(allowed), dtype=bool)
+    targets, sources = np.nonzero(allowed & ~same_token)
+    values = difference[targets, sources]
+    order = np.argsort(values, kind="stable")
+
+    def pairs(ranked: NDArray[Any]) -> list[Pair]:
+        return [Pair(int(targets[k]), int(sources[k]), float(values[k])) for k in ranked[:top]]
+
+    strengthened = [pair for pair in pairs(order[::-1]) if pair.value > 0]
+    return strengthened, [pair for pair in pairs(order) if pair.value < 0]
+
+
+# How much of a vector other tokens supplied (Kobayashi et al. 2021, section 4).
+
+
+Array = TypeVar("Array", NDArray[np.floating], "Tensor")
+
+
+def mixing_ratio(others: Array, own: Array) -> Array:
+    """``‖Σ_{j≠i} F_i(x_j)‖ / (‖Σ_{j≠i} F_i(x_j)‖ + ‖F_i(x_i)‖)``: the norm of the others' *sum*.
+
+    `others` and `own` are these two norms; for attention weights the others' mass and one's own.
+    """
+    return others / (others + own)
+
+
+# How much of a score each of two sequences supplies.
+
+
+def share_of_sums(source: NDArray[np.floating], prefix: NDArray[np.floating]) -> float:
+    """``|Σ source| / (|Σ source| + |Σ prefix|)``: what is left of each after its tokens cancel."""
+    sums = [abs(float(part.sum(dtype=np.float64))) for part in (source, prefix)]
+    return _share(*sums)
+
+
+def share_of_sizes(source: NDArray[np.floating], prefix: NDArray[np.floating]) -> float:
+    """``Σ|source| / (Σ|source| + Σ|prefix|)``: whatever the signs of the tokens."""
+    sizes = [float(np.abs(part).sum(dtype=np.float64)) for part in (source, prefix)]
+    return _share(*sizes)
+
+
+def _share(one: float, other: float) -> float:
+    return one / (one + other) if one + other > 0 else math.nan
+
+
+# Special dimensions of a norm: the few with the lowest γ, and those with an outlying one.
+
+
+SHARE = 0.01
+DEVIATIONS = 3.0
+
+
+def special_dimensions(gamma: Tensor, share: float = SHARE) -> tuple[Tensor, Tensor]:
+    """The `share` of dimensions with the lowest `gamma` (at least one), and all the others sorted.
+
+    γ is that of the norm behind the feed-forward block (Kobayashi et al. 2024, section 6).
+    """
+    count = max(1, round(share * len(gamma)))
+    order = gamma.argsort()
+    return order[:count], order[count:].sort().values
+
+
+def outlier_dimensions(gamma: Tensor, deviations: float = DEVIATIONS) -> tuple[Tensor, Tensor]:
+    """The dimensions whose γ is further from the mean than 3σ of all γ, and all the others.
+
+    Kovaleva et al. 2021 call them outliers; there may be none.
+    """
+    spread = gamma.double() - gamma.double().mean()
+    far = spread.abs() > deviations * spread.square().mean().sqrt()
+    return far.nonzero().flatten(), (~far).nonzero().flatten()
+
+
+# Maps of words from maps of subwords.
+
+
+def merge_words(
+    maps: NDArray[Any],
+    targets: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None = None,
+) -> NDArray[Any]:
+    """Merge tokens into words: columns of a word summed, rows averaged; (…, i, j) → (…, w, v).
+
+    `targets` and `sources` (by default the same) are the places of each word's tokens.
+    """
+    maps = widened(maps)
+    rows = _membership(targets, maps.shape[-2], maps.dtype)
+    columns = rows if sources is None else _membership(sources, maps.shape[-1], maps.dtype)
+    mean = rows / rows.sum(axis=1, keepdims=True)
+    return mean @ maps @ columns.T
+
+
+def sum_words(array: NDArray[Any], groups: Sequence[Sequence[int]], axes: int = 1) -> NDArray[Any]:
+    """Sum the tokens of each word along the last one or two axes, (…, j) → (…, w)."""
+    membership = _membership(groups, array.shape[-1], array.dtype)
+    array = array @ membership.T
+    return membership @ array if axes == 2 else array
+
+
+def _membership(groups: Sequence[Sequence[int]], n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Whether each token belongs to each word, (w, i), as 1 and 0."""
+    membership = np.zeros((len(groups), n), dtype=dtype)
+    for index, group in enumerate(groups):
+        membership[index, list(group)] = 1
+    return membership

@@ -1,0 +1,248 @@
+"""Spearman's ρ of maps and of scores, with intervals."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from normlens.measures.bootstrap import Array, Means, divided, percentile_interval, resample_counts
+
+# Numbers in half precision, before anything is computed with them.
+
+
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in float32 where it is in float16, in which sums soon overflow or stand still."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+# Spearman's ρ of many maps at once: each is ranked once, however many it is compared with.
+
+
+def centred_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """``2 · rank − (p + 1)`` of each row (…, p), ties by average rank; NaN in a row that has one.
+
+    Twice a centred average rank is a whole number, so that sums of products are exact in float64
+    (up to p ≈ 300,000) and do not depend on the order of summation.
+    """
+    size = values.shape[-1]
+    if not values.size:
+        return np.empty(values.shape)
+    rows = values.reshape(-1, size)
+    # Row behind row in one flat array; equal values are runs [s, e), their average rank (s+e+1)/2.
+    order = np.argsort(rows, axis=1) + size * np.arange(len(rows))[:, None]
+    ordered = rows.ravel()[order]
+    new = np.ones(rows.shape, dtype=bool)
+    np.not_equal(ordered[:, 1:], ordered[:, :-1], out=new[:, 1:])
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], rows.size)
+    middles = starts + ends - 2 * size * (starts // size) - size
+    ranks = np.empty(rows.shape)
+    ranks.ravel()[order.ravel()] = np.repeat(middles, ends - starts)
+    ranks[np.isnan(ordered[:, -1])] = np.nan  # NaN sorts last
+    return ranks.reshape(values.shape)
+
+
+def average_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The rank of each value of a row (…, p), from 1; ties get their average, and NaN spreads.
+
+    `scipy.stats` has the same, and takes a second to import.
+    """
+    return (centred_ranks(values) + values.shape[-1] + 1) / 2
+
+
+def spearman_matrix(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Spearman's ρ between all rows, (…, s, p) → (…, s, s); NaN where a row is constant.
+
+    ρ is the correlation of the average ranks; Kobayashi et al. 2024, section 4.
+    """
+    ranks = centred_ranks(values)
+    products = ranks @ ranks.swapaxes(-1, -2)
+    squares = np.diagonal(products, axis1=-2, axis2=-1)
+    squares = np.where(squares > 0, squares, np.nan)
+    return np.clip(products / np.sqrt(squares[..., :, None] * squares[..., None, :]), -1, 1)
+
+
+# The similarity of two maps: Spearman's ρ.
+
+
+def spearman(a: NDArray[Any], b: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.float64]:
+    """Spearman's ρ of two maps, per layer: (layer, i, j) × 2 → (layer,).
+
+    Ties get their average rank. Only pairs that attention allows count: zeros that both maps share
+    by construction would inflate ρ. It is NaN where one of the maps is constant.
+    Kobayashi et al. 2024, section 4.
+    """
+    return np.array([_spearman(x[mask], y[mask]) for x, y, mask in zip(a, b, allowed, strict=True)])
+
+
+def _spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
+    ranks = [average_ranks(values) for values in (x, y)]
+    centred = [rank - rank.mean() for rank in ranks]
+    sizes = [np.sqrt(np.square(c).sum()) for c in centred]
+    if min(sizes) == 0:
+        return float("nan")
+    return float((centred[0] * centred[1]).sum() / (sizes[0] * sizes[1]))
+
+
+# Spearman's ρ with gold scores as a statistic of a whole data set (STS-B), with intervals.
+
+
+class RankAgreement(NamedTuple):
+    """ρ of every column with the gold scores, and its difference to a column of reference."""
+
+    rho: Means  # (k,) each
+    difference: Means  # (k,) each
+    drawn: Array  # the difference in every resample, (resamples, k)
+
+
+def rank_agreement(
+    values: ArrayLike,
+    reference: ArrayLike,
+    gold: ArrayLike,
+    resamples: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> RankAgreement:
+    """Spearman's ρ of `values` (n, k) with `gold` (n,), less that of `reference` (n,).
+
+    Whole pairs of sentences are drawn, and all are ranked anew in every resample: a difference is
+    of the same pairs. ρ is the correlation of average ranks. NaN where values are constant, are not
+    finite, or are fewer than three.
+    """
+    columns = np.column_stack([np.asarray(reference, np.float64), np.asarray(values, np.float64)])
+    right = np.asarray(gold, dtype=np.float64)
+    usable = np.isfinite(columns).all(axis=0) & (len(right) > 2)
+    ranked = [_Ranked(column) for column in columns.T]
+    of_gold = _Ranked(right)
+    ones = np.ones((1, len(right)))
+    rho = np.full(columns.shape[1], np.nan)
+    drawn = np.full((resamples, columns.shape[1]), np.nan)
+    some = np.flatnonzero(usable)
+    for place in some:
+        rho[place] = _spearman_of_scores(ones, ranked[place].centred(ones), of_gold.centred(ones))[
+            0
+        ]
+    for rows, weights in resample_counts(len(right), resamples, np.random.default_rng(seed)):
+        gold_ranks = of_gold.centred(weights)
+        for place in some:
+            drawn[rows, place] = _spearman_of_scores(
+                weights, ranked[place].centred(weights), gold_ranks
+            )
+    levels = np.where(np.isnan(rho), np.nan, level)
+    moved = drawn[:, 1:] - drawn[:, :1]
+    difference = rho[1:] - rho[0]
+    both = np.where(np.isnan(difference), np.nan, level)
+    return RankAgreement(
+        percentile_interval(rho[1:], drawn[:, 1:], levels[1:]),
+        percentile_interval(difference, moved, both),
+        moved,
+    )
+
+
+class _Ranked:
+    """Values in their order, so that resamples need not sort them again."""
+
+    def __init__(self, values: Array) -> None:
+        self.order = np.argsort(values, kind="stable")
+        ordered = values[self.order]
+        new = np.append(True, ordered[1:] != ordered[:-1])
+        self.run = np.cumsum(new) - 1  # the run of equal values that each belongs to
+        starts = np.flatnonzero(new)
+        self.starts, self.ends = starts, np.append(starts[1:], len(values))
+
+    def centred(self, weights: Array) -> Array:
+        """``rank − (n + 1) / 2`` of each value where resamples hold it `weights` times, (r, n)."""
+        below = np.zeros((len(weights), weights.shape[1] + 1))
+        np.cumsum(weights[:, self.order], axis=1, out=below[:, 1:])
+        middles = (below[:, self.starts] + below[:, self.ends] - below[:, -1:]) / 2
+        ranks = np.empty(weights.shape)
+        ranks[:, self.order] = middles[:, self.run]
+        return ranks
+
+
+def _spearman_of_scores(weights: Array, a: Array, b: Array) -> Array:
+    """The correlation of weighted centred ranks, (r, n) × 3 → (r,)."""
+    squares = (weights * a * a).sum(axis=1) * (weights * b * b).sum(axis=1)
+    return np.clip(divided((weights * a * b).sum(axis=1), np.sqrt(squares)), -1, 1)
+
+
+# Spearman's ρ between two quantities of (layer, component) cells, with intervals.
+
+
+#: Fewer cells have no order that a correlation could tell from chance.
+FEWEST = 4
+
+
+class CellCorrelation(NamedTuple):
+    """ρ over cells, with an interval over sequences and one over cells."""
+
+    cells: int
+    rho: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    cells_low: float = float("nan")
+    cells_high: float = float("nan")
+
+
+def row_spearman(a: Array, b: Array) -> Array:
+    """Spearman's ρ of every two rows, (…, p) × 2 → (…,); NaN where one of them is constant."""
+    first, second = centred_ranks(a), centred_ranks(b)
+    squares = (first**2).sum(axis=-1) * (second**2).sum(axis=-1)
+    return np.clip(divided((first * second).sum(axis=-1), np.sqrt(squares)), -1, 1)
+
+
+def mean_draws(values: ArrayLike, resamples: int, seed: int) -> tuple[Array, Array]:
+    """Means (k,) of the columns of (s, k), and those of resampled sequences, (resamples, k).
+
+    NaN cells are left out column by column. The draws are those of every bootstrap with this seed
+    over as many sequences, so that two quantities of the same sequences are resampled together.
+    """
+    cells = np.asarray(values, dtype=np.float64)
+    present = ~np.isnan(cells)
+    filled = np.where(present, cells, 0)
+    drawn = np.full((resamples, cells.shape[1]), np.nan)
+    for rows, weights in resample_counts(len(cells), resamples, np.random.default_rng(seed)):
+        drawn[rows] = divided(weights @ filled, weights @ present.astype(np.float64))
+    return divided(filled.sum(axis=0), present.sum(axis=0)), drawn
+
+
+def cell_correlation(
+    first: ArrayLike,
+    second: ArrayLike,
+    first_drawn: Array,
+    second_drawn: Array,
+    seed: int = 0,
+    level: float = 0.95,
+) -> CellCorrelation:
+    """ρ between two quantities of cells, (k,) × 2, whose resamples are (resamples, k) × 2.
+
+    The interval over sequences holds ρ of every resample, in which both quantities were computed
+    anew from the same sequences: how certain this ρ of these cells is. The one over cells draws
+    cells with replacement: what ρ might be of other layers and components. Cells without one of the
+    quantities are left out; everything is NaN for fewer than four cells or where one is constant.
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    usable = np.isfinite(a) & np.isfinite(b)
+    a, b = a[usable], b[usable]
+    size = len(a)
+    if size < FEWEST:
+        return CellCorrelation(size)
+    rho = float(row_spearman(a, b))
+    over_sequences = row_spearman(first_drawn[:, usable], second_drawn[:, usable])
+    places = np.random.default_rng(seed).integers(0, size, (len(first_drawn), size))
+    over_cells = row_spearman(a[places], b[places])
+    if np.isnan(rho):
+        return CellCorrelation(size)
+    return CellCorrelation(size, rho, *_ends(over_sequences, level), *_ends(over_cells, level))
+
+
+def _ends(drawn: Array, level: float) -> tuple[float, float]:
+    """Percentiles of the draws that have a ρ; NaN where fewer than half of them have."""
+    present = drawn[~np.isnan(drawn)]
+    if len(present) < max(2, len(drawn) / 2):
+        return float("nan"), float("nan")
+    tail = (1 - level) / 2
+    low, high = np.quantile(present, [tail, 1 - tail])
+    return float(low), float(high)

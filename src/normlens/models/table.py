@@ -1,0 +1,189 @@
+"""The table of supported families, computed from tiny models."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from normlens.errors import InputError, UnsupportedModelError, reason_of
+from normlens.layers import Attention, Experts, FeedForward, Layer, Norm, ParallelFeedForward, Step
+from normlens.models import supported_families
+from normlens.models.parts import ImageEncoder, SignalEncoder
+from normlens.models.refusals import refusal
+from normlens.models.tiny import (
+    tiny_config,
+    tiny_encoder_decoders,
+    tiny_families,
+    tiny_signal_families,
+)
+from normlens.plan.request import skeleton
+
+# What a family's layers are like, in a few words: the norms, the blocks, how far targets see.
+
+
+def traits_of(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """The traits of a model's layers; each is named once, whichever layers have it."""
+    return tuple(dict.fromkeys(_traits(layers)))
+
+
+def _traits(layers: Sequence[Layer]) -> Iterable[str]:
+    steps = [step for layer in layers for step in layer.steps]
+    norms = [step for step in steps if isinstance(step, Norm)]
+    norms += [s.norm for s in steps if isinstance(s, ParallelFeedForward) and s.norm is not None]
+    for norm in norms:
+        yield "no norms" if norm.eps is None else "LayerNorm" if norm.centred else "RMSNorm"
+    if any(layer.projections for layer in layers):
+        yield "bottlenecks"
+    if any(sum(isinstance(step, FeedForward) for step in layer.steps) > 1 for layer in layers):
+        yield "several blocks"
+    for step in steps:
+        if isinstance(step, Attention) and step.groups < step.heads:
+            yield "multi-query" if step.groups == 1 else "grouped queries"
+    for step in steps:
+        if isinstance(step, Attention) and step.latent is not None:
+            yield "latent attention"
+        if isinstance(step, Attention) and step.sinks:
+            yield "attention sinks"
+    if any(layer.reach.back is not None for layer in layers):
+        yield "windows"
+    if any(isinstance(step, ParallelFeedForward) for step in steps):
+        yield "parallel"
+    for step in steps:
+        if isinstance(step, Experts):
+            yield "experts" if step.shared is None else "experts with a shared one"
+    for block in (block for step in steps for block in _blocks(step)):
+        yield f"gated {block.activation}" if block.gate is not None else block.activation
+        if block.limit is not None:
+            yield "limits"
+    maps = [linear for layer in layers for linear in layer.linear_maps]
+    yield "biases" if any(linear.bias is not None for linear in maps) else "no biases"
+    if any(linear.is_scaled for linear in maps):
+        yield "factors"
+
+
+def _blocks(step: Step) -> tuple[FeedForward, ...]:
+    """The feed-forward blocks of a step, of experts one of each kind."""
+    if isinstance(step, Experts):
+        return step.examples
+    if isinstance(step, ParallelFeedForward):
+        return (step.feed_forward,)
+    return (step,) if isinstance(step, FeedForward) else ()
+
+
+# The table of supported model families, computed from tiny models instead of written by hand.
+
+
+_log = logging.getLogger(__name__)
+
+
+#: What a model reads.
+TEXT, IMAGES, SOUND = "text", "images", "sound"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model type and what its layers consist of, as far as a tiny model can tell."""
+
+    model_type: str
+    causal: bool | None = None  # None: there is no tiny model to tell
+    components: str = "unknown"
+    scopes: tuple[str, ...] = ()
+    two_stacks: bool = False
+    traits: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> str:
+        """What the model reads: text, or what its first trait says."""
+        return next((trait for trait in self.traits if trait in (IMAGES, SOUND)), TEXT)
+
+    def matches(self, words: Sequence[str]) -> bool:
+        """Whether every word is in its name, its kind of attention, its components or traits."""
+        text = " ".join((self.model_type, self.attention, self.components, *self.traits)).lower()
+        return all(word.lower() in text for word in words)
+
+    @property
+    def attention(self) -> str:
+        if self.causal is None:
+            return "unknown"
+        if self.two_stacks:
+            return "encoder–decoder"
+        return "causal" if self.causal else "bidirectional"
+
+
+def family_table() -> list[Family]:
+    """Every model type that has an adapter: encoders, decoders, encoder–decoders, then the others.
+
+    Those are the models that see or hear; those without a tiny model come last.
+    """
+    tiny = {*tiny_families(), *tiny_encoder_decoders(), *tiny_signal_families()}
+    families = [
+        _family(model_type) if model_type in tiny else Family(model_type)
+        for model_type in supported_families()
+    ]
+    return sorted(families, key=lambda family: (_rank(family), family.model_type))
+
+
+def _rank(family: Family) -> int:
+    if family.causal is None:
+        return 5
+    if family.reads != TEXT:
+        return 3 if family.reads == IMAGES else 4
+    return 2 if family.two_stacks else int(family.causal)
+
+
+def _family(model_type: str) -> Family:
+    try:
+        lens = skeleton(tiny_config(model_type), name=model_type)
+    # One package's mistake must not hide the families of all others.
+    except Exception as error:
+        _log.warning(
+            "normlens: the tiny configuration of %r gives no model (%s); mend the settings that "
+            "it was registered with",
+            model_type,
+            reason_of(error),
+        )
+        return Family(model_type)
+    scopes, traits = tuple(lens.scopes), traits_of(lens.layers)
+    if isinstance(lens.adapter, SignalEncoder):
+        traits = (IMAGES if isinstance(lens.adapter, ImageEncoder) else SOUND, *traits)
+    return Family(model_type, lens.causal, lens.component_sequence, scopes, lens.two_stacks, traits)
+
+
+def search_families(words: Sequence[str]) -> list[Family]:
+    """The families that match every word, or an error that says what there is."""
+    found = [family for family in family_table() if family.matches(words)]
+    if found:
+        return found
+    for word in words:
+        if (reason := refusal(word)) is not None:
+            raise UnsupportedModelError(reason)
+    raise InputError(
+        f"no model type has {', '.join(map(repr, words))} in its name, components or traits; "
+        "`normlens models` lists all of them"
+    )
+
+
+def by_components(families: list[Family]) -> list[list[Family]]:
+    """Group families whose layers have the same components and kind of attention."""
+
+    def alike(family: Family) -> tuple[bool | None, str]:
+        return family.causal, family.components
+
+    order = {key: place for place, key in enumerate(dict.fromkeys(map(alike, families)))}
+    ranked = sorted(families, key=lambda family: order[alike(family)])
+    return [list(group) for _, group in groupby(ranked, alike)]
+
+
+def markdown_table(words: Sequence[str] = ()) -> str:
+    """A table of the families that match every word, with one row per kind of layer."""
+    lines = [
+        "| model types | attention | components | scopes |",
+        "|---|---|---|---|",
+    ]
+    for group in by_components(search_families(words)):
+        types = ", ".join(f"`{family.model_type}`" for family in group)
+        scopes = ", ".join(group[0].scopes)
+        lines.append(f"| {types} | {group[0].attention} | {group[0].components} | {scopes} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""One call of a lens: batches, one run, collected and checked results, packed as maps."""

@@ -1,0 +1,328 @@
+"""Batches, provenance and tolerances, and what a model has whose layers differ."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normlens._version import __version__
+from normlens.errors import (
+    CompletenessError,
+    InputError,
+    MemoryLimitError,
+    ModelLoadError,
+    UnknownScopeError,
+    is_out_of_memory,
+    process_limit,
+)
+from normlens.frozen.source_parts import source_memory
+from normlens.layers import Layer
+from normlens.models.unwrapping import padding_spoils
+from normlens.options import AnalysisOptions, at_least_one
+from normlens.plan.costs import VectorSizes, affordable_sequences, sequence_memory
+from normlens.scopes import components_of, layers_in_words
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.results.maps import Maps
+
+
+# Batches: the sequences that are analysed together, halved where memory runs out.
+
+
+Each = TypeVar("Each", bound=Sized)  # a sequence, or a pair of them
+Started = TypeVar("Started")
+
+
+def batches(lens: Lens, encoded: Sequence[Sized], batch_size: int | str) -> Iterator[list[int]]:
+    """Indices of the sequences in each batch, which are of similar length."""
+    if len(encoded) == 1:
+        size = 1
+    elif batch_size == "auto":
+        size = affordable(lens, max(map(len, encoded), default=1))
+    else:
+        size = at_least_one(int(batch_size), "batch_size")
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        if padding_spoils(lens.layers, lens.dtype, [len(encoded[i]) for i in batch]):
+            yield from ([index] for index in batch)
+        else:
+            yield from _of_one_shape(encoded, batch, by_length=lens.adapter.padding_leaks)
+
+
+def _of_one_shape(
+    encoded: Sequence[Sized], batch: list[int], by_length: bool
+) -> Iterator[list[int]]:
+    """The batch, or its items of each shape where they are not padded: pictures and sounds.
+
+    With `by_length`, texts are not padded, either.
+    """
+    shapes: dict[Any, list[int]] = {}
+    for index in batch:
+        signal = getattr(encoded[index], "signal", None)
+        length = len(encoded[index]) if by_length else None
+        shape = length if signal is None else signal.shape
+        shapes.setdefault(shape, []).append(index)
+    yield from shapes.values()
+
+
+def affordable(lens: Lens, n: int) -> int:
+    """How many sequences of n tokens a batch has on the model's device.
+
+    Other programs may leave less memory than this assumes; then `launched` halves the batch.
+    """
+    # A decoder layer that reads the encoder has the weights of two attentions.
+    heads = max(sum(attention.heads for attention in layer.attentions) for layer in lens.layers)
+    d = lens.layers[0].width
+    each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
+    weights = sum(parameter.nbytes for parameter in lens.model.parameters())
+    return affordable_sequences(lens.device, weights, each)
+
+
+def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
+    """How many of the `wanted` sequences of n tokens hold whole vectors within a memory limit."""
+    sizes = VectorSizes.of(lens.layers, 1, n, lens.compute_dtype.itemsize)
+    return max(1, min(wanted, limit // sizes.least))
+
+
+def part_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:
+    """How many of them hold the parts of one source, where layers follow parts as vectors."""
+    itemsize = lens.compute_dtype.itemsize
+    each = [source_memory(layer, 1, n, itemsize) for layer in lens.layers if layer.by_source]
+    return max(1, min(wanted, limit // max(each))) if each else wanted
+
+
+def launched(
+    batch: list[Each],
+    launch: Callable[[list[Each]], Started],
+    finish: Callable[[list[Each], Started], list[Maps]],
+    device: torch.device,
+) -> Callable[[], list[Maps]]:
+    """Launch one batch and return a function that waits for its maps.
+
+    A batch that runs out of memory is halved.
+    """
+
+    def halves() -> list[Maps]:
+        half = len(batch) // 2
+        smaller = batch[:half], batch[half:]
+        return [maps for part in smaller for maps in launched(part, launch, finish, device)()]
+
+    try:
+        started = launch(batch)
+    except (RuntimeError, MemoryError) as error:
+        _check_memory(error, batch, device)
+        return halves
+
+    def wait() -> list[Maps]:
+        try:
+            return finish(batch, started)
+        except (RuntimeError, MemoryError) as error:
+            _check_memory(error, batch, device)
+        return halves()
+
+    return wait
+
+
+def _check_memory(error: BaseException, batch: list[Each], device: torch.device) -> None:
+    """Raise `error`, or one that explains it, unless a smaller batch may help."""
+    if isinstance(error, MemoryLimitError) or not is_out_of_memory(error):
+        raise error
+    if len(batch) == 1:
+        raise MemoryLimitError(
+            f"{len(batch[0])} tokens do not fit into the memory of {device}; use a "
+            "shorter text, fewer layers, or another device (`normlens estimate` says what it "
+            f"needs){process_limit()}"
+        )
+
+
+# What every result says about how it was made.
+
+
+def provenance(lens: Lens, rule: str, completeness: float, tolerance: float) -> dict[str, Any]:
+    """The model, the rule for its activations, how exact the result is, and where it was made."""
+    compared = lens.guard.in_words(rule)
+    return {
+        "model": lens.name,
+        "revision": lens.revision,
+        "model_type": lens.model_type,
+        "components": lens.component_sequence,
+        "causal": lens.causal,
+        "nonlinearity": rule,
+        "completeness": completeness,
+        "tolerance": tolerance,
+        "dtype": str(lens.dtype).removeprefix("torch."),
+        "compute_dtype": str(lens.compute_dtype).removeprefix("torch."),
+        **({} if compared is None else {"compared_with_float32": compared}),
+        "device": str(lens.device),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a number may depend on."""
+    import transformers
+
+    return {
+        "normlens": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+# How exact an analysis has to be: tolerances, and the errors where they are exceeded.
+
+
+#: Largest relative error of parts + bias against the model's own vectors, by the model's dtype.
+TOLERANCE = {
+    torch.float64: 1e-4,  # many models compute their norms and softmax in float32 regardless
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+#: Largest error of contributions and biases against the model's own score, relative to the largest
+#: of the score and its summands.
+SCORE_TOLERANCE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-5,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+#: Largest error of the sum of a kernel's parts, by the precision of its products, and of sampled
+#: norms beside their recomputation.
+KERNEL_TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 5e-3}
+SAMPLE_TOLERANCE = {"float32": 1e-3, "tf32": 5e-3, "bfloat16": 3e-2}
+
+#: The largest number of float16, and the largest entry of a map below which its digits are fewer
+#: than those of float16, because the smallest steps of this type are 2⁻²⁴.
+HALF_RANGE = 2.0**-13, 65504.0
+
+
+def check_range(peaks: Sequence[tuple[int, str, float]], layer_in_words: str = "layer") -> None:
+    """Raise where float16 cannot hold a map; `peaks` are largest entries by layer and name."""
+    least, most = HALF_RANGE
+    for layer, name, peak in peaks:
+        if not (peak == 0 or least <= peak <= most):
+            what = f"is beyond its largest number, {most:,.0f}" if peak > most else "is too small"
+            raise InputError(
+                f"float16 cannot hold the map of {name} in {layer_in_words} {layer}: its largest "
+                f"entry, {peak:,.5g}, {what}; leave `map_dtype` out"
+            )
+
+
+def check_completeness(
+    errors: Sequence[tuple[int, str, float]], dtype: torch.dtype, layer_in_words: str = "layer"
+) -> None:
+    """Raise where parts and bias miss the model's vectors; `errors` by layer and scope."""
+    tolerance = TOLERANCE[dtype]
+    for layer, scope, error in errors:
+        if not error <= tolerance:
+            raise CompletenessError(
+                f"parts and bias miss the real hidden state in {layer_in_words} {layer} at its "
+                f"{components_of(scope)[-1]} (scope {scope}): relative error {error:.1e}, "
+                f"tolerance {tolerance:.0e} for {str(dtype).removeprefix('torch.')}; "
+                "the model may differ from its family, or its values overflow "
+                "(normlens help CompletenessError)"
+            )
+
+
+def check_scores(errors: Sequence[float], dtype: torch.dtype, layer_names: Sequence[str]) -> None:
+    """Raise where contributions and biases miss a score; `errors` by layer, the last behind all."""
+    tolerance = SCORE_TOLERANCE[dtype]
+    wrong = [place for place, error in enumerate(errors) if not error <= tolerance]
+    if wrong:
+        # Scores are carried from the end, so the last layer that misses is where it began.
+        place = wrong[-1]
+        where = "the head" if place == len(errors) - 1 else layer_names[place]
+        raise CompletenessError(
+            f"contributions and biases miss the model's own score from {where} on: relative error "
+            f"{errors[place]:.1e}, tolerance {tolerance:.0e} for "
+            f"{str(dtype).removeprefix('torch.')}; the model may differ from its family "
+            "(normlens help CompletenessError)"
+        )
+
+
+def check_kernels(
+    errors: Sequence[tuple[int, str, float]], precision: str | None, layer_in_words: str = "layer"
+) -> None:
+    """Raise where a kernel's parts miss their sum or a sample; `errors` by layer and kind."""
+    for layer, kind, error in errors:
+        tolerances = KERNEL_TOLERANCE if kind == "sum" else SAMPLE_TOLERANCE
+        tolerance = tolerances[str(precision)]
+        if not error <= tolerance:
+            what = "do not add up" if kind == "sum" else "miss an exact recomputation"
+            raise CompletenessError(
+                f"the parts behind the feed-forward block of {layer_in_words} {layer} {what}: "
+                f"relative error {error:.1e}, tolerance {tolerance:.0e} for {precision}; "
+                'take another `precision`, or device="cpu" (normlens help CompletenessError)'
+            )
+
+
+def check_finite(model: nn.Module, name: str) -> None:
+    """Refuse weights with NaN or infinity, which give maps without meaning."""
+    for key, parameter in model.named_parameters():
+        # Quantised tensors have no sums; NaN in one of them is noticed as a lack of completeness.
+        plain = type(parameter) in (Tensor, nn.Parameter)
+        if not plain or not parameter.is_floating_point() or parameter.is_meta:
+            continue
+        # The sum is finite unless a value is not; it needs no copy of the weights.
+        if not torch.isfinite(parameter.detach().sum(dtype=torch.float64)):
+            raise ModelLoadError(
+                f"the weights of {name} hold values that are not finite (in {key!r}); "
+                "load another checkpoint"
+            )
+
+
+# What a model has whose layers may differ: its scopes, and its components in words.
+
+
+def scopes_of(layers: Sequence[Layer]) -> list[str]:
+    """Every scope that any of the layers has, each kind of layer's in its order."""
+    return list(dict.fromkeys(scope for layer in layers for scope in layer.scopes))
+
+
+def chosen_scopes(
+    options: AnalysisOptions, layers: Sequence[Layer], chosen: Sequence[int], model: str
+) -> list[str]:
+    """The scopes that are asked for; one that none of the `chosen` layers has is an error.
+
+    Short names mean scopes of the chosen layers.
+    """
+    here = scopes_of([layers[index] for index in chosen])
+    try:
+        return options.scopes_of(here)
+    except UnknownScopeError:
+        elsewhere = scopes_of(layers)
+        if here == elsewhere:
+            raise
+        # A name that no layer knows raises here, with all of the model's scopes.
+        for scope in options.scopes_of(elsewhere):
+            if scope not in here:
+                having = [index for index, layer in enumerate(layers) if scope in layer.scopes]
+                raise InputError(
+                    f"no scope {scope} in {layers_in_words(chosen)} of {model}, whose layers "
+                    f"differ; those with it: {', '.join(map(str, having))}"
+                ) from None
+        raise
+
+
+def components_in_words(layers: Sequence[Layer]) -> str:
+    """The order of components, once for each kind of layer."""
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for index, layer in enumerate(layers):
+        kinds.setdefault(layer.scopes, []).append(index)
+    # The first layer of ModernBERT lacks a norm that all others have, though no scope shows it.
+    words = [(layers[indices[-1]].component_sequence, indices) for indices in kinds.values()]
+    if len(words) == 1:
+        return words[0][0]
+    return "; ".join(f"{sequence} ({layers_in_words(indices)})" for sequence, indices in words)

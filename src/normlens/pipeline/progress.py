@@ -1,0 +1,91 @@
+"""Report progress to a user's function, or show it as a bar."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: Called with the layers done and the layers asked for; what it raises ends the computation.
+Progress = Callable[[int, int], None]
+
+#: Seconds before a bar appears that nobody asked for.
+DELAY = 2.0
+
+
+def by_layers(progress: Progress | None, layers: int) -> Callable[[float], None] | None:
+    """A function of the part that is done, from 0 to 1, that tells it in layers."""
+    if progress is None:
+        return None
+    return lambda part: progress(int(part * layers), layers)
+
+
+@contextmanager
+def layers_shown(progress: Progress | bool | None, device: str) -> Iterator[Progress | None]:
+    """The function to tell of each layer: a user's, or that of a bar (tqdm's).
+
+    True is a bar at once. None is one where somebody looks on (a terminal or a notebook), for work
+    on a CPU that takes longer than `DELAY`: on a GPU layers are not waited for, and a call that is
+    recorded goes through all of them at once.
+    """
+    if callable(progress):
+        yield progress
+        return
+    bar = None
+    if progress or (progress is None and device == "cpu" and _is_watched()):
+        bar = LayerBar.made(0.0 if progress else DELAY)
+    try:
+        yield bar
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+class LayerBar:
+    """A bar of layers, in a terminal or a notebook; it begins anew with every batch."""
+
+    def __init__(self, tqdm: Callable[..., Any], delay: float):
+        self._tqdm, self._delay = tqdm, delay
+        self._bar: Any = None
+        self._batch = 1
+
+    @classmethod
+    def made(cls, delay: float) -> LayerBar | None:
+        """A bar, unless tqdm is missing, which transformers brings along."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # without ipywidgets it is a bar of characters
+                from tqdm.auto import tqdm  # type: ignore[import-untyped]
+        except ImportError:
+            return None
+        return cls(tqdm, delay)
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = self._tqdm(
+                total=total,
+                unit="layer",
+                desc="layers",
+                delay=self._delay,
+                leave=not self._delay,  # a bar that nobody asked for goes when it is done
+            )
+        if done <= self._bar.n and done < total:
+            self._batch += 1
+            self._bar.set_description(f"layers of batch {self._batch}", refresh=False)
+            self._bar.reset(total=total)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees what is printed: a terminal, or a notebook."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return True
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return running is not None and hasattr(running, "kernel")

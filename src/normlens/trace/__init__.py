@@ -1,0 +1,1 @@
+"""One run of the unmodified model: hooks, attention weights, checks, locks."""

@@ -1,0 +1,258 @@
+"""Whether a traced layer is what its adapter says: what it attends to, and its linear maps.
+
+Parts and bias add up to the real vectors (completeness) even where the adapter is wrong about what
+a target may see, and in half precision a wrong matrix can hide behind the tolerance of a whole
+layer. Both are compared here with what the model did. As with completeness, numbers stay on their
+device until a batch is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normlens.errors import UnsupportedModelError
+from normlens.gpu.matmul import few_times, on_device, pinned_copy
+from normlens.layers import Layer, Linear, Reach
+from normlens.models.base import Adapter
+from normlens.models.reading import class_name
+from normlens.trace.recorder import LayerTrace, Rows
+
+#: A weight up to this size outside the reach is a mask that leaks, and shows nowhere.
+NEGLIGIBLE = 1e-8
+#: An empty part of the reach is a mask, and no accident, from so many weights on.
+EVIDENCE = 8
+#: The share of pairs at the edge of a mask that has weight; small weights fade out instead.
+SHARP = 0.9
+
+#: Largest error of a module's output against x W + b. In half precision it is four units of
+#: rounding: an output's own rounding is about half a unit of its norm, and the rest is room for
+#: devices that form their sums in less than float32.
+LINEAR_TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-4,
+    torch.float16: 4 * 2.0**-11,
+    torch.bfloat16: 4 * 2.0**-8,
+}
+
+
+@dataclass
+class Checks:
+    """What one batch showed of each layer, to be judged when all layers are through."""
+
+    adapter: Adapter
+    dtype: torch.dtype  # of the model
+    lengths: Sequence[int]
+    layer_in_words: str = "layer"  # what errors call one
+    others: Sequence[int] = ()  # real tokens of the other sequence that layers read
+    # No layer is kept: in half precision that would be a copy of its weights in float32.
+    _layers: list[tuple[int, Reach, int]] = field(default_factory=list)  # index, reach, heads
+    _outside: list[Tensor] = field(default_factory=list)
+    _offsets: list[Tensor] = field(default_factory=list)
+    _linear: list[tuple[int, nn.Module, Tensor]] = field(default_factory=list)
+    _padding: list[tuple[int, Tensor]] = field(default_factory=list)
+    _settled: list[Tensor] = field(default_factory=list)  # the same numbers, once `settle` ran
+
+    def add(self, traced: LayerTrace, layer: Layer) -> None:
+        """Measure one layer; `layer` is the traced one in the algebra's precision."""
+        check_tokens(self.adapter, traced, self.lengths)
+        for attention, alpha in zip(layer.attentions, traced.alphas, strict=True):
+            if attention.source is not None:
+                # Every token of another sequence may be seen, but none of its padding.
+                if self.others and min(self.others) < alpha.shape[-1]:
+                    self._padding.append((traced.index, weight_on_padding(alpha, self)))
+                continue
+            outside, offsets = attention_support(alpha, layer.reach, self.lengths)
+            self._layers.append((traced.index, layer.reach, attention.heads))
+            self._outside.append(outside)
+            self._offsets.append(offsets)
+        tokens = traced.x.shape[0] * traced.x.shape[1]
+        for linear in layer.linear_maps:
+            if linear.module is not None and linear.module in traced.rows:
+                sizes = linear_sizes(linear, traced.rows[linear.module], tokens)
+                self._linear.append((traced.index, linear.module, sizes))
+
+    @property
+    def _measured(self) -> list[list[Tensor]]:
+        """All numbers on the device, those of one type and purpose together."""
+        linear, padding = [sizes for *_, sizes in self._linear], [w for _, w in self._padding]
+        return [linear, padding, self._outside, self._offsets]
+
+    def settle(self) -> None:
+        """Put all numbers into a few tensors, still on their device."""
+        self._settled = [_flat(tensors) for tensors in self._measured]
+
+    def bring_home(self) -> None:
+        """Copy the settled numbers to pinned memory."""
+        self._settled = [pinned_copy(numbers) for numbers in self._settled]
+
+    def take(self) -> None:
+        """Copy numbers that the next replay writes over."""
+        self._settled = [numbers.clone() for numbers in self._settled]
+
+    def judge(self) -> None:
+        """Raise where a layer is not what its adapter says."""
+        tolerance = LINEAR_TOLERANCE[self.dtype]
+        if not self._settled:
+            self.settle()
+        measured, seen_padding, outsides, offset_counts = (
+            _brought(flat, tensors)
+            for flat, tensors in zip(self._settled, self._measured, strict=True)
+        )
+        for (index, module, _), error in zip(self._linear, linear_errors(measured), strict=True):
+            if error > tolerance:
+                raise UnsupportedModelError(
+                    f"{self.adapter.name_of(module)} ({class_name(module)}) of "
+                    f"{self.layer_in_words} {index} "
+                    "does not compute x W + b with the weight that it holds (relative error "
+                    f"{error:.1e}, tolerance {tolerance:.0e}): an adapter that is not linear, "
+                    "quantised activations, a hook or another precision act inside it; merge "
+                    "adapters (model.merge_and_unload()), turn quantised weights back "
+                    "(model.dequantize()) or load the plain model"
+                )
+        for (index, _), weight in zip(self._padding, seen_padding, strict=True):
+            if float(weight) > NEGLIGIBLE:
+                raise UnsupportedModelError(
+                    f"{self.layer_in_words} {index} attends to the padding of the other sequence "
+                    f"(weights up to {float(weight):.2g}), so texts of different lengths cannot "
+                    "run together; take batch_size=1"
+                )
+        seen = [float(weight) for weight in outsides], offset_counts
+        for (index, reach, heads), outside, offsets in zip(self._layers, *seen, strict=True):
+            if outside > NEGLIGIBLE:
+                raise UnsupportedModelError(
+                    f"{self.layer_in_words} {index} attends to tokens that {self._name} says it "
+                    f"cannot see (weights up to {outside:.2g} lie outside {_in_words(reach)}); its "
+                    "`causal`, `window` or `reach` must say what the model does "
+                    "(normlens help adapters)"
+                )
+            self._check_edges(index, reach, heads, offsets)
+
+    @property
+    def _name(self) -> str:
+        return f"the adapter {type(self.adapter).__name__}"
+
+    def _check_edges(self, index: int, reach: Reach, heads: int, offsets: Tensor) -> None:
+        n, at = (len(offsets) + 1) // 2, offsets.numpy()
+        back, ahead = at[:n][::-1], at[n - 1 :]
+        for side, counts, limit in (("ahead", ahead, reach.ahead), ("back", back, reach.back)):
+            edge = masked_beyond(counts, limit, heads)
+            if edge is None:
+                continue
+            looks, cure = (
+                f"looks further {side} than {edge} tokens",
+                "say so in `window` or `reach`",
+            )
+            if side == "ahead" and edge == 0:
+                looks, cure = "looks ahead", "set `causal = True`"
+            raise UnsupportedModelError(
+                f"no token of {self.layer_in_words} {index} {looks}, in any head, where "
+                f"{self._name} allows {_in_words(reach)}; {cure} (normlens help adapters)"
+            )
+
+
+def check_tokens(adapter: Adapter, traced: LayerTrace, lengths: Sequence[int]) -> None:
+    """Raise where the model made another number of tokens of its input than the adapter says."""
+    if (n := traced.x.shape[1]) != max(lengths):
+        raise UnsupportedModelError(
+            f"the layers of {type(adapter.model).__name__} have {n} tokens where the adapter "
+            f"{type(adapter).__name__} counts {max(lengths)}; it must say what the model does "
+            "(normlens help adapters)"
+        )
+
+
+def attention_support(alpha: Tensor, reach: Reach, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The largest weight outside the reach, and how many pairs have weight at each j − i.
+
+    `alpha` is (b, h, i, j); a pair counts if any head of any sequence gives it weight. The counts
+    run from j − i = 1 − n to n − 1.
+    """
+    n, device = alpha.shape[-1], alpha.device
+    position = torch.arange(n, device=device)
+    real = position < on_device(tuple(lengths), device)[:, None]  # (b, i)
+    peak = alpha.amax(1).masked_fill(~(real[:, :, None] & real[:, None, :]), 0).amax(0)  # (i, j)
+    # Rows of a wider matrix read one element short each: equal offsets fall into one column.
+    skewed = F.pad((peak > 0).flip(0), (0, n)).flatten()[: n * (2 * n - 1)].view(n, 2 * n - 1)
+    return peak.masked_fill(reach.mask(n, device), 0).amax().float(), skewed.sum(0)
+
+
+def weight_on_padding(alpha: Tensor, checks: Checks) -> Tensor:
+    """The largest weight that a real token gives to padding of another sequence."""
+
+    def beyond(lengths: Sequence[int], n: int) -> Tensor:
+        ends = on_device(tuple(lengths), alpha.device)
+        return torch.arange(n, device=alpha.device) >= ends[:, None]
+
+    targets, sources = beyond(checks.lengths, alpha.shape[2]), beyond(checks.others, alpha.shape[3])
+    peak = alpha.amax(1).masked_fill(targets[:, :, None] | ~sources[:, None, :], 0)
+    return peak.amax().float()
+
+
+def masked_beyond(counts: NDArray[np.integer], limit: int | None, heads: int) -> int | None:
+    """The distance at which a mask ends what a reach of `limit` tokens allows, or None.
+
+    `counts` holds the pairs with weight at distance 0, 1, …. A mask has a sharp edge, with all
+    pairs on one side of it and none on the other, while small weights that are rounded to zero fade
+    out. Too few pairs beyond it are no evidence.
+    """
+    n, seen = len(counts), np.flatnonzero(counts)
+    furthest = n - 1 if limit is None else min(limit, n - 1)
+    edge = int(seen[-1]) if len(seen) else furthest
+    empty = int((n - np.arange(edge + 1, furthest + 1)).sum())
+    sharp = counts[edge] >= SHARP * (n - edge)
+    return edge if sharp and empty >= n and empty * heads >= EVIDENCE else None
+
+
+def linear_sizes(linear: Linear, rows: Rows, tokens: int) -> Tensor:
+    """Norms of each row's input, output, product x W, and error y − (x W + b), as (4, row).
+
+    All that is made of them waits until they are on the CPU: a GPU spends more on starting such
+    small steps than on taking them. In the algebra `tokens` vectors pass through the same map.
+    """
+    dtype = linear.weight.dtype
+    x, y = rows.input.to(dtype), linear.part(rows.output).to(dtype)
+    product = few_times(x, linear.weight, tokens)
+    of_module = None if linear.bias_outside else linear.bias
+    error = y - product if of_module is None else y - product - of_module
+    return torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in (x, y, product, error)])
+
+
+def linear_errors(sizes: Sequence[Tensor]) -> list[float]:
+    """`linear_error` of each; those of as many rows are taken together."""
+    if len({one.shape for one in sizes}) == 1:
+        return linear_error(torch.stack(list(sizes), dim=1)).tolist()
+    return [float(linear_error(one)) for one in sizes]
+
+
+def linear_error(sizes: Tensor) -> Tensor:
+    """The worst error of the rows in `linear_sizes` (4, …, row), relative to its output's size."""
+    x, y, product, error = sizes.double()
+    # Where an output is small because large terms cancel, their rounding is still that of a row of
+    # ordinary size.
+    typical = (product / x).nan_to_num(0).median(-1, keepdim=True).values * x
+    size = torch.maximum(torch.maximum(y, product), typical)
+    # Values that overflow are left to completeness, which says so.
+    return (error / size).nan_to_num(0, posinf=0).amax(-1)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    # Layers may lie on several devices; these numbers are few.
+    flat = [tensor.flatten().to(tensors[0].device) for tensor in tensors]
+    return torch.cat(flat) if flat else torch.zeros(0)
+
+
+def _brought(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors like these on the CPU, with numbers that lie one behind the other in `flat`."""
+    pieces = flat.cpu().split([tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def _in_words(reach: Reach) -> str:
+    back, ahead = ("all" if side is None else side for side in (reach.back, reach.ahead))
+    return f"{back} earlier and {ahead} later tokens"

@@ -1,1 +1,0 @@
-"""Running an unmodified model once, and checking that it is what its adapter says."""

@@ -1,0 +1,283 @@
+"""Maps as one HTML file that needs no network, and the state that a page opens in."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from normlens.errors import InputError, valid_choice
+from normlens.results import store
+from normlens.results.words import by_stack
+from normlens.scopes import thinned
+from normlens.viewer import payload
+
+if TYPE_CHECKING:
+    from normlens.results.maps import Maps
+
+
+# What the viewer shows first, in the words of the page's address (``viewer/src/state.ts``).
+
+
+class ViewerState(TypedDict, total=False):
+    """Keywords of `Maps.show`; what is left out is as usual."""
+
+    item: int | str  # which of several maps, from 0
+    stack: Literal["decoder", "encoder"]  # of an encoder–decoder
+    sources: Literal["both", "encoder", "decoder"]  # whose columns are shown
+    layer: int | str  # from 0; negative from the end
+    scope: str
+    view: Literal["map", "heads", "picture", "compare", "overview"]  # images show "picture" first
+    direction: Literal["row", "column"]  # of the token over a picture, unless `pin` says it
+    form: Literal["heat", "arcs"]
+    scale: Literal["clipped", "sqrt", "linear", "rank"]
+    diagonal: Literal[0, 1]  # 0 leaves the pairs i = j out
+    head: int | str  # one head instead of all together, from 0
+    layers: Literal["one", "all"]  # whose heads the view "heads" shows
+    norm: Literal["none", "source", "target"]
+    range: Literal["map", "layer", "all"]
+    palette: Literal["viridis", "cividis", "magma", "greys"]
+    special: Literal[0, 1]  # 0 leaves special tokens out
+    level: Literal["subwords", "words"]
+    pin: str
+    pair: str
+    zoom: str
+    a: str  # the two maps of a comparison
+    b: str
+    cnorm: Literal["source", "target", "none"]
+
+
+class ExplanationState(TypedDict, total=False):
+    """Keywords of `Explanation.show`; what is left out is as usual."""
+
+    item: int | str  # which of several explanations, from 0
+    view: Literal["flow", "components", "shares"]
+    level: Literal["subwords", "words"]
+    token: int | str  # whose way through the layers is shown, from 0
+    share: Literal[50, 80, 95]  # of the flow that is drawn, in per cent
+    heads: Literal[0, 1]
+
+
+class CosineState(TypedDict, total=False):
+    """Keywords of `Cosine.show`; what is left out is as usual."""
+
+    item: int | str  # which of several cosines, from 0
+    view: Literal["lines", "matrix"]
+    level: Literal["subwords", "words"]
+    token: str  # "a:3" or "b:0"
+
+
+# The pages around the front end: the server's, and the one that holds everything itself.
+
+
+MODES = ("serve",)
+
+
+@cache
+def script() -> str:
+    """Read the front end, an ES module."""
+    return _static("viewer.js")
+
+
+def shell(mode: str = "serve") -> str:
+    """Read the server's page, which loads ``static/viewer.js`` and no other file."""
+    valid_choice(mode, MODES, "mode of the viewer's page")
+    return _static("serve.html")
+
+
+def standalone(payload: bytes, title: str, state: str = "") -> str:
+    """Put the front end and a payload into one page that works from disk, without network.
+
+    `state` is what it shows first, as in the page's address: ``"layer=3&scope=FF"``. Tokens and
+    texts are inside the payload's base64, so none of them is ever read as markup.
+    """
+    # Inside a script element only these character sequences mean something to an HTML parser.
+    inline = script().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    page = _static("page.html")
+    for name, text in (
+        ("title", html.escape(title)),
+        ("state", html.escape(state)),
+        ("payload", base64.b64encode(payload).decode("ascii")),
+        ("script", inline),
+    ):
+        before, _, after = page.partition(f"{{{{{name}}}}}")
+        page = f"{before}{text}{after}"
+    return page
+
+
+def _static(name: str) -> str:
+    return (resources.files("normlens.viewer") / "static" / name).read_text(encoding="utf-8")
+
+
+# Maps as one HTML file that needs no network and nothing beside it.
+
+
+#: The size that a file stays below unless told otherwise, in MB (10⁶ bytes).
+LARGEST = 60.0
+#: Bytes of float32 up to which values are kept as they are.
+EXACT = 1_600_000
+
+
+def to_html(
+    maps: Maps | Sequence[Maps],
+    path: str | Path,
+    *,
+    precision: int | None = None,
+    largest: float | None = LARGEST,
+    overwrite: bool | None = None,
+) -> Path:
+    """Write one self-contained HTML file; several maps can be compared in it.
+
+    `precision` is 32 (float32), 16 or 8 bits per value (see `normlens.viewer.payload`); by default
+    32 for small maps and 16 for others. A file that would be larger than `largest` MB leaves out
+    layers, evenly, and says so; None keeps everything.
+    """
+    check_page(path, overwrite=overwrite)
+    listed = payload.as_list(maps)
+    document = standalone(fitted(listed, precision, largest), title_of(listed))
+    return write_page(document, path, overwrite=overwrite)
+
+
+def check_page(path: str | Path, *, overwrite: bool | None) -> None:
+    """Raise now what would keep a page from being written."""
+    store.check_ending(path, (".html", ".htm"), "save(…) and the command line write others")
+    store.check_output(path, overwrite=overwrite)
+
+
+def write_page(document: str, path: str | Path, *, overwrite: bool | None) -> Path:
+    """Write a page to a file, whole or not at all."""
+    with (
+        store.writing(path, overwrite=overwrite) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="\n") as file,
+    ):
+        file.write(document)
+    return Path(path)
+
+
+def room_of(largest: float) -> float:
+    """How many bytes a payload may have in a page of so many MB."""
+    return (largest * 1e6 - len(script()) - 10_000) * 3 / 4
+
+
+def fitted(listed: Sequence[Maps], precision: int | None, largest: float | None) -> bytes:
+    """Encode all layers, or as many as fit into a file of `largest` MB; heads in what room is left.
+
+    Without a `precision` small maps are kept as float32, of others single heads in 8 bits.
+    """
+    head_precision = precision
+    if precision is None:
+        small = _float_bytes(listed) <= EXACT
+        precision, head_precision = (32, 32) if small else (16, 8)
+    if largest is None:
+        return payload.encode(listed, precision=precision, head_precision=head_precision)
+    budget = room_of(largest)
+    bare = [_of_heads(maps, 0) for maps in listed]
+    data = payload.encode(bare, precision=precision)
+    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
+    notes: list[str] = []
+    count = layers
+    while len(data) > budget:
+        if count == 1:
+            raise InputError(
+                f"one layer of these maps is larger than {largest:g} MB; choose fewer scopes with "
+                "maps.choose(scopes=…), precision=8, or largest=None"
+            )
+        count = min(count - 1, max(1, int(layers * budget / len(data)) if count == layers else 1))
+        listed = [_of_layers(maps, count) for maps in listed]
+        bare = [_of_heads(maps, 0) for maps in listed]
+        notes = [
+            f"Only {count} of {layers} layers are in this file, which would otherwise be larger "
+            f"than {largest:g} MB; averages over layers are over these."
+        ]
+        data = payload.encode(bare, precision=precision, left_out=notes)
+    if not any(maps.heads for one in listed for maps in by_stack(one)):
+        return data
+    return _with_heads(
+        listed, data, payload.Bits(precision, head_precision or precision), largest, notes
+    )
+
+
+def _with_heads(
+    listed: Sequence[Maps], bare: bytes, bits: payload.Bits, largest: float, notes: list[str]
+) -> bytes:
+    """Add the heads of all layers, or of as many as fit; `bare` has none."""
+    layers = max(len(maps.layers) for one in listed for maps in by_stack(one))
+    budget, count = room_of(largest), layers
+    while count > 0:
+        chosen = [_of_heads(maps, count) for maps in listed]
+        fewer = (
+            f"Single heads of {count} of {layers} layers are in this file, which would otherwise "
+            f"be larger than {largest:g} MB; the maps file has all."
+        )
+        data = payload.encode(
+            chosen,
+            precision=bits.maps,
+            head_precision=bits.heads,
+            left_out=notes if count == layers else [*notes, fewer],
+        )
+        if len(data) <= budget:
+            return data
+        share = (budget - len(bare)) / (len(data) - len(bare))
+        count = min(count - 1, int(count * share))
+    none = (
+        f"Single heads are left out of this file, which would otherwise be larger than "
+        f"{largest:g} MB; the maps file has them."
+    )
+    return payload.encode(
+        [_of_heads(maps, 0) for maps in listed], precision=bits.maps, left_out=[*notes, none]
+    )
+
+
+def _of_heads(maps: Maps, count: int) -> Maps:
+    """The same maps with the single heads of at most so many layers, of either stack."""
+    encoder = None if maps.encoder is None else _of_heads(maps.encoder, count)
+    layers = thinned(maps.layers, count)
+    heads, coverage = {}, dict(maps.coverage)
+    for scope, array in maps.heads.items():
+        covered = maps.covered("heads", scope)
+        kept = [layer for layer in covered if layer in layers]
+        coverage.pop(f"heads/{scope}", None)
+        if kept:
+            heads[scope] = array[[covered.index(layer) for layer in kept]]
+            coverage[f"heads/{scope}"] = kept
+    return replace(maps, heads=heads, coverage=coverage, encoder=encoder)
+
+
+def _of_layers(maps: Maps, count: int) -> Maps:
+    """The same maps with at most so many layers, evenly spaced, of either stack."""
+    encoder = None if maps.encoder is None else _of_layers(maps.encoder, count)
+    return replace(maps.choose(layers=thinned(maps.layers, count)), encoder=encoder)
+
+
+def title_of(listed: Sequence[Maps]) -> str:
+    """Write the browser tab's title: the first text and the models."""
+    text = listed[0].text
+    first = text if isinstance(text, str) else " / ".join(text or ())
+    models = [str(maps.provenance.get("model", "")) for maps in listed]
+    return title(first, models, [maps.origin_in_words or "" for maps in listed])
+
+
+def title(first: str, models: Sequence[str], more: Sequence[str] = ()) -> str:
+    """Write a browser tab's title: what is shown, shortened, the models, and more to know."""
+    line = " ".join(first.split())
+    words = [line[:60] + "…" * (len(line) > 60), ", ".join(filter(None, dict.fromkeys(models)))]
+    return " · ".join(filter(None, [*words, *dict.fromkeys(more), "NormLens"]))
+
+
+def _float_bytes(listed: Sequence[Maps]) -> int:
+    """The size of all maps and single heads as float32."""
+    return sum(
+        4 * int(maps.allowed.sum()) * len(maps.scopes) + _head_bytes(maps)
+        for one in listed
+        for maps in by_stack(one)
+    )
+
+
+def _head_bytes(maps: Maps) -> int:
+    share = float(maps.allowed.mean())  # of all pairs, those that are stored
+    return sum(round(4 * array.size * share) for array in maps.heads.values())
