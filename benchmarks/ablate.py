@@ -1,7 +1,7 @@
 """What components are worth, in three models, and what it saves to pass layers by.
 
     python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2 (300 are read)
-    python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6    # half an hour of a core
+    python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6  # half an hour of a core
     python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
     python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
     python benchmarks/ablate.py docs       # writes what they found into docs/ablate.md
