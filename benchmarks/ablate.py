@@ -1,7 +1,7 @@
 """What components are worth, in three models, and what it saves to pass layers by.
 
     python benchmarks/ablate.py wikitext   # SmolLM2 on 240 passages of WikiText-2 (300 are read)
-    python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6    # an hour of one core
+    python benchmarks/ablate.py wikitext --limit 15 --tokens 64 --batch 6  # half an hour of a core
     python benchmarks/ablate.py stsb       # all-MiniLM-L6-v2 on STS-B dev
     python benchmarks/ablate.py sst2       # MiniLM fine-tuned on SST-2 (benchmarks/finetune.py)
     python benchmarks/ablate.py docs       # writes what they found into docs/ablate.md
@@ -37,6 +37,7 @@ from normlens.ablation.plan import Plan
 from normlens.ablation.report.reporting import build_report, describe
 from normlens.ablation.running import Runner
 from normlens.corpus.runs.progress import Progress
+from normlens.parsing import parse_batch_size
 
 REPEATS = 2
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "ablate.md"
@@ -171,7 +172,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("ablations"))
     parser.add_argument("--limit", type=int, default=300, help="passages of WikiText-2")
     parser.add_argument("--tokens", type=int, default=128, help="of each of them, at most")
-    parser.add_argument("--batch", default="auto", help="texts at a time")
+    parser.add_argument("--batch", type=parse_batch_size, default="auto", help="texts at a time")
     parser.add_argument("--gpu", action="store_true")
     given = parser.parse_args()
     if given.what == "saving":
