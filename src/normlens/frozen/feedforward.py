@@ -143,6 +143,10 @@ class SampledFeedForward(FrozenBlock):
         """The block's real output (b, i, d)."""
         return self.ff.down(hidden(self.ff, self.y))
 
+    def on_bias(self, bias: Bias | None) -> Bias | None:
+        """Nobody reads it behind the block: its share is sampled with the parts'."""
+        return bias
+
 
 @dataclass(frozen=True)
 class FrozenParallelFeedForward(FrozenBlock):

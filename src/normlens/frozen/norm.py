@@ -75,15 +75,14 @@ class FrozenNorm(FrozenStep):
         if parts.mixed is None:
             return Parts(self.apply(parts.own), parts.bias)
         groups = tuple(group.scaled(self.stretch, self.inverse_deviation) for group in parts.groups)
-        bias = self._mixed_bias(parts.bias)
+        bias = self.on_bias(parts.bias)
+        assert bias is not None
         return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), groups)
 
     def on_bias(self, bias: Bias | None) -> Bias | None:
-        """β belongs to the token until tokens are mixed."""
-        return None if bias is None else self._mixed_bias(bias)
-
-    def _mixed_bias(self, bias: Bias) -> Bias:
-        """Once tokens are mixed, the bias is treated as any part, and β added."""
+        """It is treated as any part, and β added, which tokens own until they are mixed."""
+        if bias is None:
+            return None
         rows = replace(bias, rest=None).scaled(self.stretch, self.inverse_deviation)
         rest = None if bias.rest is None else self.linear(bias.rest)
         return replace(rows, rest=rest).plus(self.norm.beta)
@@ -155,15 +154,14 @@ class FrozenProjection(FrozenStep):
             return Parts(own, Bias.none(own))
         ones = parts.own.new_ones(parts.own.shape[:-1])
         groups = tuple(group.scaled(self.linear, ones) for group in parts.groups)
-        bias = self._mixed_bias(parts.bias)
+        bias = self.on_bias(parts.bias)
+        assert bias is not None
         return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), groups)
 
     def on_bias(self, bias: Bias | None) -> Bias | None:
-        """b_P belongs to the token until tokens are mixed."""
-        return None if bias is None else self._mixed_bias(bias)
-
-    def _mixed_bias(self, bias: Bias) -> Bias:
-        """Once tokens are mixed, the bias is treated as any part, and b_P added."""
+        """It is treated as any part, and b_P added, which tokens own until they are mixed."""
+        if bias is None:
+            return None
         ones = bias.coefficients.new_ones(bias.coefficients.shape[:-1])
         return bias.scaled(self.linear, ones).plus(self.unowned)
 
@@ -227,6 +225,10 @@ class FrozenBranch(FrozenStep):
         for step in self.through:
             parts = step.on_parts(parts)
         return parts
+
+    def on_bias(self, bias: Bias | None) -> Bias | None:
+        """The bias that is saved; steps in `through` stand only where there is none yet."""
+        return bias
 
     def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
         """Save what arrives; the stream goes on as it is."""

@@ -266,12 +266,10 @@ class _Walk:
         tail: list[Behind] = []
         for position in range(index + 1, self.last + 1):
             step = self.frozen.steps[position]
-            if isinstance(step, FrozenResidual):
-                tail.append(Behind(position, names[position], step, saved.pop()))
-            elif isinstance(step, FrozenNorm):
-                tail.append(Behind(position, names[position], step))
-            else:
+            if not isinstance(step, (FrozenResidual, FrozenNorm)):
                 raise ValueError(f"{step} cannot stand behind the feed-forward block")
+            added = saved.pop() if isinstance(step, FrozenResidual) else None
+            tail.append(Behind(position, names[position], step, added))
         bypass = next((step.saved for step in tail if step.saved is not None), None)
         stage = feed_forward_stage(
             block,

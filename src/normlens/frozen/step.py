@@ -111,7 +111,7 @@ class FrozenStep:
 
     def on_bias(self, bias: Bias | None) -> Bias | None:
         """The bias behind the step; None before tokens are mixed, when tokens own all biases."""
-        return bias
+        raise NotImplementedError
 
     def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
         """Read from the state, and write what `act`, one of the above, makes of it."""
