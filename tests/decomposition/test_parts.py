@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normlens.frozen import parts
 from normlens.frozen.layer import freeze
-from normlens.frozen.norm import FrozenBranch, FrozenResidual
 from normlens.frozen.parts import Bias, Parts
 from normlens.frozen.rules import linearise
+from normlens.frozen.step import State
 from normlens.layers import Layer, Linear
 
 
@@ -27,19 +27,16 @@ def test_the_rows_of_the_bias_mix_to_its_vectors(centred, biases, problem):
         reference(given.layer, given.x[index], given.alpha[index]).parts for index in range(2)
     ]
     frozen = freeze(given.layer, given.x, given.alpha, [6, 6])
-    state, saved = Parts.of_tokens(given.x), []
+    state = State.at_input(Parts.of_tokens(given.x))
     for index, step in enumerate(frozen.steps[: given.layer.steps.index(given.layer.feed_forward)]):
-        if isinstance(step, FrozenBranch):
-            saved.append(state)
-            continue
-        passed = [saved.pop()] if isinstance(step, FrozenResidual) else []
-        state = step.on_parts(state, *passed)
+        step.pass_on(state, step.on_parts)
+        found = state.stream.bias
         if index in given.layer.scope_of_step:
             bias = torch.stack([e[given.layer.scope_of_step[index]].bias for e in expected])
-            torch.testing.assert_close(state.bias.vectors, bias, rtol=0, atol=1e-13)
-            torch.testing.assert_close(state.bias.through(up), up(bias), rtol=0, atol=1e-13)
-    assert len(state.bias.rows) == biases * (3 if centred else 1)
-    assert state.bias.vectors.any() == biases  # otherwise the comparisons would be of zeros
+            torch.testing.assert_close(found.vectors, bias, rtol=0, atol=1e-13)
+            torch.testing.assert_close(found.through(up), up(bias), rtol=0, atol=1e-13)
+    assert len(found.rows) == biases * (3 if centred else 1)
+    assert found.vectors.any() == biases  # otherwise the comparisons would be of zeros
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -21,7 +21,8 @@ from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.feedforward import FrozenFeedForward, FrozenParallelFeedForward
 from normlens.frozen.network import FrozenDense
 from normlens.frozen.norm import FrozenBranch, FrozenNorm
-from normlens.frozen.parts import Bias, Scored
+from normlens.frozen.parts import Bias
+from normlens.frozen.step import Scored
 from normlens.layers import ANY, CAUSAL, Linear
 from normlens.models.base import read_head
 from normlens.models.tiny import (

@@ -8,7 +8,7 @@ belongs to the source token; across layers no token owns it (`unowned`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Bias, Factors, Parts, Scored, inner
+from normlens.frozen.parts import Bias, Factors, Parts
+from normlens.frozen.step import FrozenBlock, Scored, State, inner
 from normlens.gpu.matmul import times, weighted
 from normlens.layers import Attention, Reach
 
@@ -25,7 +26,7 @@ _FLOW_PAIRS = 1 << 20
 
 
 @dataclass(frozen=True)
-class FrozenAttention:
+class FrozenAttention(FrozenBlock):
     """An attention with the weights α that the model gave its sources."""
 
     attention: Attention
@@ -96,6 +97,27 @@ class FrozenAttention:
             return self.attention.output.bias
         mixed = self._output(read)
         return mixed if self.attention.output.bias is None else mixed + self.attention.output.bias
+
+    def forward(self, state: State[Tensor], biases: bool = False) -> None:
+        """Pass on vectors of the sequence that the attention reads; none of another is zero."""
+        source = self.attention.source
+        if source is None:
+            return super().forward(state, biases)
+        other = state.others.get(source)
+        state.stream = torch.zeros_like(state.stream) if other is None else self.linear(other)
+        if biases:
+            state.add(self.unowned)
+
+    def backward(self, state: State[Tensor], act: Callable[[Tensor], Scored]) -> Scored:
+        """Hand the gradient to the sequence that the attention reads."""
+        source = self.attention.source
+        if source is None:
+            return super().backward(state, act)
+        scored, others = act(state.stream), state.others
+        arrived = scored.arriving
+        others[source] = others[source] + arrived if source in others else arrived
+        state.stream = torch.zeros_like(state.stream)  # its tokens are read by queries, inside α
+        return scored
 
     @cached_property
     def head_sums(self) -> Tensor:
@@ -209,8 +231,15 @@ class FrozenAttention:
             source=self.attention.source,
             lengths=self.lengths,
         )
-        bias = Bias.none(mixed).plus(self.attention.output.bias)
-        return Parts(torch.zeros_like(mixed) if own is None else own, bias, mixed, (factors,))
+        own = torch.zeros_like(mixed) if own is None else own
+        return Parts(own, self.on_bias(None), mixed, (factors,))
+
+    def on_bias(self, bias: Bias | None) -> Bias:
+        """b_O; what was there before passes by the residual."""
+        b, _, n, _ = self.alpha.shape
+        output = self.attention.output
+        none = Bias.none(self.values.new_empty(b, n, 0), output.weight.shape[1])
+        return none.plus(output.bias)
 
     def head_norms(self) -> Tensor:
         """``‖f^h(x_j)‖``, (b, j, h)."""

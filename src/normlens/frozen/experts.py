@@ -19,8 +19,9 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.feedforward import FrozenFeedForward
-from normlens.frozen.parts import Bias, Scored
+from normlens.frozen.parts import Bias
 from normlens.frozen.rules import Linearised, linearise
+from normlens.frozen.step import FrozenBlock, Scored
 from normlens.layers import Experts, FeedForward
 
 
@@ -86,7 +87,7 @@ class Used:
 
 
 @dataclass(frozen=True)
-class FrozenExperts:
+class FrozenExperts(FrozenBlock):
     """A mixture of experts with the routing of one run, linearised at its real input."""
 
     experts: Experts
@@ -163,6 +164,10 @@ class FrozenExperts:
     def outgoing(self) -> Bias:
         """The bias behind the block: the incoming one passed through it, and the block's."""
         return Bias.dense(self._sum(lambda used: used.block.outgoing.vectors))
+
+    def on_bias(self, bias: Bias | None) -> Bias:
+        """The block is frozen at its bias, too."""
+        return self.outgoing
 
     def at_targets(self, index: int, targets: slice) -> Iterator[tuple[Used, Tensor, slice]]:
         """The experts that some targets of a sequence use.

@@ -8,8 +8,10 @@ slopes r and the bias's share h^b of the neurons come from. Behind the block par
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +19,16 @@ from torch import Tensor
 from normlens.errors import InputError
 from normlens.frozen.activations import activation
 from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import Bias, Parts, Scored
+from normlens.frozen.parts import Bias, Parts
 from normlens.frozen.rules import Linearised, hidden, linearise, projections
+from normlens.frozen.step import FrozenBlock, Scored, State, T
 from normlens.gpu.matmul import times
 from normlens.layers import FeedForward, Linear, ParallelFeedForward
 from normlens.options import NOT_LINEAR, SHAPLEY
 
 
 @dataclass(frozen=True)
-class FrozenFeedForward:
+class FrozenFeedForward(FrozenBlock):
     """A feed-forward block linearised at its real input."""
 
     ff: FeedForward
@@ -97,6 +100,10 @@ class FrozenFeedForward:
             return Bias.none(self.neurons.hidden, self.ff.down.weight.shape[1])
         return Bias.dense(self.ff.down(self.neurons.bias))
 
+    def on_bias(self, bias: Bias | None) -> Bias:
+        """The block is frozen at its bias, too."""
+        return self.outgoing
+
     @property
     def _all_owned(self) -> bool:
         """Whether the block adds nothing of its own: no bias, and a path that starts at 0."""
@@ -125,20 +132,24 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SampledFeedForward:
+class SampledFeedForward(FrozenBlock):
     """A block under the rule of sampled Shapley values, which is not a linear operator."""
 
     ff: FeedForward
-    output: Tensor  # (b, i, d), the block's real output
+    y: Tensor  # (b, i, d), the block's real input
 
-    @classmethod
-    def at(cls, ff: FeedForward, y: Tensor) -> SampledFeedForward:
-        """The block at input `y` (b, i, d)."""
-        return cls(ff, ff.down(hidden(ff, y)))
+    @cached_property
+    def output(self) -> Tensor:
+        """The block's real output (b, i, d)."""
+        return self.ff.down(hidden(self.ff, self.y))
+
+    def on_bias(self, bias: Bias | None) -> Bias | None:
+        """Nobody reads it behind the block: its share is sampled with the parts'."""
+        return bias
 
 
 @dataclass(frozen=True)
-class FrozenParallelFeedForward:
+class FrozenParallelFeedForward(FrozenBlock):
     """A block beside the attention, which reads the layer's input token by token.
 
     Its input is the token alone, so inside the layer all of its output belongs to the token, under
@@ -207,7 +218,21 @@ class FrozenParallelFeedForward:
 
     def on_parts(self, parts: Parts) -> Parts:
         """All of the output belongs to the token itself."""
-        return Parts(parts.own + self.output, parts.bias, parts.mixed, parts.groups)
+        return Parts.of_tokens(self.output)
+
+    def on_bias(self, bias: Bias | None) -> None:
+        """Nothing of it is a bias, therefore."""
+
+    def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
+        """Read the layer's input, and add to the stream."""
+        start: Any = state.start
+        state.add(act(start))
+
+    def backward(self, state: State[Tensor], act: Callable[[Tensor], Scored]) -> Scored:
+        """Hand the gradient to the layer's input; the stream's goes on."""
+        scored = act(state.stream)
+        state.start = scored.arriving if state.start is None else state.start + scored.arriving
+        return scored
 
     @property
     def _input(self) -> Tensor:

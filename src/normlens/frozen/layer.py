@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from normlens.frozen.feedforward import (
 )
 from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
 from normlens.frozen.parts import Bias
+from normlens.frozen.step import FrozenBlock, FrozenStep, State
 from normlens.layers import (
     Attention,
     Branch,
@@ -36,19 +38,8 @@ from normlens.layers import (
     Reach,
     Residual,
 )
-from normlens.options import NOT_BY_SOURCE, NOT_FOR_EXPERTS, NOT_LINEAR, SHAPLEY
+from normlens.options import NOT_BY_SOURCE, NOT_FOR_EXPERTS, SHAPLEY
 
-FrozenStep = (
-    FrozenBranch
-    | FrozenResidual
-    | FrozenNorm
-    | FrozenProjection
-    | FrozenAttention
-    | FrozenFeedForward
-    | FrozenExperts
-    | FrozenParallelFeedForward
-    | SampledFeedForward
-)
 #: Is shown the index of a step and the vectors (…, b, i, d) behind it.
 Observer = Callable[[int, Tensor], None]
 
@@ -80,24 +71,10 @@ class FrozenLayer:
 
         Also what arrives at each other sequence that the layer reads.
         """
-        saved: list[Tensor] = []
-        others: dict[str, Tensor] = {}
-        at_start: Tensor | None = None
+        state = State(g)
         for step in reversed(self.steps):
-            if isinstance(step, FrozenBranch):
-                g = g + step.adjoint(saved.pop())
-            elif isinstance(step, FrozenResidual):
-                saved.append(g)
-            elif isinstance(step, FrozenParallelFeedForward):
-                beside = step.adjoint(g)
-                at_start = beside if at_start is None else at_start + beside
-            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
-                name, arrived = step.attention.source, step.adjoint(g)
-                others[name] = others[name] + arrived if name in others else arrived
-                g = g.new_zeros(g.shape)
-            else:
-                g = _linear(step).adjoint(g)
-        return (g if at_start is None else g + at_start), others
+            step.backward(state, step.gradient)
+        return state.arrived, state.others
 
     def unowned(
         self,
@@ -121,26 +98,12 @@ class FrozenLayer:
         observe: Observer | None,
     ) -> Tensor:
         """Vectors through every step, with or without what the step adds and no token owns."""
-        saved: list[Tensor] = []
-        start = v
+        state = State(v, start=v, others=dict(sources))
         for index, step in enumerate(self.steps):
-            if isinstance(step, FrozenBranch):
-                saved.append(step.apply(v) if biases else step.linear(v))
-                continue
-            if isinstance(step, FrozenResidual):
-                v = step.linear(v, saved.pop())
-            elif isinstance(step, FrozenParallelFeedForward):
-                v = v + step.linear(start)
-            elif isinstance(step, FrozenAttention) and step.attention.source is not None:
-                other = sources.get(step.attention.source)
-                v = v.new_zeros(v.shape) if other is None else step.linear(other)
-            else:
-                v = _linear(step).linear(v)
-            if biases and not isinstance(step, SampledFeedForward) and step.unowned is not None:
-                v = v + step.unowned
+            step.forward(state, biases)
             if observe is not None:
-                observe(index, v)
-        return v
+                observe(index, state.stream)
+        return state.stream
 
     @cached_property
     def beside_blocks(self) -> dict[int, Tensor | None]:
@@ -150,52 +113,26 @@ class FrozenLayer:
         nothing. Behind the last step (the key `len(steps)`) it is what passes no block at all.
         """
         arriving: dict[int, Tensor | None] = {}
-        saved: list[Tensor | None] = []
-        v: Tensor | None = self.x
+        state = State[Tensor | None].at_input(self.x)
         for index, step in enumerate(self.steps):
-            if isinstance(step, FrozenBranch):
-                saved.append(None if v is None else step.linear(v))
-            elif isinstance(step, FrozenResidual):
-                before = saved.pop()
-                v = v if before is None else before if v is None else v + before
-            elif isinstance(step, (FrozenNorm, FrozenProjection)):
-                v = None if v is None else step.linear(v)
-            elif isinstance(step, FrozenParallelFeedForward):
-                arriving[index] = self.x
-            else:
-                arriving[index], v = v, None
-        arriving[len(self.steps)] = v
+
+            def pass_by(v: Tensor | None, index: int = index, step: FrozenStep = step) -> Any:
+                if isinstance(step, FrozenBlock):
+                    arriving[index] = v
+                    return None
+                return None if v is None else step.linear(v)
+
+            step.pass_on(state, pass_by)
+        arriving[len(self.steps)] = state.stream
         return arriving
 
     def from_token(self, first: int) -> FrozenLayer:
         """The linear face for the tokens from `first` on, if earlier ones hold nothing."""
         if first == 0:
             return self
-        steps = tuple(
-            step
-            if isinstance(step, FrozenResidual)
-            else step.from_token(first)
-            if isinstance(step, FrozenBranch)
-            else _linear_or_beside(step).from_token(first)
-            for step in self.steps
-        )
+        steps = tuple(step.from_token(first) for step in self.steps)
         lengths = tuple(max(0, length - first) for length in self.lengths)
         return FrozenLayer(self.layer, self.x[:, first:], steps, lengths)
-
-
-#: The components that are linear operators on the vectors that reach them.
-Operator = FrozenNorm | FrozenProjection | FrozenAttention | FrozenFeedForward | FrozenExperts
-
-
-def _linear(step: FrozenStep) -> Operator:
-    if isinstance(step, SampledFeedForward):
-        raise InputError(NOT_LINEAR)
-    assert isinstance(step, Operator)
-    return step
-
-
-def _linear_or_beside(step: FrozenStep) -> Operator | FrozenParallelFeedForward:
-    return step if isinstance(step, FrozenParallelFeedForward) else _linear(step)
 
 
 def freeze(
@@ -223,63 +160,44 @@ def freeze(
     taken = {} if parts or real is None else real
     weights = iter([alpha] if isinstance(alpha, Tensor) else alpha)
     steps: list[FrozenStep] = []
-    saved: list[tuple[Tensor, Bias]] = []
-    y, bias, mixed = x, Bias.none(x), False
+    vectors, biases = State.at_input(x), State[Bias | None](None)
     for index, step in enumerate(layer.steps[: None if until is None else until + 1]):
+        y = vectors.stream
+        bias = Bias.none(y) if biases.stream is None else biases.stream
         frozen: FrozenStep
         if isinstance(step, Branch):
             frozen = FrozenBranch.at(step, y)
-            kept = frozen.apply(y)
-            saved.append((kept, Bias.none(kept) if step.through else bias))
         elif isinstance(step, Residual):
             frozen = FrozenResidual()
-            before, bias_before = saved.pop()
-            y, bias = frozen.linear(y, before), bias.add(bias_before)
         elif isinstance(step, Norm):
             frozen = FrozenNorm.at(step, y)
-            y = frozen.apply(y)
-            if mixed:  # before that, β belongs to the token
-                bias = frozen.on_bias(bias)
         elif isinstance(step, Projection):
             frozen = FrozenProjection(step)
-            y = frozen.apply(y)
-            bias = frozen.on_bias(bias) if mixed else Bias.none(y)
         elif isinstance(step, Attention):
             read, reach, real_sources = y, layer.reach, None
             if step.source is not None:
                 read, reach = (sources or {})[step.source], Reach()
                 real_sources = (source_lengths or {}).get(step.source)
             frozen = FrozenAttention.at(step, read, next(weights), reach, parts, real_sources)
-            width = step.output.weight.shape[1]
-            bias, mixed = Bias.none(x, width).plus(step.output.bias), True
-        elif isinstance(step, FeedForward):
-            if rule == SHAPLEY and layer.by_source:
-                raise InputError(NOT_BY_SOURCE)
-            if rule == SHAPLEY:
-                frozen = SampledFeedForward.at(step, y)
-            else:
-                frozen = FrozenFeedForward.at(step, y, bias, rule)
-                # Otherwise nothing behind the block's norm reads the bias.
-                if parts or layer.by_source:
-                    bias = frozen.outgoing
-        elif isinstance(step, Experts):
-            if rule == SHAPLEY:
-                raise InputError(NOT_FOR_EXPERTS)
-            frozen = FrozenExperts.at(step, y, bias, rule)
-            if parts:
-                bias = frozen.outgoing
         elif isinstance(step, ParallelFeedForward):
             frozen = FrozenParallelFeedForward.at(step, x, rule)
-            y = y + frozen.output
+        elif rule == SHAPLEY:
+            if layer.by_source or isinstance(step, Experts):
+                raise InputError(NOT_BY_SOURCE if layer.by_source else NOT_FOR_EXPERTS)
+            frozen = SampledFeedForward(step, y)
+        elif isinstance(step, Experts):
+            frozen = FrozenExperts.at(step, y, bias, rule)
+        else:
+            frozen = FrozenFeedForward.at(step, y, bias, rule)
         steps.append(frozen)
-        if isinstance(
-            frozen, (FrozenAttention, FrozenFeedForward, FrozenExperts, SampledFeedForward)
-        ):
-            if index in taken:
-                y = taken[index].to(x.dtype)
-                continue
-            y = frozen.output
-        if observe is not None:
-            observe(index, y)
-        y = taken[index].to(x.dtype) if index in taken else y
+        # Without parts, nothing behind the only feed-forward block reads a bias.
+        if parts or layer.by_source or not isinstance(step, (FeedForward, Experts)):
+            frozen.pass_on(biases, frozen.on_bias)
+        known = taken.get(index)
+        if known is None or not isinstance(frozen, FrozenBlock):
+            frozen.pass_on(vectors, frozen.apply)
+            if observe is not None:
+                observe(index, vectors.stream)
+        if known is not None:
+            vectors.stream = known.to(x.dtype)
     return FrozenLayer(layer, x, tuple(steps), tuple(lengths))

@@ -1,20 +1,22 @@
-"""Whole vectors through frozen layers, and the frozen readout behind the last of them."""
+"""Vectors of some sources through frozen layers, and the frozen readout behind the last of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from normlens.frozen.activations import activation
-from normlens.frozen.layer import FrozenLayer
+from normlens.frozen.attention import FrozenAttention
+from normlens.frozen.layer import FrozenLayer, Observer
 from normlens.frozen.norm import FrozenNorm
-from normlens.frozen.parts import inner
+from normlens.frozen.parts import Bias, Parts
 from normlens.frozen.rules import PLAIN_RULES
-from normlens.layers import Dense, Elementwise, HeadStep, Norm
-from normlens.plan.memory import relative_error
+from normlens.frozen.step import FrozenBlock, FrozenStep, State, inner
+from normlens.layers import Dense, Elementwise, Experts, FeedForward, HeadStep, Layer, Norm, Step
+from normlens.plan.memory import DEFAULT_LIMIT, relative_error
 
 # A frozen readout: the steps behind the last layer, from vectors to what a score is read from.
 #
@@ -214,3 +216,138 @@ class WholeNorms:
     def error(self, bias: Tensor, real: Tensor, lengths: Sequence[int]) -> Tensor:
         """The worst relative error of ``Σ_k V_ik + b_i`` against the model's vectors."""
         return relative_error(self.total + bias, real, lengths)
+
+
+# The parts of some sources as vectors: F_i(x_j) of a few tokens j and every target i.
+#
+# Norms need no such vectors (`parts`, `tiles`), unless more stands behind a feed-forward block
+# than its tiles know. What is not a norm does, too, a few sources at a time.
+
+
+def source_parts(
+    frozen: FrozenLayer, first: int, last: int, observe: Observer | None = None
+) -> Tensor:
+    """``F_i(x_j)`` behind the frozen steps, of the sources from `first` to before `last`.
+
+    Shape (j, b, i, d). Biases belong to tokens as in norm maps: value biases, and the β of a norm
+    before the attention, to their source. `observe` is shown the parts behind each step from the
+    attention on.
+    """
+    state = State.at_input(_Vectors(frozen.x, first))
+    for index, step in enumerate(frozen.steps):
+
+        def act(v: _Vectors, step: FrozenStep = step) -> _Vectors:
+            if isinstance(step, FrozenAttention):
+                return _Vectors(_attended(step, first, last), first, mixed=True)
+            return replace(v, vectors=(step.linear if v.mixed else step.apply)(v.vectors))
+
+        step.pass_on(state, act)
+        if observe is not None and state.stream.mixed:
+            observe(index, state.stream.vectors)
+    assert state.stream.mixed
+    return state.stream.vectors
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """Each token's own vector (b, i, d), or from the attention on the parts of some sources."""
+
+    vectors: Tensor  # (j, b, i, d) if they are mixed
+    first: int  # of the sources
+    mixed: bool = False
+
+    def __add__(self, other: _Vectors) -> _Vectors:
+        """The sum; what a token adds itself belongs to the parts where i = j."""
+        if self.mixed == other.mixed:
+            return replace(self, vectors=self.vectors + other.vectors)
+        parts = self.vectors.clone()
+        places = torch.arange(len(parts), device=parts.device)
+        sources = places + self.first
+        parts[places, :, sources] += other.vectors[:, sources].transpose(0, 1)
+        return replace(self, vectors=parts)
+
+
+def unowned_bias(frozen: FrozenLayer, observe: Observer | None = None) -> Tensor:
+    """``b_i`` behind the frozen steps, what `source_parts` of all sources leaves, (b, i, d).
+
+    `observe` is shown it behind each step from the attention on.
+    """
+    state = State[Tensor | None](None)
+    for index, step in enumerate(frozen.steps):
+
+        def act(v: Tensor | None, step: FrozenStep = step) -> Tensor | None:
+            if isinstance(step, FrozenBlock):
+                bias = step.on_bias(None)  # of the block, as it is frozen
+                return None if bias is None else bias.vectors
+            return None if v is None else step.apply(v)
+
+        step.pass_on(state, act)
+        if observe is not None and state.stream is not None:
+            observe(index, state.stream)
+    assert state.stream is not None
+    return state.stream
+
+
+def source_memory(layer: Layer, b: int, n: int, itemsize: int) -> int:
+    """Bytes that the parts of one source of b sequences of n tokens take on their way.
+
+    Six vectors and, of the largest feed-forward block, its projections with two products of theirs;
+    or four of the wider vectors outside a bottleneck.
+    """
+    inside = 6 * max(layer.attention.output.weight.shape) + max(map(_neurons, layer.steps))
+    return b * n * max(inside, 4 * layer.width) * itemsize
+
+
+def _neurons(step: Step) -> int:
+    """Numbers that one part takes inside a feed-forward block."""
+    if isinstance(step, Experts):  # vectors and neurons of one expert, and the sum of all
+        return 4 * step.members[0].down.weight.shape[1] + 4 * step.widest
+    if isinstance(step, FeedForward):
+        return (3 if step.gate is None else 4) * step.down.weight.shape[0]
+    return 0
+
+
+def _attended(step: FrozenAttention, first: int, last: int) -> Tensor:
+    """``Σ_h α^h_ij v^h_j W_O^h``, (j, b, i, d)."""
+    alpha = step.alpha[..., first:last].permute(3, 0, 2, 1)  # (j, b, i, h)
+    values = step.values[:, first:last].transpose(0, 1)[:, :, None]  # (j, b, 1, h, d_head)
+    return (alpha[..., None] * values).flatten(-2) @ step.attention.output.weight
+
+
+# Norms behind steps that tiles and kernels do not know: parts as vectors, some sources at a time.
+#
+# Several feed-forward blocks, or a projection behind one, are passed by every part F_i(x_j) itself
+# (`Layer.by_source`): n² · d numbers, of which a memory limit holds those of a few sources.
+
+
+def norms_by_source(
+    frozen: FrozenLayer, since: int, last: int, limit: int | None
+) -> Iterator[tuple[int, Parts, Tensor]]:
+    """Sums of the parts, and their norms (b, i, j), behind each component from `since` to `last`.
+
+    Sums are those of the vectors whose norms were taken; there are no factors.
+    """
+    frozen = replace(frozen, steps=frozen.steps[: last + 1])
+    taken: dict[int, WholeNorms] = {}
+    b, n, _ = frozen.x.shape
+    at_once = sources_at_once(source_memory(frozen.layer, b, n, frozen.x.itemsize), n, limit)
+    for first in range(0, n, at_once):
+
+        def take(step: int, parts: Tensor, first: int = first) -> None:
+            if step < since or step not in frozen.layer.scope_of_step:
+                return
+            if step not in taken:
+                taken[step] = WholeNorms.empty(frozen.x, width=parts.shape[-1])
+            taken[step].add(Sources(first, 0, parts))
+
+        source_parts(frozen, first, min(first + at_once, n), take)
+    biases: dict[int, Tensor] = {}
+    unowned_bias(frozen, biases.__setitem__)
+    for step, whole in taken.items():
+        sums = Parts(whole.own, Bias.dense(biases[step]), whole.total - whole.own)
+        yield step, sums, whole.norms
+
+
+def sources_at_once(one: int, n: int, limit: int | None) -> int:
+    """How many of n sources pass together, where each takes `one` byte count on its way."""
+    return max(1, min(n, (DEFAULT_LIMIT if limit is None else limit) // one))

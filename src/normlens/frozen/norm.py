@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from normlens.frozen.parts import Bias, Parts, Scored, inner
+from normlens.frozen.parts import Bias, Parts
+from normlens.frozen.step import FrozenStep, Scored, State, T, inner
 from normlens.gpu.matmul import times
 from normlens.layers import Branch, Norm, Projection
 from normlens.plan.memory import takes_one_pass
@@ -17,7 +19,7 @@ from normlens.plan.memory import takes_one_pass
 
 
 @dataclass(frozen=True)
-class FrozenNorm:
+class FrozenNorm(FrozenStep):
     """A norm at the vectors that the model normalised."""
 
     norm: Norm
@@ -74,10 +76,13 @@ class FrozenNorm:
             return Parts(self.apply(parts.own), parts.bias)
         groups = tuple(group.scaled(self.stretch, self.inverse_deviation) for group in parts.groups)
         bias = self.on_bias(parts.bias)
+        assert bias is not None
         return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), groups)
 
-    def on_bias(self, bias: Bias) -> Bias:
-        """The bias behind the norm once tokens are mixed: treated as any part, plus β."""
+    def on_bias(self, bias: Bias | None) -> Bias | None:
+        """It is treated as any part, and β added, which tokens own until they are mixed."""
+        if bias is None:
+            return None
         rows = replace(bias, rest=None).scaled(self.stretch, self.inverse_deviation)
         rest = None if bias.rest is None else self.linear(bias.rest)
         return replace(rows, rest=rest).plus(self.norm.beta)
@@ -112,7 +117,7 @@ def stretch(v: Tensor, norm: Norm) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FrozenProjection:
+class FrozenProjection(FrozenStep):
     """A projection; nothing about it depends on the input."""
 
     projection: Projection
@@ -150,10 +155,13 @@ class FrozenProjection:
         ones = parts.own.new_ones(parts.own.shape[:-1])
         groups = tuple(group.scaled(self.linear, ones) for group in parts.groups)
         bias = self.on_bias(parts.bias)
+        assert bias is not None
         return Parts(self.linear(parts.own), bias, self.linear(parts.mixed), groups)
 
-    def on_bias(self, bias: Bias) -> Bias:
-        """The bias behind the map once tokens are mixed: treated as any part, plus b_P."""
+    def on_bias(self, bias: Bias | None) -> Bias | None:
+        """It is treated as any part, and b_P added, which tokens own until they are mixed."""
+        if bias is None:
+            return None
         ones = bias.coefficients.new_ones(bias.coefficients.shape[:-1])
         return bias.scaled(self.linear, ones).plus(self.unowned)
 
@@ -164,7 +172,7 @@ class FrozenProjection:
 
 
 @dataclass(frozen=True)
-class FrozenBranch:
+class FrozenBranch(FrozenStep):
     """A branching point, where vectors are saved for a residual connection.
 
     They are saved behind the steps in `through`; most branches have none, and save what arrives.
@@ -218,28 +226,40 @@ class FrozenBranch:
             parts = step.on_parts(parts)
         return parts
 
+    def on_bias(self, bias: Bias | None) -> Bias | None:
+        """The bias that is saved; steps in `through` stand only where there is none yet."""
+        return bias
+
+    def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
+        """Save what arrives; the stream goes on as it is."""
+        state.saved.append(act(state.stream))
+
+    def forward(self, state: State[Tensor], biases: bool = False) -> None:
+        """Save vectors (…, b, i, d)."""
+        self.pass_on(state, self.apply if biases else self.linear)
+
+    def backward(self, state: State[Tensor], act: Callable[[Tensor], Scored]) -> Scored:
+        """Add what its residual left; there is none if the way back began before that."""
+        if not state.saved:
+            return Scored(state.stream)
+        scored = act(state.saved.pop())
+        state.add(scored.arriving)
+        return scored
+
 
 @dataclass(frozen=True)
-class FrozenResidual:
+class FrozenResidual(FrozenStep):
     """A residual connection; nothing about it depends on the input."""
 
-    unowned: None = None
+    def from_token(self, first: int) -> FrozenResidual:
+        """The same for the tokens from `first` on."""
+        return self
 
-    def linear(self, v: Tensor, saved: Tensor) -> Tensor:
-        """``v + saved``; the adjoint hands g to both."""
-        return v + saved
+    def pass_on(self, state: State[T], act: Callable[[T], T]) -> None:
+        """Add what was saved last."""
+        state.add(state.saved.pop())
 
-    def on_parts(self, parts: Parts, saved: Parts) -> Parts:
-        """Sum of the parts that arrive and of those that were saved."""
-        if {group.source for group in parts.groups} & {group.source for group in saved.groups}:
-            raise ValueError(
-                "a residual before the feed-forward block must branch where its sources are not "
-                "mixed yet"
-            )
-        mixed = [m for m in (parts.mixed, saved.mixed) if m is not None]
-        return Parts(
-            parts.own + saved.own,
-            parts.bias.add(saved.bias),
-            None if not mixed else mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1],
-            (*saved.groups, *parts.groups),
-        )
+    def backward(self, state: State[Tensor], act: Callable[[Tensor], Scored]) -> Scored:
+        """The gradient goes on, and to the branch."""
+        state.saved.append(state.stream)
+        return Scored(state.stream)

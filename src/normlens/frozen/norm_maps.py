@@ -12,17 +12,14 @@ from torch import Tensor
 
 from normlens.frozen.attention import FrozenAttention
 from normlens.frozen.experts import FrozenExperts
-from normlens.frozen.feedforward import (
-    FrozenFeedForward,
-    FrozenParallelFeedForward,
-    SampledFeedForward,
-)
+from normlens.frozen.feedforward import FrozenFeedForward, SampledFeedForward
 from normlens.frozen.head_products import KeptProducts
 from normlens.frozen.layer import FrozenLayer, freeze
-from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
+from normlens.frozen.network import norms_by_source
+from normlens.frozen.norm import FrozenNorm, FrozenResidual
 from normlens.frozen.parts import Factors, Parts, side_by_side
-from normlens.frozen.source_parts import norms_by_source
 from normlens.frozen.stage import Behind, factored_norms, feed_forward_stage
+from normlens.frozen.step import State
 from normlens.frozen.tiles import ORDINARY, Buffers
 from normlens.layers import Attention, Layer
 from normlens.options import Settings
@@ -227,8 +224,7 @@ class _Walk:
         return last_step(self.frozen.layer, self.scopes, self.settings)
 
     def run(self) -> LayerMaps:
-        parts = Parts.of_tokens(self.frozen.x)
-        saved: list[Parts] = []
+        state = State.at_input(Parts.of_tokens(self.frozen.x))
         for index, step in enumerate(self.frozen.steps):
             if isinstance(step, FrozenAttention):
                 add_weight_maps(self.result, step, self.scopes)
@@ -236,18 +232,15 @@ class _Walk:
                     add_head_maps(self.result, step)
             if index > self.last:
                 continue
-            if isinstance(step, FrozenBranch):
-                saved.append(step.on_parts(parts))
-            elif isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
+            if isinstance(step, (FrozenFeedForward, FrozenExperts, SampledFeedForward)):
                 if self.frozen.layer.by_source:
                     self._by_source(index)
                 else:
-                    self._behind_feed_forward(index, step, parts, saved)
+                    self._behind_feed_forward(index, step, state)
                 break
-            else:
-                parts = _pass(step, parts, saved)
-                if index in self.frozen.layer.scope_of_step:
-                    self._record(index, parts)
+            step.pass_on(state, step.on_parts)
+            if index in self.frozen.layer.scope_of_step:
+                self._record(index, state.stream)
         largest = largest_errors(list(self.errors.values()))
         self.result.completeness |= zip(self.errors, largest, strict=True)
         return self.result
@@ -265,20 +258,18 @@ class _Walk:
         self,
         index: int,
         block: FrozenFeedForward | FrozenExperts | SampledFeedForward,
-        parts: Parts,
-        saved: list[Parts],
+        state: State[Parts],
     ) -> None:
         """Record the block and every step behind it; their parts exist only inside tiles."""
+        parts, saved = state.stream, list(state.saved)
         names = self.frozen.layer.scope_of_step
         tail: list[Behind] = []
         for position in range(index + 1, self.last + 1):
             step = self.frozen.steps[position]
-            if isinstance(step, FrozenResidual):
-                tail.append(Behind(position, names[position], step, saved.pop()))
-            elif isinstance(step, FrozenNorm):
-                tail.append(Behind(position, names[position], step))
-            else:
+            if not isinstance(step, (FrozenResidual, FrozenNorm)):
                 raise ValueError(f"{step} cannot stand behind the feed-forward block")
+            added = saved.pop() if isinstance(step, FrozenResidual) else None
+            tail.append(Behind(position, names[position], step, added))
         bypass = next((step.saved for step in tail if step.saved is not None), None)
         stage = feed_forward_stage(
             block,
@@ -306,10 +297,10 @@ class _Walk:
                 bypassed=None if bypass is None else bypass.total,
                 ordinary=self._ordinary_map(behind, norms),
             )
-        for position, scope, step, before in tail:
-            sums = [] if before is None else [replace(before, groups=())]
-            behind = _pass(step, behind, sums)
-            self._record(position, behind, norms[scope])
+        state = State(behind, [replace(before, groups=()) for before in state.saved])
+        for position, scope, step, _ in tail:
+            step.pass_on(state, step.on_parts)
+            self._record(position, state.stream, norms[scope])
 
     def _ordinary_map(self, behind: Parts, norms: dict[str, Tensor]) -> Tensor | None:
         """The map just behind the block, of the ordinary dimensions alone."""
@@ -348,21 +339,6 @@ class _Walk:
 
     def _norms(self, factors: Factors) -> Tensor:
         return factored_norms(factors, self.frozen.lengths)
-
-
-def _pass(
-    step: FrozenNorm
-    | FrozenProjection
-    | FrozenAttention
-    | FrozenParallelFeedForward
-    | FrozenResidual,
-    parts: Parts,
-    saved: list[Parts],
-) -> Parts:
-    """The parts behind a component; a residual adds the parts that were saved last."""
-    if isinstance(step, FrozenResidual):
-        return step.on_parts(parts, saved.pop())
-    return step.on_parts(parts)
 
 
 def _with_diagonal(norms: Tensor, own: Tensor) -> Tensor:

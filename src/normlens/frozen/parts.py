@@ -126,7 +126,7 @@ class Bias:
         coefficients = torch.cat([self.coefficients, ones], -1)
         return replace(self, coefficients=coefficients, rows=torch.cat([self.rows, row[None]]))
 
-    def add(self, other: Bias) -> Bias:
+    def __add__(self, other: Bias) -> Bias:
         """The sum of two biases."""
         rests = [rest for rest in (self.rest, other.rest) if rest is not None]
         return Bias(
@@ -213,6 +213,21 @@ class Parts:
         total = self.own + self.bias.vectors
         return total if self.mixed is None else total + self.mixed
 
+    def __add__(self, saved: Parts) -> Parts:
+        """Sum, part by part, with parts that bypassed these."""
+        if {group.source for group in self.groups} & {group.source for group in saved.groups}:
+            raise ValueError(
+                "a residual before the feed-forward block must branch where its sources are not "
+                "mixed yet"
+            )
+        mixed = [m for m in (self.mixed, saved.mixed) if m is not None]
+        return Parts(
+            self.own + saved.own,
+            self.bias + saved.bias,
+            None if not mixed else mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1],
+            (*saved.groups, *self.groups),
+        )
+
 
 def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors], fill: float = 0) -> Tensor:
     """Join the groups' maps along j, the layer's tokens last; `fill` if they are no source."""
@@ -222,25 +237,3 @@ def side_by_side(norms: Sequence[Tensor], groups: Sequence[Factors], fill: float
         return same[0]
     b, n, _ = others[0].shape
     return torch.cat([*others, *(same or [others[0].new_full((b, n, n), fill)])], dim=-1)
-
-
-# What one component does to a score: the result that every component's `score` returns.
-#
-# A score s is linear in the vectors behind a component. With ``g_i = ∂s/∂y_i`` there, the
-# component's output adds ``g_i · y_i``: what its input vectors own, and what no token owns.
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One component's share of a score; `…` are scores side by side."""
-
-    arriving: Tensor  # ∂s/∂(the component's input) (…, b, j, d)
-    passed: Tensor | None = None  # (…, b, i), what its output owes to its input
-    unowned: Tensor | None = None  # (…, b, i), what its output owes to biases
-    heads: Tensor | None = None  # (…, b, h, i), `passed` by head
-    at_heads: Tensor | None = None  # ∂s/∂(what each head reads) (…, b, h, i, d_head)
-
-
-def inner(g: Tensor, vectors: Tensor | None) -> Tensor | None:
-    """``g_i · v_i`` of vectors (…, b, i, d); None of none."""
-    return None if vectors is None else (g * vectors).sum(-1)

@@ -65,9 +65,11 @@ def hidden(ff: FeedForward, y: Tensor) -> Tensor:
     g = activation(ff.activation)
     if ff.gate is None:
         return g.value(ff.up(y))
-    if ff.limit is not None:
-        return clamped_value(g, ff.limit, ff.gate(y), ff.up(y))
-    return g.value(ff.gate(y)) * ff.up(y)
+    return _gated_value(g, ff.gate(y), ff.up(y), ff.limit)
+
+
+def _gated_value(g: Activation, a: Tensor, u: Tensor, limit: float | None) -> Tensor:
+    return g.value(a) * u if limit is None else clamped_value(g, limit, a, u)
 
 
 def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearised:
@@ -76,9 +78,7 @@ def linearise(ff: FeedForward, total: Tensor, bias: Bias, rule: str) -> Linearis
     if ff.gate is None:
         return PLAIN_RULES[rule](g, ff.up(total), partial(bias.through, ff.up))
     shares = partial(bias.through, ff.gate), partial(bias.through, ff.up)
-    if ff.limit is not None:
-        return CLAMPED_RULES[rule](g, ff.limit, ff.gate(total), ff.up(total), *shares)
-    return GATED_RULES[rule](g, ff.gate(total), ff.up(total), *shares)
+    return GATED_RULES[rule](g, ff.gate(total), ff.up(total), *shares, ff.limit)
 
 
 # Plain blocks: h = g(z), of which z_b is the bias's share of z ----------------------------------
@@ -113,72 +113,62 @@ def _gradient(g: Activation, z: Tensor, z_b: Share) -> Linearised:
 
 
 # Gated blocks: h = g(a) ⊙ u, of which a_b and u_b are the bias's shares --------------------------
+#
+# A gate with a limit L is h = g(min(a, L)) ⊙ (clip(u, −L, L) + 1).
 
 
-def _gated_ig(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
+def _gated_ig(
+    g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share, limit: float | None = None
+) -> Linearised:
     """Path (0, 0) → (a, u).
 
     ``r^a = u ∫ α g′(αa) dα`` and ``r^u = ∫ g(αa) dα``. With ``g(t) = g(0) + t r(t)`` both follow
     from ``J = ∫ α r(αa) dα``: ``r^u = g(0) + a J`` and, by parts, ``r^a = u (r(a) − J)``.
     """
-    if g.logistic is not None and kernels_run_on(a.device, a.dtype) and a.is_cuda:
+    if limit is not None:
+        r_a, r_u = clamped_slopes(g, limit, a, u)
+        h = clamped_value(g, limit, a, u)
+    elif g.logistic is not None and kernels_run_on(a.device, a.dtype) and a.is_cuda:
         from normlens.gpu.operands import gated_slopes
 
         assert g.linear_beyond is not None
         table = mean_slope_table(g, g.linear_beyond, a.device)
         tanh = g.logistic == "tanh"
         r_a, r_u, h = gated_slopes(a, u, table, CELLS, g.linear_beyond, tanh=tanh)
-        return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h, True)
-    mean, slope = g.mean_slope(a), g.slope(a)
-    r_a = u * (slope - mean)
-    r_u = mean.mul_(a)
-    h = slope.mul_(a)  # g(a) − g(0)
-    if g.at_zero:
-        r_u, h = r_u.add_(g.at_zero), h.add_(g.at_zero)
-    return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h.mul_(u), True)
-
-
-def _gated_ig_bias(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
-    """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
-    a_0, u_0 = a_b(), u_b()
-    slopes = gated_slopes_between(g, a_0, u_0, a, u)
-    return Linearised(slopes, lambda: g.value(a_0) * u_0, g.value(a) * u)
-
-
-def _gated_gradient(g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share) -> Linearised:
-    """The gradient of ``g(a) u``; the remainder goes to the bias."""
-    r_a, r_u, h = g.derivative(a) * u, g.value(a), g.value(a) * u
-    return Linearised((r_a, r_u), lambda: h - (a - a_b()) * r_a - (u - u_b()) * r_u, h)
-
-
-# Gates with limits: h = g(min(a, L)) ⊙ (clip(u, −L, L) + 1) ---------------------------------------
-
-
-def _clamped_ig(
-    g: Activation, limit: float, a: Tensor, u: Tensor, a_b: Share, u_b: Share
-) -> Linearised:
-    """Path (0, 0) → (a, u)."""
-    r_a, r_u = clamped_slopes(g, limit, a, u)
-    h = clamped_value(g, limit, a, u)
+    else:
+        mean, slope = g.mean_slope(a), g.slope(a)
+        r_a = u * (slope - mean)
+        r_u = mean.mul_(a)
+        h = slope.mul_(a)  # g(a) − g(0)
+        if g.at_zero:
+            r_u, h = r_u.add_(g.at_zero), h.add_(g.at_zero)
+        h = h.mul_(u)
     return Linearised((r_a, r_u), lambda: a_b() * r_a + u_b() * r_u, h, True)
 
 
-def _clamped_ig_bias(
-    g: Activation, limit: float, a: Tensor, u: Tensor, a_b: Share, u_b: Share
+def _gated_ig_bias(
+    g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share, limit: float | None = None
 ) -> Linearised:
     """Path (a_b, u_b) → (a, u), so that FF(0) stays with the bias."""
     a_0, u_0 = a_b(), u_b()
-    slopes = clamped_slopes_between(g, limit, a_0, u_0, a, u)
-    h = clamped_value(g, limit, a, u)
-    return Linearised(slopes, lambda: clamped_value(g, limit, a_0, u_0), h)
+    if limit is None:
+        slopes = gated_slopes_between(g, a_0, u_0, a, u)
+    else:
+        slopes = clamped_slopes_between(g, limit, a_0, u_0, a, u)
+    return Linearised(
+        slopes, lambda: _gated_value(g, a_0, u_0, limit), _gated_value(g, a, u, limit)
+    )
 
 
-def _clamped_gradient(
-    g: Activation, limit: float, a: Tensor, u: Tensor, a_b: Share, u_b: Share
+def _gated_gradient(
+    g: Activation, a: Tensor, u: Tensor, a_b: Share, u_b: Share, limit: float | None = None
 ) -> Linearised:
     """The gradient; the remainder goes to the bias."""
-    r_a, r_u = clamped_gradient(g, limit, a, u)
-    h = clamped_value(g, limit, a, u)
+    if limit is None:
+        r_a, r_u = g.derivative(a) * u, g.value(a)
+    else:
+        r_a, r_u = clamped_gradient(g, limit, a, u)
+    h = _gated_value(g, a, u, limit)
     return Linearised((r_a, r_u), lambda: h - (a - a_b()) * r_a - (u - u_b()) * r_u, h)
 
 
@@ -191,9 +181,4 @@ GATED_RULES: dict[str, Callable[..., Linearised]] = {
     "ig": _gated_ig,
     "ig-bias": _gated_ig_bias,
     "gradient": _gated_gradient,
-}
-CLAMPED_RULES: dict[str, Callable[..., Linearised]] = {
-    "ig": _clamped_ig,
-    "ig-bias": _clamped_ig_bias,
-    "gradient": _clamped_gradient,
 }

@@ -27,13 +27,12 @@ from torch import Tensor
 
 from normlens.errors import InputError
 from normlens.frozen.attention import FrozenAttention
-from normlens.frozen.feedforward import FrozenParallelFeedForward, SampledFeedForward
 from normlens.frozen.layer import FrozenLayer, freeze
 from normlens.frozen.norm import FrozenBranch, FrozenNorm, FrozenProjection, FrozenResidual
 from normlens.frozen.norm_maps import decompose_layer
-from normlens.frozen.parts import Scored, inner
+from normlens.frozen.step import FrozenBlock, Scored, State, inner
 from normlens.layers import Layer, Routing
-from normlens.options import IG, NOT_LINEAR, SHAPLEY, Settings
+from normlens.options import IG, SHAPLEY, Settings
 from normlens.plan.memory import relative_error
 
 
@@ -108,65 +107,54 @@ def _carry(frozen: FrozenLayer, g: Tensor, last: int, keep: Collection[int]) -> 
     unowned: dict[int, Tensor] = {}
     ways: dict[int, Tensor] = {}
     heads: dict[int, Tensor] = {}
-    kept: dict[int, Tensor] = {}
-    saved: list[Tensor] = []
-    inside = _closed_branches(frozen, last)
-    attention, own = own_attention(frozen)
     at_heads: dict[int, Tensor] = {}
-    others: dict[str, Tensor] = {}
-    through: Tensor | None = None  # once the attention is passed; then g is what goes beside it
-    at_start: Tensor | None = None
+    kept: dict[int, Tensor] = {}
+    residuals = _residual_of_branch(frozen)
+    attention, own = own_attention(frozen)
+    beside = State(g)
+    through: State[Tensor] | None = None  # once the attention is passed
     for index in reversed(range(last + 1)):
         step = frozen.steps[index]
         if index in keep:
-            kept[index] = g
-        if isinstance(step, FrozenBranch):
-            if index in inside:
-                scored = step.score(saved.pop())
-                g = g + scored.arriving
-                if scored.unowned is not None:  # biases on the way to the residual connection
-                    unowned[inside[index]] = scored.unowned
-            continue
-        if isinstance(step, FrozenResidual):
-            saved.append(g)
-            continue
-        assert not isinstance(step, SampledFeedForward)
-        source = step.attention.source if isinstance(step, FrozenAttention) else None
-        scored = step.score(g)
-        if scored.unowned is not None:
-            unowned[index] = scored.unowned
+            kept[index] = beside.stream
+        scored = step.backward(beside, step.score)
+        shares = [scored.unowned]
+        if through is not None:
+            shares.append(step.backward(through, step.score).unowned)
+        name = residuals.get(index, index)
+        for share in shares:
+            if share is not None:
+                unowned[name] = unowned[name] + share if name in unowned else share
         if scored.heads is not None and scored.at_heads is not None:
             heads[index], at_heads[index] = scored.heads, scored.at_heads
         if scored.passed is not None:
             passed[index] = scored.passed
             ways[index] = _first_on(frozen, index, scored)
-        if index == attention and (before := _unowned_before(frozen, index)) is not None:
-            heads[index] = own.owed_by_head(at_heads[index], before)
-            ways[index] = heads[index].sum(-2)
-        if isinstance(step, FrozenParallelFeedForward):
-            at_start = scored.arriving if at_start is None else at_start + scored.arriving
-        elif source is not None:  # it reads nothing of the layer's tokens but queries, inside α
-            arrived = scored.arriving
-            others[source] = others[source] + arrived if source in others else arrived
-            g = torch.zeros_like(g)
-        elif index == attention:
-            through, g = scored.arriving, torch.zeros_like(scored.arriving)
-        elif through is None:
-            g = scored.arriving
-        else:
-            also = step.score(through)
-            if scored.unowned is not None and also.unowned is not None:
-                unowned[index] = scored.unowned + also.unowned
-            through, g = also.arriving, scored.arriving
+        if index == attention:
+            if (before := _unowned_before(frozen, index)) is not None:
+                heads[index] = own.owed_by_head(at_heads[index], before)
+                ways[index] = heads[index].sum(-2)
+            through = State(beside.stream)
+            beside.stream = torch.zeros_like(beside.stream)
     assert through is not None
-    beside = g if at_start is None else g + at_start
-    return LayerScores(through, beside, passed, unowned, ways, None, heads, at_heads, kept, others)
+    return LayerScores(
+        through.arrived,
+        beside.arrived,
+        passed,
+        unowned,
+        ways,
+        None,
+        heads,
+        at_heads,
+        kept,
+        beside.others,
+    )
 
 
 def _first_on(frozen: FrozenLayer, index: int, scored: Scored) -> Tensor:
     """What the layer's input owns of a block's output by ways that pass no block before it."""
     assert scored.passed is not None
-    if isinstance(frozen.steps[index], FrozenAttention):
+    if scored.heads is not None:
         return scored.passed
     entering = inner(scored.arriving, frozen.beside_blocks[index])
     return torch.zeros_like(scored.passed) if entering is None else entering
@@ -174,8 +162,6 @@ def _first_on(frozen: FrozenLayer, index: int, scored: Scored) -> Tensor:
 
 def own_attention(frozen: FrozenLayer) -> tuple[int, FrozenAttention]:
     """The layer's attention over its own tokens, and its place among the steps."""
-    if any(isinstance(step, SampledFeedForward) for step in frozen.steps):
-        raise InputError(NOT_LINEAR)
     places = [place for place in _attentions(frozen) if place[1].attention.source is None]
     if len(places) != 1:
         raise InputError(
@@ -215,16 +201,16 @@ def _unowned_before(frozen: FrozenLayer, attention: int) -> Tensor | None:
     return unowned
 
 
-def _closed_branches(frozen: FrozenLayer, last: int) -> dict[int, int]:
-    """The branches whose residual stands at or before step `last`, and that residual."""
-    inside: dict[int, int] = {}
-    waiting: list[int] = []
-    for index, step in enumerate(frozen.steps[: last + 1]):
+def _residual_of_branch(frozen: FrozenLayer) -> dict[int, int]:
+    """The residual of each branch, by which its biases are named."""
+    residuals: dict[int, int] = {}
+    open_branches: list[int] = []
+    for index, step in enumerate(frozen.steps):
         if isinstance(step, FrozenBranch):
-            waiting.append(index)
+            open_branches.append(index)
         elif isinstance(step, FrozenResidual):
-            inside[waiting.pop()] = index
-    return inside
+            residuals[open_branches.pop()] = index
+    return residuals
 
 
 # Whether all faces of a frozen layer say the same: its vectors, parts, operators and scores.
@@ -336,7 +322,7 @@ def _score_errors(frozen: FrozenLayer, y: Tensor, sources: Mapping[str, Tensor])
     yield "the components of a score", error(torch.stack(ways).sum(0) - rows)
     for index, passed in scores.passed.items():
         name, step = frozen.layer.step_names[index], frozen.steps[index]
-        assert not isinstance(step, (FrozenBranch, FrozenResidual, FrozenNorm, FrozenProjection))
+        assert isinstance(step, FrozenBlock)
         own = (scores.gradients[index] * step.output).sum(-1)
         yield (
             f"what {name} adds to a score",

@@ -71,7 +71,10 @@ def _gradients(
     norms: list[FrozenNorm] = []
     for step in job.tail:
         if isinstance(step, AddBypass):
-            _add_bypass(v, step, index, targets, sources, job.factors.source is None)
+            step.add_to(v, index, targets, sources)
+            if job.factors.source is None:  # sources are the targets' own tokens
+                rows = torch.arange(targets.start, targets.stop)
+                v[rows, rows - targets.start] += step.own[index, targets]
         else:
             v = step.step.stretch(v) * step.step.inverse_deviation[index, targets, None]
             norms.append(step.step)
@@ -80,18 +83,6 @@ def _gradients(
             gradient = passed.stretch_adjoint(gradient)
             gradient *= passed.inverse_deviation[index, targets, None]
         yield step.scope, gradient
-
-
-def _add_bypass(
-    v: Tensor, step: AddBypass, index: int, targets: slice, sources: slice, are_targets: bool
-) -> None:
-    if step.factors is not None:
-        weights = step.factors.weights[index, sources, targets]
-        weights = weights * step.factors.scale[index, targets, None]
-        v.baddbmm_(weights, step.factors.values[index, sources])
-    if are_targets:  # and not the tokens of another sequence
-        rows = torch.arange(targets.start, targets.stop)
-        v[rows, rows - targets.start] += step.own[index, targets]
 
 
 def _direction(v: Tensor) -> Tensor:

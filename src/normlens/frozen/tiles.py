@@ -63,6 +63,13 @@ class AddBypass:
     factors: Factors | None  # None: this group has no bypassed parts off the diagonal
     own: Tensor  # (b, i, d), the bypassed part of the token itself
 
+    def add_to(self, tile: Tensor, index: int, targets: slice, sources: slice) -> None:
+        """Add the bypassed parts of other tokens to those of a tile (j, i, d), in place."""
+        if self.factors is not None:
+            weights = self.factors.weights[index, sources, targets]
+            weights = weights * self.factors.scale[index, targets, None]
+            tile.baddbmm_(weights, self.factors.values[index, sources])
+
 
 @dataclass(frozen=True)
 class Normalise:
@@ -397,10 +404,7 @@ def scope_norms(
         yield ORDINARY, torch.linalg.vector_norm(tile[..., job.ordinary], dim=-1)
     for position, step in enumerate(job.tail):
         if isinstance(step, AddBypass):
-            if step.factors is not None:
-                weights = step.factors.weights[index, sources, targets]
-                weights = weights * step.factors.scale[index, targets, None]
-                tile.baddbmm_(weights, step.factors.values[index, sources])
+            step.add_to(tile, index, targets, sources)
             yield step.scope, torch.linalg.vector_norm(tile, dim=-1)
         else:
             step.step.stretch_(tile)

@@ -20,7 +20,7 @@ from normlens.errors import (
     is_out_of_memory,
     process_limit,
 )
-from normlens.frozen.source_parts import source_memory
+from normlens.frozen.network import source_memory
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
 from normlens.options import AnalysisOptions, at_least_one

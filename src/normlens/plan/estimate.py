@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 
 from normlens.errors import InputError
+from normlens.frozen.network import sources_at_once
 from normlens.frozen.parts import gram_memory, gram_operations
-from normlens.frozen.source_parts import sources_at_once
 from normlens.frozen.tiles import Slots, is_supported
 from normlens.gpu.sizes import SPLIT_PRODUCTS
 from normlens.layers import Reach

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from normlens.errors import MemoryLimitError
-from normlens.frozen.source_parts import source_memory
+from normlens.frozen.network import source_memory
 from normlens.layers import Layer
 from normlens.plan.costs import (
     MATRICES,

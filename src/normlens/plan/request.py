@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from normlens.errors import InputError
-from normlens.frozen.source_parts import source_memory
+from normlens.frozen.network import source_memory
 from normlens.frozen.stage import kernel_precision
 from normlens.gpu.sizes import Precision
 from normlens.layers import (
