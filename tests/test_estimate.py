@@ -14,12 +14,20 @@ from torch.utils.flop_counter import FlopCounterMode
 import normlens
 from normlens.errors import InputError
 from normlens.frozen import head_products, shapley, tiles
-from normlens.layers import Reach
+from normlens.layers import Branch, Layer, Reach, Residual
 from normlens.models.tiny import tiny_config, tiny_families, tiny_model
 from normlens.plan.costs import player_memory
-from normlens.plan.estimate import Estimate, covered, estimate, forms_head_products, sequence_shape
-from normlens.plan.method import KernelPlan, Plan, sampled_targets
-from normlens.plan.request import Analysis, ModelSizes, sizes_of, skeleton
+from normlens.plan.estimate import (
+    Analysis,
+    Estimate,
+    ModelSizes,
+    PlannedLayer,
+    covered,
+    estimate,
+    sizes_of,
+    skeleton,
+)
+from normlens.plan.method import KernelPlan, Plan
 
 WIDE: dict[str, dict[str, int]] = {
     "bert": dict(hidden_size=64, intermediate_size=256, max_position_embeddings=300),
@@ -165,15 +173,15 @@ def test_the_plan_is_that_of_the_lens(
 
     analysis = replace(analysis_of(lens, n, lens.scopes[-1:], rule=rule), memory_limit=limit)
     sizes = sizes_of(lens)
-    layer = sizes.layers[0]
-    assert forms_head_products(layer, sizes, analysis) == any(made["used_for"])
+    planned = PlannedLayer(sizes.layers[0], sizes, analysis)
+    group = planned.groups[0]
+    assert group.forms_head_products == any(made["used_for"])
     if rule == "ig":
         assert [estimate(sizes, analysis).plan] == made["choose_plan"]
     else:
-        shape = sequence_shape(layer, sizes, analysis)
-        targets = sampled_targets(shape, analysis.scopes_behind(layer), limit)
+        targets = group.sampled_targets
         assert [targets] == made["sampled_targets"]
-        players = player_memory(shape, analysis.scopes_behind(layer))
+        players = player_memory(group.shape, planned.scopes_behind)
         assert targets * players <= limit or targets == 1
         buffers = estimate(sizes, analysis).memory["tile buffers"]
         assert targets * players <= buffers <= 2 * targets * players
@@ -224,11 +232,15 @@ def test_what_kernels_cannot_do_is_done_by_tiles(bert_base: ModelSizes) -> None:
     assert isinstance(ask(exact, 64, FF, device="cuda").plan, Plan)
     assert isinstance(ask(bert_base, 64, FF, device="cuda", rule="shapley").plan, Plan)
     assert isinstance(ask(bert_base, 64, FF, device="mps").plan, Plan)
-    longer = [
-        replace(layer, symbols=("ATTN", "FF", "RES", "LN", "RES")) for layer in bert_base.layers
-    ]
+    one = bert_base.layers[0]
+    attention, ff = one.layer.attention, one.layer.feed_forward
+    norm = one.layer.norm_behind_feed_forward
+    assert ff is not None
+    assert norm is not None
+    steps = [Branch(), Branch(), attention, ff, Residual(), norm, Residual()]
+    longer = replace(bert_base, layers=(replace(one, layer=Layer(steps)),))
     unknown, known = (
-        ask(replace(bert_base, layers=tuple(longer)), 64, (scope,), device="cuda").plan
+        ask(longer, 64, (scope,), device="cuda").plan
         for scope in ("ATTNFFRESLNRES-N", "ATTNFFRESLN-N")
     )
     assert isinstance(unknown, Plan)

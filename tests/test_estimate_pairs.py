@@ -16,10 +16,17 @@ from normlens.frozen import tiles
 from normlens.models.tiny import tiny_config, tiny_encoder_decoders, tiny_model
 from normlens.options import AnalysisOptions
 from normlens.pipeline import batches
-from normlens.plan import estimate as whole
-from normlens.plan.estimate import estimate
+from normlens.plan import costs
+from normlens.plan.estimate import (
+    Analysis,
+    automatic_batch,
+    check_lengths,
+    estimate,
+    layers_and_scopes,
+    sizes_of,
+    skeleton,
+)
 from normlens.plan.method import KernelPlan, Plan
-from normlens.plan.request import Analysis, check_lengths, layers_and_scopes, sizes_of, skeleton
 
 WIDE: dict[str, dict[str, int]] = {
     "bart": dict(d_model=64, encoder_ffn_dim=256, decoder_ffn_dim=192, max_position_embeddings=300),
@@ -152,10 +159,9 @@ def test_the_automatic_batch_is_that_of_the_lens(
         asked.append((n, heads, d, itemsize))
         return 1
 
-    monkeypatch.setattr(batches, "sequence_memory", record)
-    monkeypatch.setattr(whole, "sequence_memory", record)
+    monkeypatch.setattr(costs, "sequence_memory", record)
     batches.affordable(lens, 50)
-    whole.automatic_batch(sizes_of(lens), 50, torch.device("cpu"))
+    automatic_batch(sizes_of(lens), 50, torch.device("cpu"))
     assert asked[0] == asked[1]
 
 

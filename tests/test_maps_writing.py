@@ -22,7 +22,7 @@ from normlens.errors import InputError, OutputError
 from normlens.layers import Reach
 from normlens.models.tiny import tiny_families, tiny_model
 from normlens.pipeline.collect import Collected
-from normlens.pipeline.layer_results import Columns, LargeResults, LayerResults
+from normlens.pipeline.layer_results import Columns, LargeResults
 from normlens.results import files as growing_file
 from normlens.results import files as maps_file
 
@@ -277,10 +277,11 @@ def test_what_leaves_a_gpu_goes_to_the_file(tmp_path: Path) -> None:
     large = LargeResults(Columns([4]), 2, outbox, file.place)
     key, other = ("arrays", "ATTN-N"), ("standard_error", "ATTN-N")
     layers = [torch.randn(1, 4, 4), torch.randn(1, 4, 4)]
-    for index, tensor in enumerate(layers):
+    for tensor in layers:
         tensors = {key: tensor.half(), other: tensor, ("mixing", "ATTN-N"): tensor[:, 0]}
-        assert [each for each in tensors if large.takes(each, tensors[each])] == [key, other]
-        large.add(LayerResults(index, Reach(None, 0), False, None, tensors), [key, other])
+        sent = {each: found for each, found in tensors.items() if large.takes(each, found)}
+        assert list(sent) == [key, other]
+        large.add(sent, Reach(None, 0))
     arrays = {"/".join(name): array[0] for name, array in large.arrived().items()}
     file.finish(arrays, {})
     found = growing_file.mapped_arrays(path)

@@ -159,7 +159,7 @@ def test_no_two_devices_are_mixed(
     for run in runs:
         collected = run.collected
         gathered = [each for pieces in collected._small.waiting.values() for each in pieces]
-        gathered += [error for *_, error in (*collected._errors, *collected._peaks)]
+        gathered += [number for named in collected._numbers.values() for *_, number in named]
         assert gathered
         assert {each.device for each in gathered} == {FIRST}
         collected.settle()  # nothing is left that could not be joined

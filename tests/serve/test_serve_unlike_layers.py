@@ -14,7 +14,7 @@ from normlens.serve.models import ServedModels
 
 def test_layers_that_differ_are_refused_before_anybody_asks(monkeypatch):
     monkeypatch.setattr("normlens.loading.load.load_config", lambda *_, **__: None)
-    monkeypatch.setattr("normlens.plan.request.skeleton", lambda *_: normlens.load(unlike()))
+    monkeypatch.setattr("normlens.plan.estimate.skeleton", lambda *_: normlens.load(unlike()))
     models = ServedModels(["unlike"], Limits(), loading=ON_CPU)
     with pytest.raises(UnsupportedModelError, match=r"the layers of unlike differ.*maps\.html"):
         models.describe()

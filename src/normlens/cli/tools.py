@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from normlens.lens import Lens
-    from normlens.plan.estimate import Estimate, Stage
-    from normlens.plan.request import Analysis, ModelSizes
+    from normlens.plan.estimate import Analysis, Estimate, ModelSizes, SourceGroup
 
 
 # ``normlens doctor``: the installation, and a check of its numbers.
@@ -105,11 +104,11 @@ def estimate_command(
     at_least_one(batch_size, "batch_size")
 
     from normlens.loading.load import device_anywhere, dtype_to_load, load_config, pick_dtype
-    from normlens.plan.estimate import estimate
-    from normlens.plan.request import (
+    from normlens.plan.estimate import (
         Analysis,
         check_lengths,
         check_memory_limit,
+        estimate,
         layers_and_scopes,
         sizes_of,
         skeleton,
@@ -140,7 +139,7 @@ def estimate_command(
     kind = _checkpoint_dtype(config) if isinstance(stored, str) else stored
     sizes = sizes_of(lens, kind)
     if asked.memory_limit is not None:
-        check_memory_limit(lens, sizes, analysis)
+        check_memory_limit(sizes, analysis)
     result = estimate(sizes, analysis)
     if as_json:
         print(json.dumps(_estimate_as_json(result, analysis), indent=2))
@@ -223,7 +222,7 @@ def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str)
     )
 
 
-def _described(stage: Stage, analysis: Analysis) -> str:
+def _described(stage: SourceGroup, analysis: Analysis) -> str:
     """The way through the feed-forward stage, in words."""
     from normlens.plan.method import KernelPlan
 

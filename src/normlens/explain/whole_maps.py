@@ -21,20 +21,16 @@ from normlens.explain.network import (
 )
 from normlens.frozen.network import FrozenReadout, Sources, WholeNorms
 from normlens.frozen.norm_maps import LayerMaps
-from normlens.inputs.text import Encoded, Pair
+from normlens.inputs.text import Pair
 from normlens.layers import Layer, Reach, Routing
 from normlens.models.parts import DECODER, ENCODER
-from normlens.options import Request
-from normlens.pipeline.collect import Collected
-from normlens.pipeline.layer_results import Columns
 from normlens.pipeline.progress import Progress, by_layers
 from normlens.pipeline.stack_run import StackRun
 from normlens.plan.costs import VectorSizes, group_sources
 from normlens.plan.memory import DEFAULT_LIMIT
-from normlens.trace.checks import Checks
 from normlens.trace.locking import alone_with_model
 from normlens.trace.recorder import LayerTrace
-from normlens.trace.run import model_inputs, reading, without_autocast
+from normlens.trace.run import reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -47,26 +43,16 @@ if TYPE_CHECKING:
 
 
 def collect_whole_way(
-    lens: Lens, request: Request, batch: Sequence[Encoded], progress: Progress | None
-) -> Collected:
-    """Run the model on a batch and collect the maps that `request` asks for."""
+    lens: Lens, batch_run: StackRun, inputs: dict[str, Tensor], progress: Progress | None
+) -> None:
+    """Run the model on a batch and add the maps that are asked for to its `batch_run`."""
     check_one_sequence(lens.layers)
-    dtype, device = lens.compute_dtype, lens.device
+    request, lengths, device = batch_run.stack.request, batch_run.lengths, lens.device
     limit = request.settings.memory_limit or DEFAULT_LIMIT
-    lengths = [len(sequence) for sequence in batch]
-    checks = Checks(lens.adapter, lens.dtype, lengths)
-    collected = Collected(
-        Columns(lengths),
-        request.scopes,
-        checks,
-        request.arrays,
-        request.correlations,
-        map_dtype=request.map_dtype,
-    )
     routed: dict[int, Routing] = {}
 
     def watch(traced: LayerTrace) -> None:
-        checks.add(traced, traced.layer.to(dtype))
+        batch_run.check(traced)
         if traced.layer.experts is not None and traced.layer.experts.routing is not None:
             routed[traced.index] = traced.layer.experts.routing
 
@@ -74,7 +60,7 @@ def collect_whole_way(
         lens.adapter,
         lengths,
         request.settings.rule,
-        dtype,
+        lens.compute_dtype,
         limit // KEPT_SHARE,
         watch=watch,
         guard=lens.guard,
@@ -82,7 +68,7 @@ def collect_whole_way(
 
     def run() -> None:
         with without_autocast(device), reading(lens.model, lens.adapter):
-            network.run(lens.model, model_inputs(lens.adapter, batch, device))
+            network.run(lens.model, inputs)
             for index, layer, maps in whole_maps(
                 network,
                 request.layers,
@@ -91,10 +77,9 @@ def collect_whole_way(
                 by_layers(progress, len(request.layers)),
             ):
                 layer = layer.routed(routed[index]) if index in routed else layer
-                collected.add(maps, index, layer)
+                batch_run.collected.add(maps, index, layer)
 
     alone_with_model(lens.model, run)
-    return collected
 
 
 def whole_maps(

@@ -18,7 +18,7 @@ from normlens.models.tiny import (
     tiny_families,
     tiny_signal_families,
 )
-from normlens.plan.request import skeleton
+from normlens.plan.estimate import skeleton
 
 # What a family's layers are like, in a few words: the norms, the blocks, how far targets see.
 

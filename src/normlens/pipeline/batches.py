@@ -24,7 +24,7 @@ from normlens.frozen.network import source_memory
 from normlens.layers import Layer
 from normlens.models.unwrapping import padding_spoils
 from normlens.options import AnalysisOptions, at_least_one
-from normlens.plan.costs import VectorSizes, affordable_sequences, sequence_memory
+from normlens.plan.costs import VectorSizes, affordable_batch
 from normlens.scopes import components_of, layers_in_words
 
 if TYPE_CHECKING:
@@ -77,12 +77,9 @@ def affordable(lens: Lens, n: int) -> int:
 
     Other programs may leave less memory than this assumes; then `launched` halves the batch.
     """
-    # A decoder layer that reads the encoder has the weights of two attentions.
-    heads = max(sum(attention.heads for attention in layer.attentions) for layer in lens.layers)
-    d = lens.layers[0].width
-    each = sequence_memory(n, heads, d, lens.compute_dtype.itemsize)
     weights = sum(parameter.nbytes for parameter in lens.model.parameters())
-    return affordable_sequences(lens.device, weights, each)
+    itemsize = lens.compute_dtype.itemsize
+    return affordable_batch(lens.device, lens.layers, weights, n, itemsize)
 
 
 def vector_batch(lens: Lens, n: int, wanted: int, limit: int) -> int:

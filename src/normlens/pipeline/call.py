@@ -20,11 +20,10 @@ from normlens.inputs.text import Item, Pair, pairs_among, sequences_of, texts_am
 from normlens.models.parts import DECODER, ENCODER
 from normlens.options import AUTO, INPUT, Request
 from normlens.pipeline.batches import affordable, batches, launched, part_batch, vector_batch
-from normlens.pipeline.collect import Collected
 from normlens.pipeline.guard import Seen
 from normlens.pipeline.progress import Progress
 from normlens.pipeline.recordings import Recording, recording_key
-from normlens.pipeline.stack_run import Stack, StackRun, collected_maps, token_axis
+from normlens.pipeline.stack_run import Stack, StackRun, token_axis
 from normlens.plan.memory import DEFAULT_LIMIT
 from normlens.plan.method import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
 
 
 # One call of a lens: batches through the model and the algebra, checked and packed up as maps.
-
-
-#: What a batch has given: its runs, or what was collected on the way from the input.
-Launched = list[StackRun] | Collected
 
 
 @dataclass(frozen=True)
@@ -96,16 +91,16 @@ class Analyser:
         choose = vector_batch if self.request.origin == INPUT else part_batch
         return choose(self.lens, longest, wanted, limit)
 
-    def _launch(self, batch: list[Item]) -> Launched:
+    def _launch(self, batch: list[Item]) -> list[StackRun]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
-        is_whole_way = self.request.origin == INPUT
-        if is_whole_way and not self.lens.two_stacks:
-            return collect_whole_way(self.lens, self.request, texts_among(batch), self.progress)
         inputs = self._inputs(batch)
-        if is_whole_way:
-            whole = self._runs(batch, inputs, self.buffers, self.outbox)
-            collect_whole_pairs(self.lens, whole, pairs_among(batch), self.progress)
-            return whole
+        if self.request.origin == INPUT:
+            runs = self._runs(batch, inputs)
+            if self.lens.two_stacks:
+                collect_whole_pairs(self.lens, runs, pairs_among(batch), self.progress)
+            else:
+                collect_whole_way(self.lens, runs[0], inputs, self.progress)
+            return runs
         batch_key = None
         if self.file is None:
             batch_key = recording_key(self, [sequences_of(item) for item in batch], inputs)
@@ -113,11 +108,11 @@ class Analyser:
             record = partial(Recording, partial(self._recorded_run, batch), inputs)
             with self.lens.recordings.lent(self.lens.model, batch_key, record) as recording:
                 if recording is not None:
-                    runs = self._runs(batch, inputs, self.buffers, self.outbox)
+                    runs = self._runs(batch, inputs)
                     if recording.replay(inputs, [run.collected for run in runs]):
                         return runs
                     self.lens.recordings.forget()
-        runs = self._runs(batch, inputs, self.buffers, self.outbox)
+        runs = self._runs(batch, inputs)
         try:
             self._trace(runs, inputs)
             for run in runs:
@@ -134,7 +129,7 @@ class Analyser:
 
     def _recorded_run(self, batch: list[Item], inputs: dict[str, Tensor]) -> list[StackRun]:
         """Run a batch so that it can be replayed: large results stay on the device."""
-        runs = self._runs(batch, inputs, Buffers(), None)
+        runs = replace(self, buffers=Buffers(), outbox=None)._runs(batch, inputs)
         self._trace(runs, inputs)
         for run in runs:
             run.collected.settle()
@@ -173,13 +168,7 @@ class Analyser:
             return pair_inputs(lens.adapter, pairs, lens.device, lens.dtype)
         return model_inputs(lens.adapter, texts_among(batch), lens.device)
 
-    def _runs(
-        self,
-        batch: Sequence[Item],
-        inputs: Mapping[str, Tensor],
-        buffers: Buffers,
-        outbox: Outbox | None,
-    ) -> list[StackRun]:
+    def _runs(self, batch: Sequence[Item], inputs: Mapping[str, Tensor]) -> list[StackRun]:
         """What each stack has to do for a batch; a decoder reads the encoder's tokens, too."""
         runs = []
         for stack in self.stacks:
@@ -189,21 +178,10 @@ class Analyser:
                 others = [token_axis(sequences_of(item)[0]) for item in batch]
             else:
                 others = self._other_tokens(stack, inputs)
-            runs.append(
-                StackRun(
-                    self.lens,
-                    stack,
-                    sequences,
-                    others,
-                    self.products,
-                    buffers,
-                    outbox,
-                    self._place(stack),
-                )
-            )
+            runs.append(StackRun(self, stack, sequences, others))
         return runs
 
-    def _place(self, stack: Stack) -> Place | None:
+    def place(self, stack: Stack) -> Place | None:
         """What gives a stack's arrays room in the call's file, if there is one."""
         if self.file is None:
             return None
@@ -222,11 +200,9 @@ class Analyser:
             return []
         return [TokenAxis(tokens) for tokens in lens.adapter.source_tokens(names.pop(), inputs)]
 
-    def _finish(self, batch: list[Item], launched: Launched) -> list[Maps]:
+    def _finish(self, batch: list[Item], runs: list[StackRun]) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        if isinstance(launched, Collected):
-            return collected_maps(self.lens, self.stacks[-1], texts_among(batch), launched)
-        *encoder, last = launched
+        *encoder, last = runs
         if not last.stack.name:
             return last.maps()
         pairs = pairs_among(batch)

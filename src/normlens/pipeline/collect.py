@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from normlens.frozen.norm_maps import LayerMaps
 from normlens.gpu.matmul import pinned_copy
 from normlens.gpu.transfer import Outbox
 from normlens.layers import Layer, Reach
-from normlens.options import AUTO
+from normlens.options import Request
 from normlens.pipeline.layer_results import (
     CORRELATIONS,
     ROUTING,
@@ -27,6 +27,7 @@ from normlens.pipeline.layer_results import (
     LargeResults,
     SmallResults,
     Wanted,
+    reads_others,
 )
 from normlens.results.files import Place
 from normlens.results.headers import ALLOWED
@@ -82,6 +83,20 @@ def _masks(reaches: tuple[Reach, ...], n: int) -> NDArray[np.bool_]:
 # Results of a batch as they come in, layer by layer, and what they depend on.
 
 
+#: Kinds of numbers that come with a layer: errors of completeness by scope; how far a kernel's
+#: parts miss their sum, and its norms a sample; the largest entry of each map in float16.
+COMPLETENESS, KERNELS, PEAKS = "completeness", "kernels", "peaks"
+
+Name = TypeVar("Name")
+
+
+def _on(device: torch.device | None, tensors: dict[Name, Tensor]) -> dict[Name, Tensor]:
+    """The same tensors on another device."""
+    # A copy to the CPU that is not waited for would be read before it is there.
+    soon = device is not None and device.type == "cuda"
+    return {name: tensor.to(device, non_blocking=soon) for name, tensor in tensors.items()}
+
+
 class Collected:
     """A batch's results. Small ones stay on their device until all layers are through.
 
@@ -94,67 +109,71 @@ class Collected:
     def __init__(
         self,
         columns: Columns,
-        scopes: Sequence[str],
+        request: Request,
         checks: Checks,
-        arrays: bool = True,
-        correlations: bool = False,
-        layers: int = 0,
+        *,
         outbox: Outbox | None = None,
-        map_dtype: str = AUTO,
         place: Place | None = None,
         home: torch.device | None = None,
     ):
         self.checks = checks
         self.columns = columns
         self.lengths = columns.lengths
-        self.scopes = list(scopes)
+        self.scopes = list(request.scopes)
         self.precision: str | None = None
         #: Where layers were computed.
         self.devices: list[torch.device] = []
         self.experts = 0  # of a layer that has some
         #: The layers of each result: those that have what it shows.
         self.covered: dict[Key, list[int]] = {}
-        kind = None if map_dtype == AUTO else getattr(torch, map_dtype)
-        self._wanted = Wanted(columns, self.scopes, arrays, correlations, kind)
+        self._wanted = Wanted(columns, request)
         self._outbox = outbox
         self._place, self._home = place, home
-        self._large = LargeResults(columns, layers, outbox, place)
+        self._large = LargeResults(columns, len(request.layers), outbox, place)
         self._reaches: dict[int, Reading] = {}
         self._shapes: dict[Key, torch.Size] = {}
-        self._errors: list[tuple[int, str, Tensor]] = []
-        self._kernel_errors: list[tuple[int, str, Tensor]] = []
-        self._peaks: list[tuple[int, str, Tensor]] = []
+        #: By kind: layers, names and numbers, and the numbers alone, once settled.
+        self._numbers: dict[str, list[tuple[int, str, Tensor]]] = {}
+        self._stacked: dict[str, Tensor] = {}
         self._small = SmallResults(outbox)
-        self._numbers: list[Tensor] = []  # errors, those of kernels, and peaks, once settled
         self._leaving: torch.cuda.Event | None = None  # from when on all small results are home
         self._recording: object = None
         self._taking = threading.Lock()
 
     def add(self, result: LayerMaps, index: int, layer: Layer) -> None:
         """Keep the results of layer `index`."""
-        found = self._wanted.of(result, index, layer)
-        if (here := found.device) is not None:
+        tensors, peaks = self._wanted.of(result, layer)
+        kernels = {"sum": result.kernel_error, "sample": result.sampled_error}
+        numbers = {
+            COMPLETENESS: result.completeness,
+            KERNELS: {kind: error for kind, error in kernels.items() if error is not None},
+            PEAKS: peaks,
+        }
+        every = [*tensors.values(), *(n for named in numbers.values() for n in named.values())]
+        if every:
+            here = every[0].device
             self.devices = list(dict.fromkeys([*self.devices, here]))
             if self._home not in (here, None):
-                found = found.on(self._home)
-        self._reaches[index] = found.reach, found.reads_others
+                tensors = _on(self._home, tensors)
+                numbers = {kind: _on(self._home, named) for kind, named in numbers.items()}
+        self._reaches[index] = layer.reach, reads_others(layer)
         # Layers of experts have no kernels; the precision of the other layers' is what matters.
-        if found.kernel_errors or not self._kernel_errors:
-            self.precision = found.precision or self.precision
-        self.experts = found.experts or self.experts
-        self._errors += [(index, scope, error) for scope, error in found.errors]
-        self._kernel_errors += [(index, kind, error) for kind, error in found.kernel_errors]
-        self._peaks += [(index, name, peak) for name, peak in found.peaks]
-        large: list[Key] = []
-        for key, tensor in found.tensors.items():
+        if numbers[KERNELS] or not self._numbers.get(KERNELS):
+            self.precision = result.precision or self.precision
+        if layer.experts is not None:
+            self.experts = len(layer.experts.members)
+        for kind, named in numbers.items():
+            self._numbers.setdefault(kind, []).extend((index, *item) for item in named.items())
+        large: dict[Key, Tensor] = {}
+        for key, tensor in tensors.items():
             self._check_shape(key, tensor, index)
             self.covered.setdefault(key, []).append(index)
             if self._large.takes(key, tensor):
-                large.append(key)
+                large[key] = tensor
             else:
                 self._small.add(key, tensor)
         if large:
-            self._large.add(found, large)
+            self._large.add(large, layer.reach)
         self._small.make_room()
 
     def _check_shape(self, key: Key, tensor: Tensor, index: int) -> None:
@@ -184,10 +203,11 @@ class Collected:
     def settle(self) -> None:
         """Put everything that waits on the device into a few tensors; nothing is waited for."""
         self.checks.settle()
-        self._numbers = [
-            torch.stack([tensor for *_, tensor in errors]) if errors else torch.zeros(0)
-            for errors in (self._errors, self._kernel_errors, self._peaks)
-        ]
+        self._stacked = {
+            kind: torch.stack([number for *_, number in named])
+            for kind, named in self._numbers.items()
+            if named
+        }
         self._small.settle()
 
     def bring_home(self) -> None:
@@ -197,7 +217,7 @@ class Collected:
 
     def _bring_numbers_home(self) -> None:
         self.checks.bring_home()
-        self._numbers = [pinned_copy(numbers) for numbers in self._numbers]
+        self._stacked = {kind: pinned_copy(numbers) for kind, numbers in self._stacked.items()}
 
     def replayed(self, recorded: Collected, recording: object) -> None:
         """Take over what a recorded batch of the same lengths leaves; its replay has begun.
@@ -211,9 +231,7 @@ class Collected:
         self.precision, self.experts = recorded.precision, recorded.experts
         self.covered, self.devices = recorded.covered, recorded.devices
         self._reaches, self._shapes = recorded._reaches, recorded._shapes
-        self._errors, self._kernel_errors = recorded._errors, recorded._kernel_errors
-        self._peaks = recorded._peaks
-        self._numbers = recorded._numbers
+        self._numbers, self._stacked = recorded._numbers, recorded._stacked
         self._small.replayed(recorded._small)
         self._large.replayed(recorded._large)
 
@@ -238,19 +256,16 @@ class Collected:
             if group not in (CORRELATIONS, ROUTING) and layers != self.layers
         }
 
-    def wait(self) -> None:
-        """Wait for what has been sent, before anything else is asked of the device."""
-        self.take()
-
     @property
     def pending(self) -> bool:
         """Whether results still lie where the next replay would write."""
         return self._leaving is not None
 
     def take(self) -> None:
-        """Bring home what is sent, and copy what a replay leaves: the next one writes over it.
+        """Wait for what is sent, and copy what a replay leaves: the next one writes over it.
 
-        The thread of the next replay may ask for this, too.
+        Nothing else may be asked of the device before. The thread of the next replay may ask for
+        this, too.
         """
         with self._taking:
             self._large.wait()
@@ -259,31 +274,20 @@ class Collected:
             self._leaving.synchronize()
             if self._recording is not None:
                 self.checks.take()
-                self._numbers = [numbers.clone() for numbers in self._numbers]
+                self._stacked = {kind: each.clone() for kind, each in self._stacked.items()}
                 self._small.take()
             self._leaving = self._recording = None
 
-    def errors(self) -> list[tuple[int, str, float]]:
-        """Every completeness error, with its layer and scope, in the order of the layers."""
-        return self._brought(0, self._errors)
-
-    def kernel_errors(self) -> list[tuple[int, str, float]]:
-        """How far a kernel's parts miss their sum, and its norms a sample, layer by layer."""
-        return self._brought(1, self._kernel_errors)
-
-    def peaks(self) -> list[tuple[int, str, float]]:
-        """The largest entry of every map that is returned in float16, layer by layer."""
-        return self._brought(2, self._peaks)
-
-    def _brought(
-        self, place: int, errors: list[tuple[int, str, Tensor]]
-    ) -> list[tuple[int, str, float]]:
-        if not errors:
+    def numbers(self, kind: str) -> list[tuple[int, str, float]]:
+        """The numbers of one kind with their layers and names, in the order of the layers."""
+        named = self._numbers.get(kind)
+        if not named:
             return []
-        stacked = self._numbers[place] if self._numbers else torch.stack([e for *_, e in errors])
-        numbers = stacked.tolist()
-        named = zip(errors, numbers, strict=True)
-        return [(layer, scope, number) for (layer, scope, _), number in named]
+        stacked = self._stacked.get(kind)
+        if stacked is None:
+            stacked = torch.stack([number for *_, number in named])
+        pairs = zip(named, stacked.tolist(), strict=True)
+        return [(layer, name, number) for (layer, name, _), number in pairs]
 
     def sequences(self) -> list[dict[str, dict[str, NDArray[Any]]]]:
         """Each sequence's results by group and name, without padding; the first axis is layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from normlens.gpu.transfer import Outbox
 from normlens.layers import Layer, Reach
 from normlens.measures import mixing_ratio, special_dimensions
 from normlens.measures.tensors import spearman_matrices
+from normlens.options import AUTO, Request
 from normlens.results.axes import TokenAxis, axes_of, take
 from normlens.results.files import Place
 from normlens.scopes import components_of, holds
@@ -130,98 +131,43 @@ MAPS = ("arrays", "heads")
 
 
 @dataclass(frozen=True)
-class LayerResults:
-    """One layer's results for a batch; the first axis of every tensor is the batch."""
-
-    index: int
-    reach: Reach
-    reads_others: bool
-    precision: str | None
-    tensors: dict[Key, Tensor]
-    errors: list[tuple[str, Tensor]] = field(default_factory=list)  # of completeness, by scope
-    kernel_errors: list[tuple[str, Tensor]] = field(default_factory=list)
-    experts: int = 0
-    peaks: list[tuple[str, Tensor]] = field(default_factory=list)  # of maps in float16, by name
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the layer was computed; None if there is no result."""
-        errors = [error for _, error in (*self.errors, *self.kernel_errors)]
-        return next((each.device for each in (*self.tensors.values(), *errors)), None)
-
-    def on(self, device: torch.device) -> LayerResults:
-        """The same results on another device."""
-        # A copy to the CPU that is not waited for would be read before it is there.
-        soon = device.type == "cuda"
-
-        def moved(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-            return [(name, number.to(device, non_blocking=soon)) for name, number in named]
-
-        return replace(
-            self,
-            tensors={key: t.to(device, non_blocking=soon) for key, t in self.tensors.items()},
-            errors=moved(self.errors),
-            kernel_errors=moved(self.kernel_errors),
-            peaks=moved(self.peaks),
-        )
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What a call asks of each layer of a batch."""
 
     columns: Columns
-    scopes: Sequence[str]
-    arrays: bool = True
-    correlations: bool = False
-    map_dtype: torch.dtype | None = None  # None: as they were computed
+    request: Request
 
-    def of(self, result: LayerMaps, index: int, layer: Layer) -> LayerResults:
-        """The results of layer `index`."""
+    def of(self, result: LayerMaps, layer: Layer) -> tuple[dict[Key, Tensor], dict[str, Tensor]]:
+        """A layer's results, and the largest entry of each map that is returned in float16.
+
+        The first axis of every result is the batch.
+        """
         groups = {
-            "arrays": result.norms if self.arrays else {},
+            "arrays": result.norms if self.request.arrays else {},
             "mixing": _mixing_ratios(result),
             "heads": result.head_maps,
             "standard_error": result.standard_error,
             "statistics": self._statistics(result.statistics, layer),
             CORRELATIONS: self._correlations(result, layer),
         }
-        routing = {(ROUTING, name): tensor for name, tensor in _routing(layer).items()}
-        kernels = (("sum", result.kernel_error), ("sample", result.sampled_error))
         tensors = {
             (group, name): self.columns.padded(tensor, group, name, layer)
             for group, values in groups.items()
             for name, tensor in values.items()
         }
-        tensors, peaks = self._converted(tensors, layer)
-        return LayerResults(
-            index,
-            layer.reach,
-            reads_others(layer),
-            result.precision,
-            tensors | routing,
-            list(result.completeness.items()),
-            [(kind, error) for kind, error in kernels if error is not None],
-            0 if layer.experts is None else len(layer.experts.members),
-            peaks,
-        )
-
-    def _converted(
-        self, tensors: dict[Key, Tensor], layer: Layer
-    ) -> tuple[dict[Key, Tensor], list[tuple[str, Tensor]]]:
-        """The results with maps in the chosen type, and the largest entry of each in float16."""
+        peaks: dict[str, Tensor] = {}
         maps = {key: tensor for key, tensor in tensors.items() if key[0] in MAPS}
-        if self.map_dtype is None or not maps:
-            return tensors, []
-        peaks = []
-        if self.map_dtype == torch.float16:
+        if self.request.map_dtype == "float16" and maps:
             any_map = next(iter(maps.values()))
             left_out = ~self._allowed(layer, any_map.shape[-2], any_map.device)  # (b, i, j)
             for (group, name), tensor in maps.items():
                 mask = left_out if tensor.ndim == 3 else left_out[:, None]
                 what = name if group == "arrays" else f"single heads of {name}"
-                peaks.append((what, tensor.masked_fill(mask, 0).amax()))
-        return tensors | {key: tensor.to(self.map_dtype) for key, tensor in maps.items()}, peaks
+                peaks[what] = tensor.masked_fill(mask, 0).amax()
+        if self.request.map_dtype != AUTO:
+            dtype = getattr(torch, self.request.map_dtype)
+            tensors |= {key: tensor.to(dtype) for key, tensor in maps.items()}
+        return tensors | {(ROUTING, name): read for name, read in _routing(layer).items()}, peaks
 
     def _allowed(self, layer: Layer, n: int, device: torch.device) -> Tensor:
         """Pairs of real tokens that attention allows, (b, i, j)."""
@@ -235,19 +181,20 @@ class Wanted:
 
     def _correlations(self, result: LayerMaps, layer: Layer) -> dict[str, Tensor]:
         """Spearman's ρ of every two scopes, (b, scope, scope), ranked where the maps lie."""
-        here = [place for place, scope in enumerate(self.scopes) if scope in result.norms]
-        if not self.correlations or not here:
+        scopes = self.request.scopes
+        here = [place for place, scope in enumerate(scopes) if scope in result.norms]
+        if not self.request.correlations or not here:
             return {}
-        norms = {self.scopes[place]: result.norms[self.scopes[place]] for place in here}
+        norms = {scopes[place]: result.norms[scopes[place]] for place in here}
         # Scopes lie in front, as ranking takes them.
         maps = torch.stack(
             [self.columns.padded(norms[scope], "arrays", scope, layer) for scope in norms]
         ).transpose(0, 1)  # (b, s, i, j)
         allowed = self._allowed(layer, maps.shape[-2], maps.device)
         rho = correlations_of(maps, list(norms), allowed, self.columns.width)
-        if len(here) == len(self.scopes):
+        if len(here) == len(scopes):
             return {CORRELATIONS: rho}
-        size = len(self.scopes)
+        size = len(scopes)
         whole = rho.new_full((len(rho), size, size), torch.nan)
         place = on_device(tuple(here), maps.device)
         whole[:, place[:, None], place] = rho
@@ -413,8 +360,8 @@ SENT_AT_ONCE = 1 << 20
 class _Recorded(NamedTuple):
     """Results of a recorded layer, which are sent whenever it is replayed."""
 
-    found: LayerResults
-    keys: Sequence[Key]
+    tensors: Mapping[Key, Tensor]
+    reach: Reach
     ready: torch.cuda.Event
 
 
@@ -439,41 +386,39 @@ class LargeResults:
             return _is_of_pairs(key)
         return bool(self._layers) and tensor.is_cuda and tensor.nbytes >= SENT_AT_ONCE
 
-    def add(self, found: LayerResults, keys: Sequence[Key]) -> None:
+    def add(self, tensors: Mapping[Key, Tensor], reach: Reach) -> None:
         """Send some of a layer's results."""
         if self._in_file is not None:
             # Types of many bytes first, so that each array begins at a multiple of its own.
-            keys = sorted(keys, key=lambda key: -found.tensors[key].element_size())
-            for key in keys if self._outbox is None else ():
-                self._place(key, found.tensors[key]).copy_(found.tensors[key])
+            tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
         if self._outbox is not None:
-            self._send(found, keys, None)
-            return
-        if self._in_file is not None:
-            return
-        ready = torch.cuda.Event(external=True)
-        ready.record()
-        self._recorded.append(_Recorded(found, keys, ready))
+            self._send(tensors, reach, None)
+        elif self._in_file is not None:
+            for key, tensor in tensors.items():
+                self._place(key, tensor).copy_(tensor)
+        else:
+            ready = torch.cuda.Event(external=True)
+            ready.record()
+            self._recorded.append(_Recorded(tensors, reach, ready))
 
     def replayed(self, recorded: LargeResults) -> None:
         """Send what a recorded batch has computed anew."""
-        for found, keys, ready in recorded._recorded:
-            self._send(found, keys, ready)
+        for each in recorded._recorded:
+            self._send(*each)
 
     def _send(
-        self, found: LayerResults, keys: Sequence[Key], ready: torch.cuda.Event | None
+        self, tensors: Mapping[Key, Tensor], reach: Reach, ready: torch.cuda.Event | None
     ) -> None:
         """Send results to arrays of the CPU, those of one form together."""
         assert self._outbox is not None
         alike: dict[Any, list[Key]] = {}
-        for key in keys:
-            tensor = found.tensors[key]
-            form = tensor.shape, tensor.dtype, self._first(key, found.reach)
+        for key, tensor in tensors.items():
+            form = tensor.shape, tensor.dtype, self._first(key, reach)
             alike.setdefault(form, []).append(key)
         for (*_, first), same in alike.items():
             self._outbox.send(
-                [found.tensors[key] for key in same],
-                [self._place(key, found.tensors[key]) for key in same],
+                [tensors[key] for key in same],
+                [self._place(key, tensors[key]) for key in same],
                 ready,
                 first,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.errors import InputError
-from normlens.frozen.head_products import ProductStore
 from normlens.frozen.norm_maps import LayerMaps, decompose_layer
-from normlens.frozen.tiles import Buffers
 from normlens.gpu.matmul import current, operands_kept
-from normlens.gpu.transfer import Outbox
 from normlens.inputs.text import Encoded, Text
 from normlens.layers import Layer
 from normlens.measures import special_dimensions
@@ -32,10 +29,9 @@ from normlens.pipeline.batches import (
     provenance,
     scopes_of,
 )
-from normlens.pipeline.collect import Collected
+from normlens.pipeline.collect import COMPLETENESS, KERNELS, PEAKS, Collected
 from normlens.pipeline.layer_results import CORRELATIONS, ROUTING, Columns
 from normlens.results.axes import TokenAxis
-from normlens.results.files import Place
 from normlens.results.maps import Maps
 from normlens.results.routing import Routing
 from normlens.scopes import is_among, resolve
@@ -44,6 +40,7 @@ from normlens.trace.recorder import LayerTrace
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+    from normlens.pipeline.call import Analyser
 
 
 # What one call asks of each stack of layers: all of a model's, or its encoder's and decoder's.
@@ -132,45 +129,7 @@ def _scopes(
     return replace(options, scopes=meant).scopes_of(available) if meant else []
 
 
-# One sequence's results as maps, with the labels that belong to them.
-
-
-def packed(
-    sequence: Encoded,
-    index: int,
-    results: Mapping[str, dict[str, NDArray[Any]]],
-    allowed: NDArray[np.bool_],
-    collected: Collected,
-    provenance: dict[str, Any],
-    text: Text | None = None,
-) -> Maps:
-    """The maps of a batch's sequence `index`, whose `results` are by group and name.
-
-    `allowed` are its pairs; `text` is both texts where the sequence is one of two.
-    """
-    arrays = results.get("arrays", {})
-    return Maps(
-        arrays={scope: arrays[scope] for scope in collected.scopes if scope in arrays},
-        raw_tokens=sequence.tokens,
-        layers=collected.layers,
-        allowed=allowed,
-        completeness=provenance["completeness"],
-        provenance=provenance,
-        mixing=results.get("mixing", {}),
-        heads=results.get("heads", {}),
-        standard_error=results.get("standard_error", {}),
-        statistics=results.get("statistics", {}),
-        correlations=collected.correlations(results.get(CORRELATIONS, {}).get(CORRELATIONS)),
-        token_ids=sequence.ids,
-        special=sequence.special,
-        token_words=sequence.words,
-        word_labels=sequence.word_labels,
-        text=sequence.text if text is None else text,
-        coverage=collected.coverage(),
-        routing=_routing(sequence, results.get(ROUTING, {}), collected),
-        grid=sequence.grid,
-        **_columns(sequence, collected.columns.other_tokens(index)),
-    )
+# One batch in one stack: its layers are taken apart as the model runs them, checked, and packed.
 
 
 def _routing(
@@ -206,44 +165,36 @@ def _columns(sequence: Encoded, others: TokenAxis | None) -> dict[str, Any]:
     }
 
 
-@dataclass
 class StackRun:
     """What a batch's sequences need in a stack, and what its layers have given so far.
 
     `others` are the tokens of another sequence that each of them reads, if they read one.
     """
 
-    lens: Lens
-    stack: Stack
-    sequences: Sequence[Encoded]
-    others: Sequence[TokenAxis] = ()
-    products: ProductStore | None = None
-    buffers: Buffers = field(default_factory=Buffers)
-    outbox: Outbox | None = None
-    place: Place | None = None  # in a file that maps go to
-
-    def __post_init__(self) -> None:
-        request = self.stack.request
-        self.lengths = [len(sequence) for sequence in self.sequences]
-        self.columns = Columns(self.lengths, self.others)
+    def __init__(
+        self,
+        call: Analyser,
+        stack: Stack,
+        sequences: Sequence[Encoded],
+        others: Sequence[TokenAxis] = (),
+    ):
+        self.call, self.lens, self.stack, self.sequences = call, call.lens, stack, sequences
+        self.lengths = [len(sequence) for sequence in sequences]
+        self.columns = Columns(self.lengths, others)
         self.checks = Checks(
             self.lens.adapter,
             self.lens.dtype,
             self.lengths,
-            self.stack.layer_in_words,
+            stack.layer_in_words,
             self.columns.others,
         )
         self.collected = Collected(
             self.columns,
-            request.scopes,
+            stack.request,
             self.checks,
-            request.arrays,
-            request.correlations,
-            len(request.layers),
-            self.outbox,
-            request.map_dtype,
-            self.place,
-            self.lens.device,
+            outbox=call.outbox,
+            place=call.place(stack),
+            home=self.lens.device,
         )
 
     def consume(self, traced: LayerTrace) -> None:
@@ -263,8 +214,8 @@ class StackRun:
             request.scopes,
             self._settings_of(traced.index),
             traced.real,
-            None if self.products is None else self.products.of(traced.block),
-            self.buffers,
+            None if self.call.products is None else self.call.products.of(traced.block),
+            self.call.buffers,
             _ordinary_dimensions(layer) if request.settings.statistics else None,
             {name: vectors.to(dtype) for name, vectors in traced.sources.items()},
             dict.fromkeys(traced.sources, self.columns.others),
@@ -285,65 +236,78 @@ class StackRun:
         return settings if sampled else replace(settings, sample_kernels=False)
 
     def maps(self, texts: Sequence[Text | None] | None = None) -> list[Maps]:
-        """Check the results and pack them up; `texts` where a sequence is one of two."""
-        return collected_maps(self.lens, self.stack, self.sequences, self.collected, texts)
+        """The maps of every sequence, if they are exact; `texts` where a sequence is one of two."""
+        collected, words = self.collected, self.stack.layer_in_words
+        count = len(self.sequences)
+        allowed = [collected.allowed(index) for index in range(count)]  # while a GPU works
+        collected.take()
+        collected.checks.judge()
+        errors = collected.numbers(COMPLETENESS)
+        check_completeness(errors, self.lens.dtype, words)
+        check_kernels(collected.numbers(KERNELS), collected.precision, words)
+        check_range(collected.numbers(PEAKS), words)
+        worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
+        given = texts or [None] * count
+        return [
+            self._packed(index, results, allowed[index], worst, text)
+            for index, (results, text) in enumerate(zip(collected.sequences(), given, strict=True))
+        ]
 
-
-def collected_maps(
-    lens: Lens,
-    stack: Stack,
-    sequences: Sequence[Encoded],
-    collected: Collected,
-    texts: Sequence[Text | None] | None = None,
-) -> list[Maps]:
-    """The maps of every sequence of a batch, if they are exact."""
-    allowed = [collected.allowed(index) for index in range(len(sequences))]  # while a GPU works
-    collected.wait()
-    collected.checks.judge()
-    errors = collected.errors()
-    check_completeness(errors, lens.dtype, stack.layer_in_words)
-    check_kernels(collected.kernel_errors(), collected.precision, stack.layer_in_words)
-    check_range(collected.peaks(), stack.layer_in_words)
-    worst = max((error for _, _, error in errors), default=math.nan)  # weights have no parts
-    given = texts or [None] * len(sequences)
-    return [
-        packed(
-            sequence,
-            index,
-            results,
-            allowed[index],
-            collected,
-            _provenance(lens, stack, worst, collected),
-            text,
+    def _packed(
+        self,
+        index: int,
+        results: Mapping[str, dict[str, NDArray[Any]]],
+        allowed: NDArray[np.bool_],
+        completeness: float,
+        text: Text | None,
+    ) -> Maps:
+        """The maps of sequence `index`, with the labels that belong to its results."""
+        sequence, collected = self.sequences[index], self.collected
+        arrays = results.get("arrays", {})
+        return Maps(
+            arrays={scope: arrays[scope] for scope in collected.scopes if scope in arrays},
+            raw_tokens=sequence.tokens,
+            layers=collected.layers,
+            allowed=allowed,
+            completeness=completeness,
+            provenance=self._provenance(completeness),
+            mixing=results.get("mixing", {}),
+            heads=results.get("heads", {}),
+            standard_error=results.get("standard_error", {}),
+            statistics=results.get("statistics", {}),
+            correlations=collected.correlations(results.get(CORRELATIONS, {}).get(CORRELATIONS)),
+            token_ids=sequence.ids,
+            special=sequence.special,
+            token_words=sequence.words,
+            word_labels=sequence.word_labels,
+            text=sequence.text if text is None else text,
+            coverage=collected.coverage(),
+            routing=_routing(sequence, results.get(ROUTING, {}), collected),
+            grid=sequence.grid,
+            **_columns(sequence, self.columns.other_tokens(index)),
         )
-        for index, (sequence, results, text) in enumerate(
-            zip(sequences, collected.sequences(), given, strict=True)
-        )
-    ]
 
-
-def _provenance(
-    lens: Lens, stack: Stack, completeness: float, collected: Collected
-) -> dict[str, Any]:
-    settings = stack.request.settings
-    said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
-    said |= {"origin": stack.request.origin, "precision": collected.precision}
-    if len(collected.devices) > 1:
-        said["device"] = ", ".join(map(str, collected.devices))
-    if stack.request.map_dtype != AUTO:
-        said["map_dtype"] = stack.request.map_dtype
-    if stack.name:
-        said |= {
-            "stack": stack.name,
-            "stack_layers": len(stack.layers),
-            "components": components_in_words(stack.layers),
-            "causal": stack.name == DECODER,
-        }
-    if (outside := lens.adapter.outside_scopes()) is not None:
-        said["outside_scopes"] = outside
-    if settings.rule == "shapley":
-        said |= {"samples": settings.samples, "seed": settings.seed}
-    return said
+    def _provenance(self, completeness: float) -> dict[str, Any]:
+        lens, stack, collected = self.lens, self.stack, self.collected
+        settings = stack.request.settings
+        said = provenance(lens, settings.rule, completeness, TOLERANCE[lens.dtype])
+        said |= {"origin": stack.request.origin, "precision": collected.precision}
+        if len(collected.devices) > 1:
+            said["device"] = ", ".join(map(str, collected.devices))
+        if stack.request.map_dtype != AUTO:
+            said["map_dtype"] = stack.request.map_dtype
+        if stack.name:
+            said |= {
+                "stack": stack.name,
+                "stack_layers": len(stack.layers),
+                "components": components_in_words(stack.layers),
+                "causal": stack.name == DECODER,
+            }
+        if (outside := lens.adapter.outside_scopes()) is not None:
+            said["outside_scopes"] = outside
+        if settings.rule == "shapley":
+            said |= {"samples": settings.samples, "seed": settings.seed}
+        return said
 
 
 def _ordinary_dimensions(layer: Layer) -> Tensor | None:

@@ -496,6 +496,19 @@ def affordable_sequences(device: torch.device, weights: int, per_sequence: int) 
     return max(1, min(LARGEST_BATCH, room // SHARE // per_sequence))
 
 
+def affordable_batch(
+    device: torch.device, layers: Sequence[Layer], weights: int, n: int, itemsize: int
+) -> int:
+    """How many sequences of n tokens a batch of a model with these layers has on a device.
+
+    `weights` are the bytes of the model, `itemsize` those of one of the algebra's numbers.
+    """
+    # A decoder layer that reads the encoder has the weights of two attentions.
+    heads = max(sum(attention.heads for attention in layer.attentions) for layer in layers)
+    each = sequence_memory(n, heads, layers[0].width, itemsize)
+    return affordable_sequences(device, weights, each)
+
+
 # Whole vectors: which sources pass a layer together, and which pass the model together.
 #
 # A chunk of sources is one product with each weight. A group of chunks is held in memory from

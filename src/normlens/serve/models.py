@@ -155,7 +155,7 @@ class ServedModels:
         """Read every model's configuration, so that a wrong name fails before the page opens."""
         from normlens.inputs.signals import takes_signals
         from normlens.loading.load import load_config, pick_device, pick_dtype
-        from normlens.plan.request import skeleton
+        from normlens.plan.estimate import skeleton
 
         trust = self._loading.trust_remote_code
         pick_device(self._loading.device)

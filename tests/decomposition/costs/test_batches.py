@@ -10,8 +10,7 @@ from normlens.models.tiny import tiny_model
 from normlens.pipeline.batches import affordable
 from normlens.plan import costs
 from normlens.plan.costs import affordable_sequences, sequence_memory
-from normlens.plan.estimate import automatic_batch
-from normlens.plan.request import sizes_of
+from normlens.plan.estimate import automatic_batch, sizes_of
 
 GPU = torch.device("cuda")
 

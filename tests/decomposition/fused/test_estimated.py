@@ -12,9 +12,8 @@ from fused_examples import force_storing
 import normlens
 from normlens.frozen import stage as engine
 from normlens.models.tiny import tiny_model
-from normlens.plan.estimate import estimate, kernel_costs, kernel_memory
+from normlens.plan.estimate import Analysis, PlannedLayer, SourceGroup, estimate, sizes_of
 from normlens.plan.method import KernelPlan
-from normlens.plan.request import Analysis, sizes_of
 
 pytest.importorskip("triton", reason="Triton, whose interpreter runs the kernels, is not installed")
 
@@ -76,6 +75,11 @@ def on_gpu(lens: normlens.Lens, tokens: int, batch: int, precision: str) -> Anal
     )
 
 
+def first_group(lens: normlens.Lens, analysis: Analysis) -> SourceGroup:
+    sizes = sizes_of(lens)
+    return PlannedLayer(sizes.layers[0], sizes, analysis).groups[0]
+
+
 @pytest.mark.parametrize("launches", [0.0, kernels.LAUNCHES], ids=["free", "as on a GPU"])
 @pytest.mark.parametrize(("tokens", "batch"), [(2, 1), (20, 1), (20, 3), (40, 2)])
 @pytest.mark.parametrize("family", ["bert", "llama", "opt", "gpt2"])
@@ -89,7 +93,7 @@ def test_the_method_is_that_of_the_run(family, tokens, batch, launches, first_st
     assert found.plan == plan
     assert found.tiles == 0
     # The costs are the same numbers, not only the choice that follows from them.
-    costs = kernel_costs(sizes_of(lens).layers[0], sizes_of(lens), analysis)
+    costs = first_group(lens, analysis).kernel_costs
     run = kernels.KernelCosts(stage.shape, stage.precision)
     assert (costs.by_source, costs.matrices) == (run.by_source, run.matrices)
 
@@ -115,8 +119,7 @@ def lens(request) -> normlens.Lens:
 def test_memory_by_source_is_that_of_the_run(stored, precision, lens, first_stage, monkeypatch):
     force_storing(stored, monkeypatch)
     stage, _ = first_stage(lens, [[5] * 30] * 2, precision=precision)
-    sizes = sizes_of(lens)
-    memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
+    memory = first_group(lens, on_gpu(lens, 30, 2, precision)).kernel_memory
     method = choice.by_source(stage)
     assert memory.slots == stage.slots.count
     assert method.stored == stored
@@ -131,8 +134,7 @@ def test_memory_by_source_is_that_of_the_run(stored, precision, lens, first_stag
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_memory_of_matrices_is_that_of_the_run(precision, lens, first_stage, monkeypatch):
     stage, _ = first_stage(lens, [[5] * 30] * 2, precision=precision)
-    sizes = sizes_of(lens)
-    memory = kernel_memory(sizes.layers[0], sizes, on_gpu(lens, 30, 2, precision))
+    memory = first_group(lens, on_gpu(lens, 30, 2, precision)).kernel_memory
     method = choice.Matrices(stage)
     # What is allocated counts, not what the kernels write there.
     monkeypatch.setattr(matrices, "launch", lambda *_, **__: None)

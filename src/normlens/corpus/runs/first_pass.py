@@ -27,7 +27,7 @@ from normlens.errors import InputError, NormLensError
 from normlens.inputs.signals import takes_signals
 from normlens.lens import Lens
 from normlens.loading.load import load_config, load_tokenizer
-from normlens.plan.request import skeleton
+from normlens.plan.estimate import skeleton
 
 
 def with_kept_pairs(
