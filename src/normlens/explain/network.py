@@ -28,7 +28,6 @@ from normlens.layers import Layer, Reach
 from normlens.models.base import Adapter
 from normlens.pipeline.batches import check_completeness
 from normlens.pipeline.guard import Guard, Seen
-from normlens.pipeline.progress import Progress
 from normlens.plan.costs import VectorSizes, group_sources
 from normlens.plan.memory import relative_error
 from normlens.results.words import RES
@@ -272,36 +271,36 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def entering(starts: Sequence[Sequence[Start]]) -> dict[int, Tensor]:
+    """The gradients (t, b, n, d) that begin behind each layer, zeros for the other scores."""
+
+    def behind(layer: int, start: Start) -> Tensor:
+        return start.gradient if start.layer == layer else torch.zeros_like(start.gradient)
+
+    layers = {start.layer for row in starts for start in row}
+    return {
+        layer: torch.stack([torch.stack([behind(layer, one) for one in row]) for row in starts])
+        for layer in layers
+    }
+
+
 def carry(
     network: FrozenNetwork,
-    starts: Sequence[Sequence[Start]],
+    gradients: Mapping[int, Tensor],
     wanted: Wanted,
-    progress: Progress | None = None,
+    advance: Callable[[], None] | None = None,
 ) -> Carried:
-    """Carry the scores `starts`[t][b] back through the network's layers."""
+    """Carry gradients (t, b, n, d), which begin behind these layers, back to the first layer."""
     carried = Carried()
-    last = max(start.layer for row in starts for start in row)
     g: Tensor | None = None
-    for index in reversed(range(last + 1)):
-        entering = _entering(starts, index)
-        if entering is not None:
-            g = entering if g is None else g + entering
+    for index in reversed(range(max(gradients) + 1)):
+        if index in gradients:
+            g = gradients[index] if g is None else g + gradients[index]
         assert g is not None
         g = carry_through(network, index, g, wanted, carried)
-        if progress is not None:
-            progress(last + 1 - index, last + 1)
+        if advance is not None:
+            advance()
     return carried
-
-
-def _entering(starts: Sequence[Sequence[Start]], index: int) -> Tensor | None:
-    """The gradients that begin behind one layer, zeros for the others, (t, b, n, d)."""
-    if all(start.layer != index for row in starts for start in row):
-        return None
-    rows = [
-        torch.stack([s.gradient if s.layer == index else torch.zeros_like(s.gradient) for s in row])
-        for row in starts
-    ]
-    return torch.stack(rows)
 
 
 def carry_through(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from normlens.explain.batch_run import PairRun
+from normlens.explain.batch_run import BatchRun
 from normlens.explain.network import (
     KEPT_SHARE,
     Advance,
@@ -181,8 +181,8 @@ def collect_whole_pairs(
     settings = runs[-1].stack.request.settings
     limit = settings.memory_limit or DEFAULT_LIMIT
     asked = {run.stack.name: run for run in runs}
-    pair_run = PairRun(lens, batch, settings.rule, limit // KEPT_SHARE)
-    networks = {ENCODER: pair_run.encoder, DECODER: pair_run.read}
+    pair_run = BatchRun(lens, batch, settings.rule, limit // KEPT_SHARE)
+    networks = {ENCODER: pair_run.stacks[0], DECODER: pair_run.read}
     for name, run in asked.items():
         networks[name].watch = run.check
     count = sum(len(run.stack.request.layers) for run in runs)
@@ -193,7 +193,7 @@ def collect_whole_pairs(
             pair_run.forward(lens.model, pair_run.inputs())
             taken = {name: _taken(networks[name], asked.get(name)) for name in networks}
             until = max(asked[DECODER].stack.request.layers)
-            pushed = PairVectors(pair_run.encoder, pair_run.read, pair_run.encoder_end()[0])
+            pushed = PairVectors(pair_run.stacks[0], pair_run.read, pair_run.encoder_end()[0])
             pushed.push(until, limit, taken[ENCODER], taken[DECODER], advance)
             for name, run in asked.items():
                 for index, layer, maps in taken[name].by_layer(run.stack.request.layers):
