@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from normlens.errors import CompletenessError, UnsupportedModelError, is_out_of_memory
-from normlens.explain.whole_maps import collect_whole_pairs, collect_whole_way
+from normlens.explain.whole_maps import collect_whole_way
 from normlens.frozen.head_products import ProductStore
 from normlens.frozen.tiles import Buffers
 from normlens.gpu.matmul import current
@@ -20,11 +20,10 @@ from normlens.inputs.text import Item, Pair, pairs_among, sequences_of, texts_am
 from normlens.models.parts import DECODER, ENCODER
 from normlens.options import AUTO, INPUT, Request
 from normlens.pipeline.batches import affordable, batches, launched, part_batch, vector_batch
-from normlens.pipeline.collect import Collected
 from normlens.pipeline.guard import Seen
 from normlens.pipeline.progress import Progress
 from normlens.pipeline.recordings import Recording, recording_key
-from normlens.pipeline.stack_run import Stack, StackRun, collected_maps, token_axis
+from normlens.pipeline.stack_run import Stack, StackRun, token_axis
 from normlens.plan.memory import DEFAULT_LIMIT
 from normlens.plan.method import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
 
 
 # One call of a lens: batches through the model and the algebra, checked and packed up as maps.
-
-
-#: What a batch has given: its runs, or what was collected on the way from the input.
-Launched = list[StackRun] | Collected
 
 
 @dataclass(frozen=True)
@@ -96,15 +91,12 @@ class Analyser:
         choose = vector_batch if self.request.origin == INPUT else part_batch
         return choose(self.lens, longest, wanted, limit)
 
-    def _launch(self, batch: list[Item]) -> Launched:
+    def _launch(self, batch: list[Item]) -> list[StackRun]:
         """Run the model and the algebra; on a GPU the results are not there yet."""
-        is_whole_way = self.request.origin == INPUT
-        if is_whole_way and not self.lens.two_stacks:
-            return collect_whole_way(self.lens, self.request, texts_among(batch), self.progress)
         inputs = self._inputs(batch)
-        if is_whole_way:
+        if self.request.origin == INPUT:
             whole = self._runs(batch, inputs, self.buffers, self.outbox)
-            collect_whole_pairs(self.lens, whole, pairs_among(batch), self.progress)
+            collect_whole_way(self.lens, whole, batch, inputs, self.progress)
             return whole
         batch_key = None
         if self.file is None:
@@ -222,11 +214,9 @@ class Analyser:
             return []
         return [TokenAxis(tokens) for tokens in lens.adapter.source_tokens(names.pop(), inputs)]
 
-    def _finish(self, batch: list[Item], launched: Launched) -> list[Maps]:
+    def _finish(self, batch: list[Item], runs: list[StackRun]) -> list[Maps]:
         """Check a batch's results and pack them up."""
-        if isinstance(launched, Collected):
-            return collected_maps(self.lens, self.stacks[-1], texts_among(batch), launched)
-        *encoder, last = launched
+        *encoder, last = runs
         if not last.stack.name:
             return last.maps()
         pairs = pairs_among(batch)
