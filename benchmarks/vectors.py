@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 import normlens
-from normlens.explain.network import FrozenNetwork
+from normlens.explain.batch_run import BatchRun
 from normlens.frozen.layer import FrozenLayer
-from normlens.trace.run import model_inputs, reading
+from normlens.trace.run import reading
 
 PASSES = 4  # of the n frozen forward passes, which are all alike
 LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal
@@ -25,10 +25,10 @@ LARGEST = {False: 1.5, True: 0.75}  # by whether the model is causal
 
 def frozen_layers(lens: normlens.Lens, ids: list[int]) -> list[FrozenLayer]:
     """Every layer of the model, frozen at one text."""
-    network = FrozenNetwork(lens.adapter, [len(ids)], "ig", lens.compute_dtype, 1 << 40)
+    run = BatchRun(lens, lens.encode(input_ids=ids), "ig", 1 << 40)
     with reading(lens.model, lens.adapter):
-        network.run(lens.model, model_inputs(lens.adapter, lens.encode(input_ids=ids), lens.device))
-        return [network.layer(index) for index in range(len(network))]
+        run.forward(lens.model, run.inputs())
+        return [run.read.layer(index) for index in range(len(run.read))]
 
 
 def one_source(layers: list[FrozenLayer]) -> Callable[[], None]:

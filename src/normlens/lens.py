@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normlens.errors import SMALLER, InputError, shortage_explained
-from normlens.explain.ask import Positions, Targets, Tokens, ask, ask_pairs
+from normlens.explain.ask import Positions, Targets, Tokens, ask
 from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain.questions import Target
 from normlens.frozen.head_products import ProductStore, refresh_products
@@ -24,7 +24,7 @@ from normlens.gpu.transfer import Outbox
 from normlens.inputs.encode import Encodes, Features, check_stacks, encode_any
 from normlens.inputs.pairs import GivenPairs, Side, SourceTarget
 from normlens.inputs.signals import Signal, takes_signals
-from normlens.inputs.text import Encoded, Ids, Item, Pair, Text, Texts, Tokenizer, sequences_of
+from normlens.inputs.text import Ids, Item, Text, Texts, Tokenizer, sequences_of
 from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
@@ -252,14 +252,18 @@ class Explains:
         else:
             given = replace(given, target=None)  # here it is the word that is explained
         items, many = encode_any(lens, given, token_type_ids, truncate=truncate)
-        if lens.two_stacks:
-            pairs = [item for item in items if isinstance(item, Pair)]
-            with layers_shown(progress, lens.device.type) as advance:
-                return ask_pairs(lens, pairs, many, token, contrast, chosen, advance)
-        encoded = [item for item in items if isinstance(item, Encoded)]
         with layers_shown(progress, lens.device.type) as advance:
             return ask(
-                lens, encoded, many, target, contrast, position, direction, layer, chosen, advance
+                lens,
+                items,
+                many,
+                chosen,
+                advance,
+                target=None if lens.two_stacks else target,
+                contrast=contrast,
+                position=token if lens.two_stacks else position,
+                direction=direction,
+                layer=layer,
             )
 
     @cached_property

@@ -15,7 +15,7 @@ from whole_examples import frozen_network
 import normlens
 from normlens.errors import CompletenessError, InputError, MemoryLimitError
 from normlens.explain.cosines import cosines, sentence_parts
-from normlens.explain.network import Wanted, carry
+from normlens.explain.network import Wanted, carry, entering
 from normlens.explain.questions import Reading, start
 from normlens.layers import FIRST, LAST, MEAN, Dense, Elementwise, Linear
 from normlens.loading.sentences import Pooling
@@ -64,7 +64,7 @@ def test_one_texts_tokens_are_what_the_adjoint_says(family, reads, rule, tiny):
             position = {MEAN: None, FIRST: 0, LAST: len(ids) - 1}[reads]
             asked = Reading(position, direction=other / size)
             begun = start(asked, head, network.last[0].double(), rule, len(network))
-            back = carry(network, [[begun]], Wanted(flow=False))
+            back = carry(network, entering([[begun]]), Wanted(flow=False))
         expected = back.nodes[0][0, 0].numpy()
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
         unowned = sum(float(share.sum()) for share in back.unowned.values())

@@ -9,7 +9,6 @@ from heads import tried_families
 from whole_examples import everything, frozen_network
 
 from normlens.explain.network import Wanted, carry
-from normlens.explain.questions import Start
 from normlens.layers import Reach
 from normlens.models import adapt
 
@@ -41,7 +40,7 @@ def test_the_way_forward_and_the_way_back_agree(family, rule, tiny):
             w = direction(network.x(0)[0].shape, layer)
             last = max(step for place, step in found.vectors if place == layer)
             forward = torch.einsum("id,kid->k", w, found.vectors[layer, last][:, 0])
-            back = carry(network, [[Start(layer, w, {}, 0.0, ())]], Wanted(flow=False))
+            back = carry(network, {layer: w[None, None]}, Wanted(flow=False))
             assert_close(forward, back.nodes[0][0, 0])
             bias = sum(float(share.sum()) for share in back.unowned.values())
             assert float((w * found.biases[layer, last][0]).sum()) == pytest.approx(bias, abs=1e-9)

@@ -13,7 +13,7 @@ from torch import Tensor
 from normlens.explain.network import FrozenNetwork, push
 from normlens.frozen.network import Sources
 from normlens.models import adapt
-from normlens.trace.run import reading
+from normlens.trace.run import reading, run_traced
 
 PADDING = 1
 
@@ -32,7 +32,7 @@ def frozen_network(
         "attention_mask": torch.tensor([[1] * n + [0] * (width - n) for n in lengths]),
     }
     with reading(adapter.model, adapter):
-        network.run(adapter.model, inputs)
+        run_traced(adapter, adapter.model, inputs, range(len(adapter.blocks())), network.visit)
         yield network
 
 
@@ -64,5 +64,5 @@ class Everything:
 
 def everything(network: FrozenNetwork, limit: int = 1 << 30) -> Everything:
     found = Everything(network.x(0).shape[1])
-    push(network, len(network) - 1, limit, found)
+    push([network], len(network) - 1, limit, [found])
     return found

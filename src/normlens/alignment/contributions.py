@@ -9,7 +9,7 @@ import numpy as np
 
 from normlens.alignment.options import EXPLAIN, OUTPUT
 from normlens.alignment.readings import Reading
-from normlens.explain.ask import ask_pairs
+from normlens.explain.ask import ask
 from normlens.inputs.text import Pair
 from normlens.options import ExplainOptions
 
@@ -28,7 +28,7 @@ def explained(
     options = ExplainOptions(
         flow=False, batch_size=batch_size if batch_size == "auto" else int(batch_size)
     )
-    answers = ask_pairs(lens, pairs, True, "all", None, options)
+    answers = ask(lens, pairs, True, options, position="all")
     for place, (pair, answer) in enumerate(zip(pairs, answers, strict=True)):
         scores = np.zeros((1, len(pair.target), len(pair.source)))
         for why in answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from normlens.errors import InputError
 from normlens.explain.explainer import Explainer
@@ -11,22 +11,20 @@ from normlens.explain.questions import (
     ALL,
     Question,
     Target,
-    checked_position,
     column_of,
     direction_of,
     one_token,
     place_of,
     readable,
-    score_question,
 )
 from normlens.inputs.pairs import SideReader
-from normlens.inputs.text import Encoded, Pair
+from normlens.inputs.text import Encoded, Item, Pair
 from normlens.layers import ANY, CAUSAL, Head
 from normlens.models.base import read_head
 from normlens.options import ExplainOptions
 from normlens.pipeline.progress import Progress
 from normlens.results.axes import SPACE
-from normlens.results.explanation import Explanation, Explanations
+from normlens.results.explanation import Explanations
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -65,35 +63,36 @@ def spread(value: Any, count: int) -> list[Any]:
 
 
 #: One of a kind, or a list with one for each text.
-Targets = Target | Sequence[Target | None] | None
-Positions = int | str | Sequence[int | str | None] | None
+Targets: TypeAlias = Target | Sequence[Target | None] | None
+Positions: TypeAlias = int | str | Sequence[int | str | None] | None
+#: Which token of the target is explained: its place from 0, a word, or "all".
+Token: TypeAlias = int | str
+Tokens: TypeAlias = Token | Sequence[Token | None] | None
 
 
 def ask(
     lens: Lens,
-    encoded: Sequence[Encoded],
+    items: Sequence[Item],
     many: bool,
-    target: Targets,
-    contrast: Targets,
-    position: Positions,
-    direction: Any,
-    layer: int | None,
     options: ExplainOptions,
     progress: Progress | None = None,
+    *,
+    target: Targets = None,
+    contrast: Targets = None,
+    position: Positions | Tokens = None,
+    direction: Any = None,
+    layer: int | None = None,
 ) -> Any:
-    """Answer what a call of `Lens.explain` asks; a list where any part of it was a list."""
-    if direction is not None:
-        return _ask_direction(
-            lens, encoded, many, target, contrast, position, direction, layer, options, progress
-        )
-    if layer is not None:
-        raise InputError("layer goes with direction=…; a target is read at the model's end")
-    head = read_head(lens.adapter)
+    """Answer what a call of `Lens.explain` asks; a list where any part of it was a list.
+
+    Of an encoder–decoder, `position` says which token of the target is explained, and there is
+    neither a `target` nor a `direction`.
+    """
+    reader = _reader(lens, options, target, contrast, direction, layer)
     lists = [value for value in (target, contrast, position) if is_list(value)]
-    count = question_count([len(encoded)] if many else [], lists)
-    sequences = spread(list(range(len(encoded))) if many else 0, count)
+    count = question_count([len(items)] if many else [], lists)
     parts = zip(
-        sequences,
+        spread(list(range(len(items))) if many else 0, count),
         spread(target, count),
         spread(contrast, count),
         spread(position, count),
@@ -102,18 +101,14 @@ def ask(
     questions: list[Question] = []
     answers_of: list[slice | int] = []
     for index, wanted, against, place in parts:
-        if place == ALL:
-            asked = _each_next(lens, index, encoded[index], head, wanted, against, options)
+        asked = reader.questions(index, items[index], wanted, against, place)
+        if isinstance(asked, Question):
+            answers_of.append(len(questions))
+            questions.append(asked)
+        else:
             answers_of.append(slice(len(questions), len(questions) + len(asked)))
             questions += asked
-            continue
-        if isinstance(place, str):
-            raise InputError(f"position is a number or {ALL!r}, not {place!r}")
-        answers_of.append(len(questions))
-        questions.append(
-            _question(lens, index, encoded[index], head, wanted, against, place, options)
-        )
-    explained = Explainer(lens, head, options, progress).explain(encoded, questions)
+    explained = Explainer(lens, reader.head, options, progress).explain(items, questions)
     answers = [
         Explanations(explained[place]) if isinstance(place, slice) else explained[place]
         for place in answers_of
@@ -121,95 +116,104 @@ def ask(
     return answers if many or lists else answers[0]
 
 
-def _question(
-    lens: Lens,
-    index: int,
-    sequence: Encoded,
-    head: Head,
-    target: Any,
-    contrast: Any,
-    position: Any,
-    options: ExplainOptions,
-) -> Question:
-    pad_id = getattr(lens.adapter.config, "pad_token_id", None)
-    return score_question(
-        index,
-        sequence,
-        head,
-        lens.tokenizer,
-        pad_id,
-        target,
-        contrast,
-        position,
-        options.first_piece,
-    )
+class _Reader(Protocol):
+    """Judges questions of one kind before the model runs."""
+
+    head: Head
+
+    def questions(
+        self, index: int, item: Any, target: Any, contrast: Any, position: Any
+    ) -> Question | list[Question]:
+        """What is asked about an item of this index; a list if each token is asked for in turn."""
 
 
-def _each_next(
-    lens: Lens,
-    index: int,
-    sequence: Encoded,
-    head: Head,
-    target: Any,
-    contrast: Any,
-    options: ExplainOptions,
-) -> list[Question]:
-    """A question for each next token of a text."""
-    if head.task != CAUSAL:
-        raise InputError(f"position='all' explains next tokens; this model is a {head.task}")
-    if target is not None or contrast is not None:
-        raise InputError(
-            "position='all' explains each next token of the text, so leave target and contrast out"
-        )
-    if len(sequence) < 2:
-        raise InputError("the text has one token, so it has no next one; give a longer text")
-    return [
-        _question(lens, index, sequence, head, sequence.ids[place + 1], None, place, options)
-        for place in range(len(sequence) - 1)
-    ]
-
-
-def _ask_direction(
-    lens: Lens,
-    encoded: Sequence[Encoded],
-    many: bool,
-    target: Targets,
-    contrast: Targets,
-    position: Positions,
-    direction: Any,
-    layer: int | None,
-    options: ExplainOptions,
-    progress: Progress | None,
-) -> list[Explanation] | Explanation:
-    if target is not None or contrast is not None:
-        raise InputError("give a target or a direction, not both")
+def _reader(
+    lens: Lens, options: ExplainOptions, target: Any, contrast: Any, direction: Any, layer: Any
+) -> _Reader:
+    if direction is not None:
+        if target is not None or contrast is not None:
+            raise InputError("give a target or a direction, not both")
+        return _Directions(lens, direction, layer)
     if layer is not None:
-        checked = checked_layer(layer, lens.n_layers)
-        d = lens.layers[checked].d_model
-    else:
-        checked = None
-        d = _end_width(lens)
-    vector = direction_of(direction, d)
-    head = Head("direction", ANY, tuple(lens.adapter.end()))
-    count = question_count([len(encoded)] if many else [], [position] if is_list(position) else [])
-    sequences = spread(list(range(len(encoded))) if many else 0, count)
-    questions = []
-    for index, place in zip(sequences, spread(position, count), strict=True):
-        sequence = encoded[index]
-        if isinstance(place, str):
+        raise InputError("layer goes with direction=…; a target is read at the model's end")
+    return (_TargetTokens if lens.two_stacks else _Scores)(lens, options)
+
+
+class _Scores:
+    """Questions about a score of the head, or about the difference of two."""
+
+    def __init__(self, lens: Lens, options: ExplainOptions):
+        self.lens, self.options, self.head = lens, options, read_head(lens.adapter)
+
+    def questions(
+        self, index: int, sequence: Encoded, target: Any, contrast: Any, position: Any
+    ) -> Question | list[Question]:
+        if position == ALL:
+            return self._each_next(index, sequence, target, contrast)
+        if isinstance(position, str):
+            raise InputError(f"position is a number or {ALL!r}, not {position!r}")
+        return self._question(index, sequence, target, contrast, position)
+
+    def _question(
+        self, index: int, sequence: Encoded, target: Any, contrast: Any, position: Any
+    ) -> Question:
+        tokenizer, first_piece = self.lens.tokenizer, self.options.first_piece
+        pad_id = getattr(self.lens.adapter.config, "pad_token_id", None)
+        place = place_of(position, self.head, sequence, tokenizer, pad_id)
+        columns = [
+            None
+            if word is None
+            else column_of(word, self.head, tokenizer, sequence, place, first_piece, what)
+            for what, word in (("target", target), ("contrast", contrast))
+        ]
+        if columns[0] is not None and columns[0] == columns[1]:
+            raise InputError(
+                "target and contrast are the same, so there is no difference to explain"
+            )
+        return Question(index, place, columns[0], columns[1])
+
+    def _each_next(
+        self, index: int, sequence: Encoded, target: Any, contrast: Any
+    ) -> list[Question]:
+        """A question for each next token of a text."""
+        if self.head.task != CAUSAL:
+            raise InputError(
+                f"position='all' explains next tokens; this model is a {self.head.task}"
+            )
+        if target is not None or contrast is not None:
+            raise InputError(
+                "position='all' explains each next token of the text, so leave target and contrast "
+                "out"
+            )
+        if len(sequence) < 2:
+            raise InputError("the text has one token, so it has no next one; give a longer text")
+        return [
+            self._question(index, sequence, sequence.ids[place + 1], None, place)
+            for place in range(len(sequence) - 1)
+        ]
+
+
+class _Directions:
+    """Questions about a vector's share of another, behind a layer or the model's last step."""
+
+    def __init__(self, lens: Lens, direction: Any, layer: Any):
+        self.lens = lens
+        self.layer = None if layer is None else checked_layer(layer, lens.n_layers)
+        width = _end_width(lens) if self.layer is None else lens.layers[self.layer].d_model
+        self.direction = direction_of(direction, width)
+        self.head = Head("direction", ANY, tuple(lens.adapter.end()))
+
+    def questions(
+        self, index: int, sequence: Encoded, target: Any, contrast: Any, position: Any
+    ) -> Question:
+        if isinstance(position, str):
             raise InputError(
                 "a direction is read at one position, a number; give several in a list"
             )
-        if place is None:
-            place = len(sequence) - 1 if lens.causal else None
-        where = (
-            place_of(place, head, sequence, lens.tokenizer, None)
-            if place is None
-            else checked_position(place, len(sequence))
-        )
-        questions.append(Question(index, where, direction=vector, layer=checked))
-    answers = Explainer(lens, head, options, progress).explain(encoded, questions)
-    return answers if many or is_list(position) else answers[0]
+        if position is None and self.lens.causal:
+            position = len(sequence) - 1
+        place = place_of(position, self.head, sequence, self.lens.tokenizer, None)
+        return Question(index, place, direction=self.direction, layer=self.layer)
 
 
 def _end_width(lens: Lens) -> int:
@@ -228,59 +232,6 @@ def checked_layer(layer: Any, count: int) -> int:
     return int(layer) % count
 
 
-# From the words of a call of `Lens.explain` about an encoder–decoder to questions and answers.
-
-
-#: Which token of the target is explained: its place from 0, a word, or "all".
-Token: TypeAlias = int | str
-Tokens: TypeAlias = Token | Sequence[Token | None] | None
-
-
-def ask_pairs(
-    lens: Lens,
-    pairs: Sequence[Pair],
-    many: bool,
-    token: Tokens,
-    contrast: Any,
-    options: ExplainOptions,
-    progress: Progress | None = None,
-) -> Any:
-    """Answer what a call asks about tokens of targets; a list where any part of it was a list."""
-    head = read_head(lens.adapter)
-    lists = [value for value in (token, contrast) if is_list(value)]
-    count = question_count([len(pairs)] if many else [], lists)
-    parts = zip(
-        spread(list(range(len(pairs))) if many else 0, count),
-        spread(token, count),
-        spread(contrast, count),
-        strict=True,
-    )
-    asking = _Asking(lens, head, options)
-    questions: list[Question] = []
-    answers_of: list[slice | int] = []
-    for index, wanted, against in parts:
-        pair = pairs[index]
-        if wanted == ALL:
-            if against is not None:
-                raise InputError("token='all' explains each token in turn, so leave contrast out")
-            places = predicted_places(pair)
-            if not places:
-                raise InputError(
-                    "the target has no token that could be explained; give a longer one"
-                )
-            answers_of.append(slice(len(questions), len(questions) + len(places)))
-            questions += [asking.question(index, pair, place, None) for place in places]
-            continue
-        answers_of.append(len(questions))
-        questions.append(asking.question(index, pair, asking.place(pair, wanted), against))
-    explained = Explainer(lens, head, options, progress).explain(pairs, questions)
-    answers = [
-        Explanations(explained[place]) if isinstance(place, slice) else explained[place]
-        for place in answers_of
-    ]
-    return answers if many or lists else answers[0]
-
-
 def predicted_places(pair: Pair) -> list[int]:
     """The decoder's positions at which a token of the target is predicted.
 
@@ -291,14 +242,26 @@ def predicted_places(pair: Pair) -> list[int]:
     return list(range(len(target) if target.end is not None else len(target) - 1))
 
 
-class _Asking:
-    """Judges questions before the model runs."""
+class _TargetTokens:
+    """Questions about the tokens of an encoder–decoder's target."""
 
-    def __init__(self, lens: Lens, head: Head, options: ExplainOptions):
-        self.lens, self.head, self.options = lens, head, options
+    def __init__(self, lens: Lens, options: ExplainOptions):
+        self.lens, self.options, self.head = lens, options, read_head(lens.adapter)
         self.reader = SideReader(lens.tokenizer, is_target=True)
 
-    def question(self, index: int, pair: Pair, place: int, contrast: Any) -> Question:
+    def questions(
+        self, index: int, pair: Pair, target: Any, contrast: Any, position: Any
+    ) -> Question | list[Question]:
+        if position != ALL:
+            return self._question(index, pair, self.place(pair, position), contrast)
+        if contrast is not None:
+            raise InputError("token='all' explains each token in turn, so leave contrast out")
+        places = predicted_places(pair)
+        if not places:
+            raise InputError("the target has no token that could be explained; give a longer one")
+        return [self._question(index, pair, place, None) for place in places]
+
+    def _question(self, index: int, pair: Pair, place: int, contrast: Any) -> Question:
         """Why the token of the target behind position `place`, or why it and not `contrast`."""
         target = pair.target
         following = [*target.ids[1:], target.end]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from normlens.errors import CompletenessError, InputError
+from normlens.explain.batch_run import BatchRun
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork, check_one_sequence, push
 from normlens.frozen.activations import activation
 from normlens.frozen.network import FrozenReadout, Sources
@@ -36,8 +37,7 @@ from normlens.results.axes import TokenAxis
 from normlens.results.cosine import Cosine
 from normlens.trace.checks import Checks
 from normlens.trace.locking import alone_with_model
-from normlens.trace.run import model_inputs, reading, without_autocast
-from normlens.trace.wide_copies import end_in_float32
+from normlens.trace.run import reading, without_autocast
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -90,20 +90,14 @@ def sentence_parts(
     check_one_sequence(lens.layers)
     dtype, lengths = lens.compute_dtype, [len(sequence) for sequence in batch]
     checks = Checks(lens.adapter, lens.dtype, lengths)
-    network = FrozenNetwork(
-        lens.adapter,
-        lengths,
-        rule,
-        dtype,
-        limit // KEPT_SHARE,
-        watch=lambda traced: checks.add(traced, traced.layer.to(dtype)),
-        guard=lens.guard,
-    )
+    way = BatchRun(lens, batch, rule, limit // KEPT_SHARE)
+    network = way.read
+    network.watch = lambda traced: checks.add(traced, traced.layer.to(dtype))
 
     def run() -> list[SentenceParts]:
         with without_autocast(lens.device), reading(lens.model, lens.adapter):
-            inputs = model_inputs(lens.adapter, batch, lens.device)
-            output = network.run(lens.model, inputs)
+            inputs = way.inputs()
+            output = way.forward(lens.model, inputs)
             own = output.last_hidden_state.to(dtype)
             assert network.last is not None
             pooled = [
@@ -114,10 +108,11 @@ def sentence_parts(
                 rule,
                 head.task,
                 "the pooling",
-                lambda: _pooling_errors(lens, network, head, inputs),
+                lambda: _pooling_errors(way, head, inputs),
             )
             end = _End.of(network, pooled)
-            push(network, len(network) - 1, limit, end, by_layers(progress, len(network)))
+            advance = by_layers(progress, len(network))
+            push([network], len(network) - 1, limit, [end], advance)
             vectors = [text_vector(one.head, own[b, : one.n]) for b, one in enumerate(pooled)]
         checks.judge()
         end.check(lens.layers, lens.dtype)
@@ -126,11 +121,10 @@ def sentence_parts(
     return alone_with_model(lens.model, run)
 
 
-def _pooling_errors(
-    lens: Lens, network: FrozenNetwork, head: Head, inputs: dict[str, Any]
-) -> Errors:
+def _pooling_errors(run: BatchRun, head: Head, inputs: dict[str, Any]) -> Errors:
     """How far frozen vectors of texts miss those that the model gives in float32."""
-    output, adapter = end_in_float32(lens.adapter, lens.model, inputs, network.returned)
+    output, adapter, _ = run.in_float32(run.lens.model, inputs)
+    network = run.read
     assert network.last is not None
     last = network.last.float()
     wide = replace(head, body=tuple(adapter.end())).to(torch.float32)

@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import MemoryLimitError, is_out_of_memory, process_limit
-from normlens.explain.batch_run import BatchRun, OneStackRun, Packed, PairRun, Said
+from normlens.errors import (
+    MemoryLimitError,
+    UnsupportedModelError,
+    is_out_of_memory,
+    process_limit,
+)
+from normlens.explain.batch_run import BatchRun, Packed, Said
 from normlens.explain.cosines import text_vector
 from normlens.explain.network import KEPT_SHARE, FrozenNetwork
 from normlens.explain.questions import Question, Reading, Start, label_of, start
 from normlens.frozen.scores import Errors
 from normlens.gpu.graphs import TELLS, Captured, Inputs, ModelState, described
-from normlens.inputs.text import Encoded, Item, Pair, texts_of
+from normlens.inputs.text import Item, Pair, texts_among, texts_of
 from normlens.layers import LAST, SENTENCES, Head
 from normlens.models.base import read_head
 from normlens.models.parts import TwoStacks
 from normlens.options import ExplainOptions, parse_bytes
 from normlens.pipeline.batches import SCORE_TOLERANCE, batches, check_scores, provenance
+from normlens.pipeline.layer_results import reads_others
 from normlens.pipeline.progress import Progress
 from normlens.pipeline.stack_run import token_axis
 from normlens.plan.memory import DEFAULT_LIMIT
@@ -248,9 +254,8 @@ class RecordedPasses:
     ):
         self.state, self.used = state, threading.Lock()
 
-        def forward(given: dict[str, Any]) -> tuple[OneStackRun, ModelScores]:
+        def forward(given: dict[str, Any]) -> tuple[BatchRun, ModelScores]:
             begun = explainer.begun(batch)
-            assert isinstance(begun, OneStackRun), "pairs have no key"
             return begun, explainer.forward(begun, given, places)
 
         def back(given: dict[str, Any]) -> BatchRun:
@@ -310,8 +315,7 @@ def passes_key(
     inputs: Inputs,
 ) -> Hashable | None:
     """What batches have in common that recorded passes can stand for; None: this one has none."""
-    lens = explainer.lens
-    sequences = [item for item in batch if isinstance(item, Encoded)]
+    lens, sequences = explainer.lens, texts_among(batch)
     if not TELLS or len(sequences) < len(batch):
         return None
     tokens = sum(map(len, sequences))
@@ -493,12 +497,15 @@ class Explainer:
         return answers
 
     def begun(self, batch: list[Item]) -> BatchRun:
-        rule, kept = self.options.nonlinearity, self._room.kept_bytes
-        pairs = [item for item in batch if isinstance(item, Pair)]
-        if pairs:
-            return PairRun(self.lens, pairs, rule, kept)
-        sequences = [item for item in batch if isinstance(item, Encoded)]
-        return OneStackRun(self.lens, sequences, rule, kept)
+        """A batch before the model has run."""
+        lens = self.lens
+        if not lens.two_stacks and any(map(reads_others, lens.layers)):
+            raise UnsupportedModelError(
+                f"the layers of {lens.name} read another sequence, whose tokens would own a part "
+                "of the score, too; describe it as an encoder–decoder "
+                "(normlens.models.parts.TwoStacks)"
+            )
+        return BatchRun(lens, batch, self.options.nonlinearity, self._room.kept_bytes)
 
     def _inputs(
         self, run: BatchRun, questions: list[Question]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normlens.errors import UnsupportedModelError
 from normlens.explain.questions import Start
 from normlens.frozen.layer import FrozenLayer, freeze
-from normlens.frozen.network import Sources
+from normlens.frozen.network import FrozenReadout, Sources
 from normlens.frozen.scores import (
     LayerScores,
     cross_attentions,
@@ -26,15 +26,15 @@ from normlens.frozen.scores import (
 from normlens.gpu.matmul import pinned_copy, splits
 from normlens.layers import Layer, Reach
 from normlens.models.base import Adapter
+from normlens.models.parts import ENCODER
 from normlens.pipeline.batches import check_completeness
 from normlens.pipeline.guard import Guard, Seen
-from normlens.pipeline.progress import Progress
 from normlens.plan.costs import VectorSizes, group_sources
 from normlens.plan.memory import relative_error
 from normlens.results.words import RES
 from normlens.trace.checks import check_tokens
 from normlens.trace.recorder import Call, LayerTrace
-from normlens.trace.run import run_again, run_traced
+from normlens.trace.run import run_again
 
 # The frozen network: every layer of a traced model, frozen when it is asked for.
 #
@@ -77,13 +77,6 @@ class FrozenNetwork:
     layer_in_words: str = "layer"
     first: int = 0  # the place of its first layer among all that the model runs
     guard: Guard | None = None
-
-    def run(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
-        """Run `model`, the adapter's or the one that holds it, and return its output."""
-        count = len(self.adapter.blocks())
-        output = run_traced(self.adapter, model, inputs, range(count), self.visit)
-        self.compare()
-        return output
 
     def compare(self) -> None:
         """Compare layers that the model has run with float32, where that is due."""
@@ -272,36 +265,36 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def entering(starts: Sequence[Sequence[Start]]) -> dict[int, Tensor]:
+    """The gradients (t, b, n, d) that begin behind each layer, zeros for the other scores."""
+
+    def behind(layer: int, start: Start) -> Tensor:
+        return start.gradient if start.layer == layer else torch.zeros_like(start.gradient)
+
+    layers = {start.layer for row in starts for start in row}
+    return {
+        layer: torch.stack([torch.stack([behind(layer, one) for one in row]) for row in starts])
+        for layer in layers
+    }
+
+
 def carry(
     network: FrozenNetwork,
-    starts: Sequence[Sequence[Start]],
+    gradients: Mapping[int, Tensor],
     wanted: Wanted,
-    progress: Progress | None = None,
+    advance: Callable[[], None] | None = None,
 ) -> Carried:
-    """Carry the scores `starts`[t][b] back through the network's layers."""
+    """Carry gradients (t, b, n, d), which begin behind these layers, back to the first layer."""
     carried = Carried()
-    last = max(start.layer for row in starts for start in row)
     g: Tensor | None = None
-    for index in reversed(range(last + 1)):
-        entering = _entering(starts, index)
-        if entering is not None:
-            g = entering if g is None else g + entering
+    for index in reversed(range(max(gradients) + 1)):
+        if index in gradients:
+            g = gradients[index] if g is None else g + gradients[index]
         assert g is not None
         g = carry_through(network, index, g, wanted, carried)
-        if progress is not None:
-            progress(last + 1 - index, last + 1)
+        if advance is not None:
+            advance()
     return carried
-
-
-def _entering(starts: Sequence[Sequence[Start]], index: int) -> Tensor | None:
-    """The gradients that begin behind one layer, zeros for the others, (t, b, n, d)."""
-    if all(start.layer != index for row in starts for start in row):
-        return None
-    rows = [
-        torch.stack([s.gradient if s.layer == index else torch.zeros_like(s.gradient) for s in row])
-        for row in starts
-    ]
-    return torch.stack(rows)
 
 
 def carry_through(
@@ -395,21 +388,70 @@ class Visitor(Protocol):
 
 
 def push(
-    network: FrozenNetwork,
+    stacks: Sequence[FrozenNetwork],
     until: int,
     limit: int,
-    visitor: Visitor,
+    visitors: Sequence[Visitor],
     advance: Advance | None = None,
+    end: FrozenReadout | None = None,
 ) -> None:
-    """Push every source of the batch through the layers up to `until`."""
-    x = network.x(0)
-    causal = network.causal
-    layers = [network.adapter.layer(visited.block) for visited in network.visited]
-    groups = group_sources(VectorSizes.of(layers, len(x), x.shape[1], x.itemsize), limit, causal)
+    """Push every token of a batch through the model, and the last stack's layers up to `until`.
+
+    Each stack has its visitor. Behind an encoder, its tokens pass the steps of its `end` and enter
+    the decoder's layers.
+    """
+    *encoders, read = stacks
+    y = read.x(0)
+    b, n, _ = y.shape
+    layers = [one.adapter.layer(visited.block) for one in stacks for visited in one.visited]
+    groups = group_sources(VectorSizes.of(layers, b, n, y.itemsize), limit, read.causal)
     passes = Passes(len(groups) * (until + 1), advance)
+    no_token: Others | None = None
+    for encoder in encoders:
+        m = encoder.x(0).shape[1]
+        # A token of the source has vectors in both stacks.
+        both = VectorSizes.of(layers, b, m + n, y.itemsize)
+        of_source = group_sources(both, limit, causal=False, sources=m)
+        passes.total += len(of_source) * (len(encoder) + until + 1)
+        assert end is not None
+        no_token = _push_source(encoder, read, end, until, of_source, visitors, passes)
     for number, group in enumerate(groups):
-        chunks = [Sources.at_input(x, first, count, causal) for first, count in group]
-        push_group(network, until, chunks, visitor, passes, number == len(groups) - 1)
+        chunks = [Sources.at_input(y, first, count, read.causal) for first, count in group]
+        is_last = number == len(groups) - 1
+        push_group(read, until, chunks, visitors[-1], passes, is_last, unowned=no_token)
+
+
+def _push_source(
+    encoder: FrozenNetwork,
+    decoder: FrozenNetwork,
+    end: FrozenReadout,
+    until: int,
+    groups: Sequence[Sequence[tuple[int, int]]],
+    visitors: Sequence[Visitor],
+    passes: Passes,
+) -> Others:
+    """Push the source's tokens through both stacks; returns what no token owns of the encoder's.
+
+    By what the tokens k gave to the vectors that the decoder reads they enter each of its layers,
+    beside the decoder's own tokens:
+
+        M_k = end(encoder(e_k)),    V_ik = decoder(0, M_k),    V_ij = decoder(e_j, 0)
+        Σ_k V_ik + Σ_j V_ij + b_i = x_i                                            (completeness)
+    """
+    x, y = encoder.x(0), decoder.x(0)
+    unowned: Tensor | None = None
+    for number, group in enumerate(groups):
+        is_last = number == len(groups) - 1
+        chunks = [Sources.at_input(x, first, count, causal=False) for first, count in group]
+        unowned = push_group(encoder, len(encoder) - 1, chunks, visitors[0], passes, is_last)
+        gave = [{ENCODER: end.linear(chunk.vectors)} for chunk in chunks]
+        behind = [
+            Sources.from_other(chunk.first, given[ENCODER], y)
+            for chunk, given in zip(chunks, gave, strict=True)
+        ]
+        push_group(decoder, until, behind, visitors[-1], passes, False, gave)
+    assert unowned is not None
+    return {ENCODER: end.linear(unowned) + end.bias}
 
 
 class Passes:

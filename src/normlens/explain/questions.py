@@ -243,30 +243,6 @@ def direction_of(direction: Any, d: int) -> Tensor:
     return vector
 
 
-def score_question(
-    index: int,
-    sequence: Encoded,
-    head: Head,
-    tokenizer: Any,
-    pad_id: int | None,
-    target: Target | None,
-    contrast: Target | None,
-    position: int | None,
-    first_piece: bool,
-) -> Question:
-    """A question about a head's score, or about the difference of two."""
-    place = place_of(position, head, sequence, tokenizer, pad_id)
-    columns = [
-        None
-        if word is None
-        else column_of(word, head, tokenizer, sequence, place, first_piece, what)
-        for what, word in (("target", target), ("contrast", contrast))
-    ]
-    if columns[0] is not None and columns[0] == columns[1]:
-        raise InputError("target and contrast are the same, so there is no difference to explain")
-    return Question(index, place, columns[0], columns[1])
-
-
 # Readings: which number is explained, as a linear function of the vectors behind a layer.
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from normlens.errors import CompletenessError, UnsupportedModelError, is_out_of_memory
-from normlens.explain.whole_maps import collect_whole_pairs, collect_whole_way
+from normlens.explain.whole_maps import collect_whole_way
 from normlens.frozen.head_products import ProductStore
 from normlens.frozen.tiles import Buffers
 from normlens.gpu.matmul import current
@@ -96,10 +96,7 @@ class Analyser:
         inputs = self._inputs(batch)
         if self.request.origin == INPUT:
             runs = self._runs(batch, inputs)
-            if self.lens.two_stacks:
-                collect_whole_pairs(self.lens, runs, pairs_among(batch), self.progress)
-            else:
-                collect_whole_way(self.lens, runs[0], inputs, self.progress)
+            collect_whole_way(self.lens, runs, batch, inputs, self.progress)
             return runs
         batch_key = None
         if self.file is None:

@@ -88,7 +88,7 @@ def explain_pair(
     progress: Callable[[int, int], None],
 ) -> Explanation:
     """Explain one token of a target: the one that is named, by default the last."""
-    from normlens.explain.ask import ask_pairs
+    from normlens.explain.ask import ask
     from normlens.models.base import read_head
 
     if question.position is not None:
@@ -104,8 +104,14 @@ def explain_pair(
     read_head(lens.adapter)  # before the model generates, which it could not without one
     pair = read_pair(lens, question, most)
     options = ExplainOptions(nonlinearity=question.rule, memory_limit=memory_limit)
-    why: Explanation = ask_pairs(
-        lens, [pair], False, question.target, question.contrast, options, progress
+    why: Explanation = ask(
+        lens,
+        [pair],
+        False,
+        options,
+        progress,
+        position=question.target,
+        contrast=question.contrast,
     )
     return why
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from normlens.corpus.measures.base import Asked
-from normlens.explain.ask import ask, ask_pairs
-from normlens.inputs.text import Encoded, Item, Pair
+from normlens.explain.ask import ask
+from normlens.inputs.text import Encoded, Item
 from normlens.lens import Lens
 from normlens.options import ExplainOptions
 from normlens.results.explanation import Explanation
@@ -28,14 +28,15 @@ def explained(
         first_piece=asked.first_piece,
         batch_size=batch_size if batch_size == "auto" else int(batch_size),
     )
-    if lens.two_stacks:
-        pairs = [item for item in items if isinstance(item, Pair)]
-        answers = ask_pairs(lens, pairs, True, asked.position, asked.contrast, options)
-    else:
-        encoded = [item for item in items if isinstance(item, Encoded)]
-        answers = ask(
-            lens, encoded, True, asked.target, asked.contrast, asked.position, None, None, options
-        )
+    answers = ask(
+        lens,
+        items,
+        True,
+        options,
+        target=asked.target,
+        contrast=asked.contrast,
+        position=asked.position,
+    )
     return [(each,) if isinstance(each, Explanation) else tuple(each) for each in answers]
 
 
