@@ -30,7 +30,7 @@ from normlens.pipeline.layer_results import (
 )
 from normlens.results.files import Place
 from normlens.results.headers import ALLOWED
-from normlens.results.labelled import Correlations
+from normlens.results.maps import Correlations
 from normlens.trace.checks import Checks
 
 # The pairs of tokens that attention allows, layer by layer.

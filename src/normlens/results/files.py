@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, MapsFileError, OutputError, parse_json
 from normlens.results import headers
-from normlens.results.axes import GROUPS, TokenAxis
+from normlens.results.axes import GROUPS, STACKS, TokenAxis
 from normlens.results.headers import (
     ALLOWED,
     ALWAYS,
@@ -38,12 +38,11 @@ from normlens.results.headers import (
     check_maps_fields,
     check_sum,
 )
-from normlens.results.words import STACKS
 
 if TYPE_CHECKING:
     from normlens.results.cosine import Cosine
     from normlens.results.explanation import Explanation
-    from normlens.results.labelled import LabelledMaps
+    from normlens.results.maps import Maps
 
 
 # SHA-256 of results files: of the header and of each array, in the file's metadata.
@@ -160,7 +159,7 @@ _NO_STACKS = "maps beside each other are those of an encoder and of a decoder"
 _ATTRIBUTES = {"tokens": "raw_tokens"}
 
 
-def saved_maps(maps: LabelledMaps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def saved_maps(maps: Maps) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The arrays and the header of a file of maps."""
     fields, tensors = _fields_of(maps), _tensors_of(maps)
     header = {
@@ -207,7 +206,7 @@ def axis_of(fields: Mapping[str, Any]) -> TokenAxis:
     return TokenAxis(**_as_maps_call_them(fields))
 
 
-def _fields_of(maps: LabelledMaps) -> dict[str, Any]:
+def _fields_of(maps: Maps) -> dict[str, Any]:
     """Everything but the arrays, as a file calls it."""
     fields = _written(maps, FIELDS)
     if maps.coverage:
@@ -219,7 +218,7 @@ def _fields_of(maps: LabelledMaps) -> dict[str, Any]:
     return fields | headers.saved_grid(maps.grid)
 
 
-def _tensors_of(maps: LabelledMaps) -> dict[str, NDArray[Any]]:
+def _tensors_of(maps: Maps) -> dict[str, NDArray[Any]]:
     tensors = {
         f"{group}/{name}": np.ascontiguousarray(array)
         for group, arrays in maps.groups.items()
