@@ -18,7 +18,7 @@ import normlens
 from normlens import cli
 from normlens.errors import MapsFileError
 from normlens.results import exports as export
-from normlens.results.headers import FIELDS, check_maps_arrays
+from normlens.results.formats import FIELDS, check_maps_arrays
 
 DEEP = 100_000
 BOMB = "[" * DEEP + "]" * DEEP

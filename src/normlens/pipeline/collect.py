@@ -29,7 +29,7 @@ from normlens.pipeline.layer_results import (
     Wanted,
 )
 from normlens.results.files import Place
-from normlens.results.headers import ALLOWED
+from normlens.results.formats import ALLOWED
 from normlens.results.maps import Correlations
 from normlens.trace.checks import Checks
 

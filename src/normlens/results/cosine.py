@@ -15,7 +15,7 @@ from normlens.options import cost_in_words
 from normlens.results import store
 from normlens.results.axes import TokenAxis, same_fields
 from normlens.results.conversions import import_xarray
-from normlens.results.files import saved_cosine
+from normlens.results.formats import saved_cosine
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from normlens import measures
 from normlens.errors import InputError
 from normlens.options import cost_in_words
-from normlens.results import conversions, files, store
+from normlens.results import conversions, formats, store
 from normlens.results.axes import DECODER, ENCODER, TokenAxis, same_fields
 from normlens.results.routing import PatchGrid
 from normlens.results.words import PREFIX, SOURCE
@@ -340,7 +340,9 @@ class Explanation:
 
         Files that are there already are treated as `Maps.save` treats them.
         """
-        return store.write(*files.saved_explanation(self), path, overwrite=overwrite)
+        return store.write(
+            *formats.saved_explanations([self], formats.ONE), path, overwrite=overwrite
+        )
 
     @staticmethod
     def load(path: str | Path) -> Explanation:
@@ -510,7 +512,7 @@ class Explanations(Sequence[Explanation]):
 
         Files that are there already are treated as `Maps.save` treats them.
         """
-        saved = files.saved_several(self.explanations)
+        saved = formats.saved_explanations(self.explanations, formats.SEVERAL)
         return store.write(*saved, path, overwrite=overwrite)
 
     @staticmethod

@@ -17,7 +17,7 @@ from normlens.results import store, words
 from normlens.results.axes import EXPLANATION, plain
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation, Explanations
-from normlens.results.headers import EACH, saved_grid
+from normlens.results.formats import EACH, saved_grid
 from normlens.results.maps import Maps
 from normlens.results.words import NO_TOKEN_WORDS, by_stack, choose_in_stacks
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from normlens import measures
 from normlens.errors import InputError, UnknownScopeError, check_choice
 from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
-from normlens.results import conversions, files, store
+from normlens.results import conversions, files, formats, store
 from normlens.results.axes import (
     GROUPS,
     OTHER_SEQUENCE,
@@ -579,7 +579,7 @@ class Maps:
         The name ends in .safetensors. A file that NormLens wrote is replaced; any other stays
         unless `overwrite` is true. With `overwrite` false every file stays.
         """
-        return store.save(self, path, overwrite=overwrite)
+        return store.write(*formats.saved_maps(self), path, overwrite=overwrite)
 
     @staticmethod
     def load(path: str | Path, *, mapped: bool = False) -> Maps:
