@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--translator", metavar="FOLDER", help="a folder that holds opus-mt-en-fr")
     translator = parser.parse_args().translator
     maps = normlens.load("minilm").maps(TEXT, heads=True)
-    export.write_maps(maps, IMAGES / "soap.png", layers=4, overwrite=True)
+    export.write(maps, IMAGES / "soap.png", layers=4, overwrite=True)
     take_picture(maps, STATE, IMAGES / "viewer.png", height=930)
     take_picture(maps, HEADS_STATE, IMAGES / "viewer-heads.png")
     pictured = picture_maps()
@@ -61,7 +61,7 @@ def main() -> None:
         lens = normlens.load(translator, name="opus-mt-en-fr")
         take_picture(lens.maps(*TRANSLATION), TRANSLATION_STATE, TRANSLATED, height=970)
         both = lens.maps(*PAIR, layers=[0, 5], scopes=PAIR_SCOPES)
-        export.write_maps(both, IMAGES / "pair.png", overwrite=True)
+        export.write(both, IMAGES / "pair.png", overwrite=True)
 
 
 def picture_maps() -> Maps:

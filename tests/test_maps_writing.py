@@ -24,7 +24,7 @@ from normlens.models.tiny import tiny_families, tiny_model
 from normlens.pipeline.collect import Collected
 from normlens.pipeline.layer_results import Columns, LargeResults
 from normlens.results import files as growing_file
-from normlens.results import files as maps_file
+from normlens.results import formats as maps_file
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
 #: Layers that differ, two stacks, experts, sources of another sequence.

@@ -19,7 +19,6 @@ import normlens
 from normlens.errors import InputError
 from normlens.loading.hub import shown_name
 from normlens.results import exports
-from normlens.results.exports import write_cosine, write_explanation
 from normlens.serve.limits import Limits
 from normlens.serve.models import ServedModels
 
@@ -95,15 +94,15 @@ def shown_in(path: Path) -> bytes:
 WRITTEN: dict[str, tuple[tuple[str, ...], Callable[[normlens.Lens, Path], Any]]] = {
     "maps": (
         (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: exports.write_maps(lens.maps(SENTENCE), path),
+        lambda lens, path: exports.write(lens.maps(SENTENCE), path),
     ),
     "explanation": (
         (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: write_explanation(lens.explain(SENTENCE), path),
+        lambda lens, path: exports.write(lens.explain(SENTENCE), path),
     ),
     "cosine": (
         (".safetensors", ".html", ".csv", ".json", ".svg", ".pdf"),
-        lambda lens, path: write_cosine(lens.cosine(SENTENCE, "a cat"), path),
+        lambda lens, path: exports.write(lens.cosine(SENTENCE, "a cat"), path),
     ),
 }
 
@@ -163,5 +162,5 @@ def test_a_pictures_path_is_not_shown(tmp_path: Path) -> None:
     image.fromarray(picture_examples.scene()).save(picture)
     maps = normlens.load(model).maps(str(picture))
     for ending in (".safetensors", ".html", ".json", ".svg"):
-        path = exports.write_maps(maps, tmp_path / f"maps{ending}")
+        path = exports.write(maps, tmp_path / f"maps{ending}")
         assert PLACE.encode() not in shown_in(path)

@@ -228,10 +228,10 @@ def test_a_damaged_header_is_one_line(change, tmp_path):
 
 
 def test_csv_and_json(maps):
-    table = export.maps_table(maps)
+    table = export.table(maps)
     heads = table[table["head"] == 2]
     assert len(heads) == maps.heads["ATTN-N"][:, 0].size
-    document = json.loads(json.dumps(export.maps_document(maps)))
+    document = json.loads(json.dumps(export.document(maps)))
     assert document["source_tokens"] == maps.source_tokens
     assert len(document["maps"]["ATTN-N"][0][0]) == len(maps.sources)
     assert document["same_token"] == maps.is_same_token.tolist()

@@ -51,7 +51,7 @@ from normlens.pipeline.progress import Progress, layers_shown
 from normlens.pipeline.recordings import Recordings
 from normlens.pipeline.stack_run import layers_by_stack, stacks_of
 from normlens.plan.memory import DEFAULT_PREPARED
-from normlens.results import files, store
+from normlens.results import formats, store
 from normlens.results.cosine import Cosine
 from normlens.results.explanation import Explanation, Explanations
 from normlens.results.files import GrowingFile, sealed
@@ -98,7 +98,7 @@ def write_maps(
     with store.writing(path, overwrite=overwrite) as temporary:
         file = GrowingFile(temporary, _header_room(analyser, item))
         (maps,) = replace(analyser, file=file).maps([item], 1)
-        tensors, header = files.saved_maps(maps)
+        tensors, header = formats.saved_maps(maps)
         file.finish(tensors, sealed(tensors, header))
         del maps, tensors  # their arrays are in the file that gets its name now
     return store.open_as(Maps, path, mapped=True)

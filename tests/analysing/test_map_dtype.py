@@ -168,7 +168,7 @@ def test_tables_pictures_and_pages(whole: Maps, half: Maps, tmp_path: Any) -> No
     assert np.allclose(table["value"], whole.to_pandas()["value"], **CLOSE)
     assert half.to_bertviz("ATTN-N")[0].dtype == torch.float32
     for ending in ("csv", "json", "html"):
-        exports.write_maps(half, tmp_path / f"half.{ending}")
+        exports.write(half, tmp_path / f"half.{ending}")
     pytest.importorskip("xarray")
     assert half.to_xarray()["ATTN-N"].dtype == np.float32
 

@@ -282,11 +282,11 @@ def test_a_file_keeps_the_layers_of_each_array(lens, tmp_path):
 
 def test_csv_and_json_have_the_layers_of_each_array(lens, tmp_path):
     maps = lens.maps(input_ids=IDS, heads=True, scopes=["ATTNRESLNFF"])
-    table = export.maps_table(maps)
+    table = export.table(maps)
     whole, heads = table[table["head"].isna()], table[table["head"].notna()]
     assert whole["layer"].unique().tolist() == [0, 3]
     assert heads["layer"].unique().tolist() == [0, 1, 2, 3]
-    document = json.loads(json.dumps(export.maps_document(maps)))
+    document = json.loads(json.dumps(export.document(maps)))
     assert document["coverage"]["arrays/ATTNRESLNFF-N"] == [0, 3]
     assert len(document["maps"]["ATTNRESLNFF-N"]) == 2
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 import normlens
 from normlens.errors import InputError, MapsFileError
-from normlens.results.headers import EACH, SHARED
+from normlens.results.formats import EACH, SHARED
 
 IDS = [5, 17, 31, 8, 44]
 

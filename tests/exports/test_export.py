@@ -44,20 +44,20 @@ def test_every_format_is_written_and_nothing_else(
     maps: normlens.Maps, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"maps{suffix}"
-    assert export.write_maps(maps, path, scopes=["ATTN-N", "FF"]) == path
+    assert export.write(maps, path, scopes=["ATTN-N", "FF"]) == path
     assert path.stat().st_size > 1000
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_suffix_decides_in_any_case(maps: normlens.Maps, tmp_path: Path) -> None:
-    assert export.write_maps(maps, tmp_path / "maps.JSON").exists()
+    assert export.write(maps, tmp_path / "maps.JSON").exists()
     assert export.check_format("x/y.Csv") == ".csv"
 
 
 @pytest.mark.parametrize("name", ["maps.xlsx", "maps", "maps.", ".csv"])
 def test_unknown_format_lists_the_known(maps: normlens.Maps, tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
-        export.write_maps(maps, tmp_path / name)
+        export.write(maps, tmp_path / name)
     assert all(suffix in str(caught.value) for suffix in export.FORMATS)
     assert not any(tmp_path.iterdir())
 
@@ -73,7 +73,7 @@ def test_pictures_ask_for_matplotlib_before_the_work(monkeypatch: pytest.MonkeyP
 
 
 def test_csv_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None:
-    table = read_csv(export.write_maps(maps, tmp_path / "maps.csv"))
+    table = read_csv(export.write(maps, tmp_path / "maps.csv"))
     whole = table[table["head"] == ""]
     assert set(whole["scope"]) == set(maps.scopes)
     for scope in maps.scopes:
@@ -88,7 +88,7 @@ def test_csv_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None
 
 
 def test_csv_holds_heads_counted_from_zero(maps: normlens.Maps, tmp_path: Path) -> None:
-    table = read_csv(export.write_maps(maps, tmp_path / "maps.csv"))
+    table = read_csv(export.write(maps, tmp_path / "maps.csv"))
     heads = table[table["head"] != ""]
     assert set(heads["scope"]) == set(maps.heads) == {"ATTN-W", "ATTN-N"}
     assert set(heads["head"]) == {"0", "1", "2", "3"}
@@ -100,7 +100,7 @@ def test_csv_holds_heads_counted_from_zero(maps: normlens.Maps, tmp_path: Path) 
 
 
 def test_json_holds_the_same_numbers(maps: normlens.Maps, tmp_path: Path) -> None:
-    document = strict_json(export.write_maps(maps, tmp_path / "maps.json"))
+    document = strict_json(export.write(maps, tmp_path / "maps.json"))
     assert document["model"] == "BertModel"
     assert document["tokens"] == maps.tokens
     assert document["text"] == maps.text
@@ -124,7 +124,7 @@ def test_json_writes_null_for_what_is_not_a_number(maps: normlens.Maps, tmp_path
     array = maps["FF"].copy()
     array[0, 0, :2] = np.nan, np.inf
     odd = replace(maps, arrays={"ATTNRESLNFF-N": array}, provenance={"x": float("nan")})
-    document = strict_json(export.write_maps(odd, tmp_path / "maps.json"))
+    document = strict_json(export.write(odd, tmp_path / "maps.json"))
     assert document["maps"]["ATTNRESLNFF-N"][0][0][:2] == [None, None]
     assert document["maps"]["ATTNRESLNFF-N"][0][0][2] == array[0, 0, 2]
     assert document["provenance"] == {"x": None}
@@ -132,7 +132,7 @@ def test_json_writes_null_for_what_is_not_a_number(maps: normlens.Maps, tmp_path
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".csv", ".json"])
 def test_layers_and_scopes_can_be_chosen(maps: normlens.Maps, tmp_path: Path, suffix: str) -> None:
-    path = export.write_maps(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "FF"])
+    path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "FF"])
     if suffix == ".safetensors":
         opened = normlens.open(path)
         layers, values = opened.layers, opened["FF"]
@@ -163,7 +163,7 @@ def test_everything_of_a_layer_is_chosen_with_it(maps: normlens.Maps) -> None:
 @pytest.mark.parametrize(("layers", "message"), [(7, "0, 1"), ([], "no layer")])
 def test_layers_must_exist(maps: normlens.Maps, tmp_path: Path, layers: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        export.write_maps(maps, tmp_path / "maps.csv", layers=layers)
+        export.write(maps, tmp_path / "maps.csv", layers=layers)
     assert not any(tmp_path.iterdir())
 
 
@@ -172,8 +172,8 @@ def test_layers_must_exist(maps: normlens.Maps, tmp_path: Path, layers: Any, mes
 
 def test_one_layer_is_shown_large_and_several_as_rows(maps: normlens.Maps, tmp_path: Path) -> None:
     # Text is drawn as curves; matplotlib keeps the words in comments.
-    one = export.write_maps(maps, tmp_path / "one.svg", layers=1, scopes="FF").read_text()
-    several = export.write_maps(maps, tmp_path / "several.svg", scopes="FF").read_text()
+    one = export.write(maps, tmp_path / "one.svg", layers=1, scopes="FF").read_text()
+    several = export.write(maps, tmp_path / "several.svg", scopes="FF").read_text()
     assert "<!-- BertModel, layer 1 -->" in one
     assert "<!-- BertModel, layers 0–1 -->" in several
     assert "<!-- layer 0 -->" in several
@@ -182,7 +182,7 @@ def test_one_layer_is_shown_large_and_several_as_rows(maps: normlens.Maps, tmp_p
 
 
 def test_pdf_has_a_page_per_layer(maps: normlens.Maps, tmp_path: Path) -> None:
-    content = export.write_maps(maps, tmp_path / "maps.pdf", scopes="FF").read_bytes()
+    content = export.write(maps, tmp_path / "maps.pdf", scopes="FF").read_bytes()
     assert len(re.findall(rb"/Type /Page\b", content)) == len(maps.layers)
     assert b"/Type3" not in content
 
@@ -190,16 +190,16 @@ def test_pdf_has_a_page_per_layer(maps: normlens.Maps, tmp_path: Path) -> None:
 def test_pictures_are_reproducible(maps: normlens.Maps, tmp_path: Path) -> None:
     for suffix in (".svg", ".pdf"):
         first, second = (
-            export.write_maps(maps, tmp_path / f"{k}{suffix}", layers=0, scopes="FF").read_bytes()
+            export.write(maps, tmp_path / f"{k}{suffix}", layers=0, scopes="FF").read_bytes()
             for k in range(2)
         )
         assert first == second
 
 
 def test_drawing_options_are_for_pictures(maps: normlens.Maps, tmp_path: Path) -> None:
-    export.write_maps(maps, tmp_path / "maps.svg", layers=0, scopes="FF", colour="linear")
+    export.write(maps, tmp_path / "maps.svg", layers=0, scopes="FF", colour="linear")
     with pytest.raises(InputError, match=r"'colour' is for pictures .* not for \.csv"):
-        export.write_maps(maps, tmp_path / "maps.csv", colour="linear")
+        export.write(maps, tmp_path / "maps.csv", colour="linear")
 
 
 # Whole or not at all -----------------------------------------------------------------------------
@@ -209,9 +209,9 @@ def test_existing_files_are_kept_unless_told(maps: normlens.Maps, tmp_path: Path
     path = tmp_path / "maps.json"
     path.write_text("mine")
     with pytest.raises(OutputError, match="--force"):
-        export.write_maps(maps, path)
+        export.write(maps, path)
     assert path.read_text() == "mine"
-    export.write_maps(maps, path, overwrite=True)
+    export.write(maps, path, overwrite=True)
     assert strict_json(path)["tokens"] == maps.tokens
 
 
@@ -228,19 +228,20 @@ def test_a_failed_write_leaves_nothing(
         Path(path).write_text("half")
         raise error("disk")
 
-    monkeypatch.setitem(export._MAPS_WRITERS, suffix, half)
+    writers = {".csv": (export.words, "write_csv"), ".json": (export, "write_json")}
+    monkeypatch.setattr(*writers.get(suffix, (export, "save_figure")), half)
     path = tmp_path / f"maps{suffix}"
     expected = OutputError if error is OSError else error
     with pytest.raises(expected):
-        export.write_maps(maps, path)
+        export.write(maps, path)
     assert not any(tmp_path.iterdir())
     path.write_text("mine")
     with pytest.raises(expected):
-        export.write_maps(maps, path, overwrite=True)
+        export.write(maps, path, overwrite=True)
     assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_missing_folder_is_said_before_drawing(maps: normlens.Maps, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
-        export.write_maps(maps, tmp_path / "nowhere" / "maps.png")
+        export.write(maps, tmp_path / "nowhere" / "maps.png")

@@ -60,7 +60,7 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
 def test_tokens_of_maps(tmp_path: Path) -> None:
     maps = normlens.load(tiny_model("bert")).maps(input_ids=[5, 6, 7], layers=0, scopes="FF")
     maps = replace(maps, raw_tokens=["=1+1", "a", "-"])
-    export.write_maps(maps, tmp_path / "maps.csv")
+    export.write(maps, tmp_path / "maps.csv")
     _, *body = rows((tmp_path / "maps.csv").read_text(encoding="utf-8"))
     assert [row[6] for row in body] == ["'=1+1", "a", "'-"] * 3
 

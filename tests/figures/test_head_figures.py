@@ -109,12 +109,12 @@ def test_what_cannot_be_drawn(llama: Maps) -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_pictures_of_heads_are_written(llama: Maps, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"heads.{suffix}"
-    export.write_maps(llama, path, heads_of="ATTN-W", diagonal=False, colour="sqrt")
+    export.write(llama, path, heads_of="ATTN-W", diagonal=False, colour="sqrt")
     assert path.stat().st_size > 3000
     whole = tmp_path / f"scopes.{suffix}"
-    export.write_maps(llama, whole)
+    export.write(llama, whole)
     assert whole.read_bytes() != path.read_bytes()
     with pytest.raises(InputError, match="no heads of 'FF'"):
-        export.write_maps(llama, tmp_path / f"other.{suffix}", heads_of="FF")
+        export.write(llama, tmp_path / f"other.{suffix}", heads_of="FF")
     with pytest.raises(InputError, match="choose one of them"):
-        export.write_maps(llama, tmp_path / "other.png", heads_of="ATTN-W", row="[CLS]")
+        export.write(llama, tmp_path / "other.png", heads_of="ATTN-W", row="[CLS]")

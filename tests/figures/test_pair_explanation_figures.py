@@ -9,7 +9,7 @@ from tidy import assert_tidy, words
 
 import normlens
 from normlens.errors import InputError
-from normlens.results.exports import write_explanation
+from normlens.results.exports import write
 
 pytest.importorskip("matplotlib")
 SOURCE, TARGET = "the house is small and green", "la maison est petite et verte"
@@ -122,12 +122,12 @@ def test_pictures_in_other_axes(why, every):
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_shares_are_written(every, ending, tmp_path):
-    path = write_explanation(every, tmp_path / f"all.{ending}", picture="shares")
+    path = write(every, tmp_path / f"all.{ending}", picture="shares")
     assert path.stat().st_size > 1000
 
 
 def test_a_picture_that_does_not_fit_is_refused(why, every, tmp_path):
     for result, picture in ((why, "shares"), (why, "matrix"), (every, "flow")):
         with pytest.raises(InputError, match=f"the picture '{picture}' is of"):
-            write_explanation(result, tmp_path / "why.png", picture=picture)
+            write(result, tmp_path / "why.png", picture=picture)
     assert not list(tmp_path.iterdir())

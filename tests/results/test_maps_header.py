@@ -18,7 +18,7 @@ import normlens
 from normlens import cli
 from normlens.errors import MapsFileError
 from normlens.results import exports as export
-from normlens.results.headers import FIELDS, check_maps_arrays
+from normlens.results.formats import FIELDS, check_maps_arrays
 
 DEEP = 100_000
 BOMB = "[" * DEEP + "]" * DEEP
@@ -96,8 +96,8 @@ def opened_and_used(path: Path, folder: Path) -> normlens.Maps | None:
     maps.choose(layers=maps.layers[0], scopes=maps.scopes[0])
     if maps.token_words is not None:
         maps.words()
-    export.write_maps(maps, folder / "maps.csv", overwrite=True)
-    export.write_maps(maps, folder / "maps.json", overwrite=True)
+    export.write(maps, folder / "maps.csv", overwrite=True)
+    export.write(maps, folder / "maps.json", overwrite=True)
     maps.to_html(folder / "maps.html", overwrite=True)
     maps.save(folder / "again.safetensors", overwrite=True)
     return maps

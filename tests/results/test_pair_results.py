@@ -314,22 +314,22 @@ def test_tables_of_one_stack_are_as_they_were(tiny):
     maps = normlens.load(tiny("bert", torch.float32)).maps(input_ids=[5, 6, 7])
     columns = ["scope", "layer", "target", "target_token", "source", "source_token", "value"]
     assert list(maps.to_pandas().columns) == columns
-    assert "head" in export.maps_table(maps)
-    assert {"stack", "source_sequence"}.isdisjoint(export.maps_table(maps).columns)
-    assert {"stack", "source_sequences", "encoder"}.isdisjoint(export.maps_document(maps))
+    assert "head" in export.table(maps)
+    assert {"stack", "source_sequence"}.isdisjoint(export.table(maps).columns)
+    assert {"stack", "source_sequences", "encoder"}.isdisjoint(export.document(maps))
     assert "source_sequence" not in maps.top_pairs().columns
     assert isinstance(maps.to_bertviz(), tuple)
 
 
 def test_csv_and_json_have_both_stacks(maps):
-    table = export.maps_table(maps)
+    table = export.table(maps)
     heads = table[table["head"].notna()]
     counted = heads.groupby(["stack", "scope"])["head"].nunique().to_dict()
     assert counted == {
         **{("encoder", scope): 4 for scope in maps.encoder.heads},
         **{("decoder", scope): 2 for scope in maps.heads},
     }
-    document = json.loads(json.dumps(export.maps_document(maps)))
+    document = json.loads(json.dumps(export.document(maps)))
     assert document["stack"] == "decoder"
     assert document["source_sequences"] == maps.source_sequences
     inside = document["encoder"]
@@ -342,9 +342,7 @@ def test_csv_and_json_have_both_stacks(maps):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".csv", ".json", ".png", ".svg", ".pdf"])
 def test_every_file_but_a_page_holds_both(suffix, maps, tmp_path):
-    path = export.write_maps(
-        maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "CROSS-N"]
-    )
+    path = export.write(maps, tmp_path / f"maps{suffix}", layers=1, scopes=["ATTN-N", "CROSS-N"])
     assert path.stat().st_size > 1000
     if suffix == ".safetensors":
         assert normlens.open(path) == choose_in_stacks(maps, 1, ["ATTN-N", "CROSS-N"])

@@ -117,7 +117,7 @@ def test_arrays_that_do_not_fit_are_refused():
 
 
 def test_json_and_csv_have_it(maps, tmp_path):
-    rows = json.loads(json.dumps(exports.maps_document(maps)))["routing"]
+    rows = json.loads(json.dumps(exports.document(maps)))["routing"]
     assert len(rows) == len(IDS) * 3
     assert rows[2]["expert"] == "shared"
     path = exports.write_routing(maps, tmp_path / "experts.csv")

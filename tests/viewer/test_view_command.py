@@ -97,7 +97,7 @@ def test_maps_and_exports_write_pages(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"end it in \.html"):
             maps.to_html(tmp_path / name)
         assert not (tmp_path / name).exists()
-    export.write_maps(maps, tmp_path / "b.html", layers=[1])
+    export.write(maps, tmp_path / "b.html", layers=[1])
     with pytest.raises(InputError, match="for pictures"):
         export.check_format("c.html", {"colour": "sqrt"})
 

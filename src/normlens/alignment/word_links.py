@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from normlens.alignment.options import INPUT, WAYS
 from normlens.errors import InputError, check_choice
 from normlens.measures.alignment import NO_WORD, Link, aligned_words
-from normlens.results.labelled import OTHER_SEQUENCE
+from normlens.results.axes import OTHER_SEQUENCE
 from normlens.results.maps import Maps
 
 if TYPE_CHECKING:

@@ -365,7 +365,7 @@ def explain_command(
 
     from normlens.loading.load import load
     from normlens.results.explanation import Explanation, Explanations
-    from normlens.results.exports import explanation_document, write_explanation
+    from normlens.results.exports import document, write
 
     with status(f"loading {model}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
@@ -387,11 +387,11 @@ def explain_command(
         assert isinstance(result, Explanation | Explanations)
         result = result.words() if words else result
         if printed:
-            print_json(explanation_document(result))
+            print_json(document(result))
         elif out is not None:
             path = numbered(out, given.line)
             with file_errors(path):
-                write_explanation(result, path, overwrite=force, picture=picture)
+                write(result, path, overwrite=force, picture=picture)
             if not quiet:
                 print(f"wrote {path}: {result!r}")
         elif isinstance(result, Explanations):
@@ -483,7 +483,7 @@ def cosine_command(
         check_out(out, force, lines=lines)
 
     from normlens.loading.load import load
-    from normlens.results.exports import cosine_document, write_cosine
+    from normlens.results.exports import document, write
 
     with status(f"loading {model or DEFAULT_MODEL}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
@@ -498,13 +498,13 @@ def cosine_command(
             )
         pair = pair.words() if words else pair
         if printed:
-            print_json(cosine_document(pair))
+            print_json(document(pair))
         elif out is None:
             _show(pair)
         else:
             path = numbered(out, given.line)
             with file_errors(path):
-                write_cosine(pair, path, overwrite=force)
+                write(pair, path, overwrite=force)
             if not quiet:
                 print(f"wrote {path}: {pair!r}")
 

@@ -50,7 +50,8 @@ from normlens.cli.common import (
 from normlens.errors import InputError, valid_choice
 from normlens.loading.embedded import DEFAULT
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
-from normlens.results.words import STACKS, by_stack
+from normlens.results.axes import STACKS
+from normlens.results.words import by_stack
 from normlens.scopes import consecutive, holds
 
 if TYPE_CHECKING:
@@ -357,7 +358,7 @@ def map_command(
         _check_routing(routing, force)
 
     from normlens.loading.load import load
-    from normlens.results.exports import maps_document
+    from normlens.results.exports import document
 
     with status(f"loading {model or DEFAULT}", quiet):
         lens = load(model, tokenizer, **asdict(loading))
@@ -376,7 +377,7 @@ def map_command(
         maps = maps.words() if words else maps
         maps = maps.without_special_tokens() if no_special_tokens else maps
         if printed:
-            print_json(maps_document(maps))
+            print_json(document(maps))
         elif out is None:
             show_maps(maps)
         else:
@@ -457,7 +458,7 @@ def _write_maps(maps: Maps, out: Path, force: bool, drawing: dict[str, Any]) -> 
     from normlens.results import exports as export
 
     with file_errors(out):
-        export.write_maps(maps, out, overwrite=force, **drawing)
+        export.write(maps, out, overwrite=force, **drawing)
 
 
 # ``normlens view``: maps files in the browser.

@@ -27,7 +27,8 @@ from normlens.pipeline.stack_run import Stack, StackRun, token_axis
 from normlens.plan.memory import DEFAULT_LIMIT
 from normlens.plan.method import check_limit, check_vectors_limit
 from normlens.results.axes import TokenAxis
-from normlens.results.files import OF_ENCODER, GrowingFile, Place
+from normlens.results.files import GrowingFile, Place
+from normlens.results.formats import OF_ENCODER
 from normlens.results.maps import Maps
 from normlens.trace.recorder import LayerTrace
 from normlens.trace.run import model_inputs, pair_inputs, trace, without_autocast

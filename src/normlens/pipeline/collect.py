@@ -30,8 +30,8 @@ from normlens.pipeline.layer_results import (
     reads_others,
 )
 from normlens.results.files import Place
-from normlens.results.headers import ALLOWED
-from normlens.results.labelled import Correlations
+from normlens.results.formats import ALLOWED
+from normlens.results.maps import Correlations
 from normlens.trace.checks import Checks
 
 # The pairs of tokens that attention allows, layer by layer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, TypeAlias, TypeVar
 
@@ -60,6 +60,11 @@ EXPLANATION: Mapping[str, Axes] = {
 #: Every group.
 GROUPS = (*BY_SCOPE, "statistics")
 
+#: The stacks of an encoder–decoder, in the order in which the model runs them.
+STACKS = ENCODER, DECODER = ("encoder", "decoder")
+#: Whose tokens the columns of a decoder's maps are: the targets', or those of the encoder.
+OWN_SEQUENCE, OTHER_SEQUENCE = DECODER, ENCODER
+
 
 def axes_of(group: str, name: str) -> Axes:
     """The axes of one array."""
@@ -101,6 +106,11 @@ class TokenAxis:
 
     def __len__(self) -> int:
         return len(self.raw_tokens)
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The fields by their names, which results give to their own tokens as well."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -237,6 +247,12 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float) and np.isnan(a):
         return bool(np.isnan(b))
     return bool(a == b)
+
+
+def same_fields(a: Any, b: Any, *, without: Sequence[str] = ("provenance",)) -> bool:
+    """Whether two results of one class are equal in all of their other fields."""
+    names = [each.name for each in fields(a) if each.name not in without]
+    return all(same(getattr(a, name), getattr(b, name)) for name in names)
 
 
 # Conversion of any value to one that strict JSON can hold.

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, MissingDependencyError
 from normlens.measures.ranks import widened
-from normlens.results.axes import EXPLANATION, Axes, axes_of
-from normlens.results.labelled import OTHER_SEQUENCE, OWN_SEQUENCE, SequencedMaps
+from normlens.results.axes import EXPLANATION, OTHER_SEQUENCE, OWN_SEQUENCE, Axes, axes_of
 from normlens.scopes import holds, resolve
 
 if TYPE_CHECKING:
@@ -21,12 +20,13 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normlens.results.explanation import Explanation
+    from normlens.results.maps import Maps
 
 
 # Maps and explanations as other libraries' objects: pandas and xarray.
 
 
-def to_pandas(maps: SequencedMaps) -> pd.DataFrame:
+def to_pandas(maps: Maps) -> pd.DataFrame:
     """One row per scope, layer (from 0; those that have the scope), target and source.
 
     Of an encoder–decoder both stacks, the encoder first: `stack` says which, and `source_sequence`
@@ -59,12 +59,12 @@ def to_pandas(maps: SequencedMaps) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def to_xarray(maps: SequencedMaps) -> xr.Dataset:
+def to_xarray(maps: Maps) -> xr.Dataset:
     """Every array with its axes named and its tokens and layers as coordinates.
 
     What belongs to an encoder beside a decoder is called ``encoder/…``, its axes ``encoder_…``.
     """
-    xr = _xarray()
+    xr = import_xarray()
     variables, coordinates = _labelled_arrays(maps)
     if maps.encoder is not None:
         beside = _labelled_arrays(maps.encoder, "encoder")
@@ -76,7 +76,7 @@ def to_xarray(maps: SequencedMaps) -> xr.Dataset:
 
 
 def _labelled_arrays(
-    maps: SequencedMaps, stack: str = ""
+    maps: Maps, stack: str = ""
 ) -> tuple[dict[str, tuple[Axes, NDArray[Any]]], dict[str, Any]]:
     """The variables and coordinates of one stack; the name of a stack stands before theirs."""
     of, slash = (f"{stack}_", f"{stack}/") if stack else ("", "")
@@ -143,7 +143,7 @@ def bias_by_layer(explanation: Explanation) -> pd.Series:
 
 def explanation_to_xarray(explanation: Explanation) -> xr.Dataset:
     """Every array with its axes named, and its tokens, layers and components as coordinates."""
-    xr = _xarray()
+    xr = import_xarray()
     names = ("nodes", "components", "heads")
     variables = {name: (EXPLANATION[name], getattr(explanation, name)) for name in names}
     variables["contributions"] = (("source",), explanation.contributions)
@@ -195,7 +195,7 @@ def shares_to_pandas(explanations: Sequence[Explanation]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _xarray() -> Any:
+def import_xarray() -> Any:
     try:
         import xarray as xr
     except ImportError as error:
@@ -218,7 +218,7 @@ class HeadViewKeywords(TypedDict, total=False):
     decoder_tokens: list[str]
 
 
-def to_bertviz(maps: SequencedMaps, scope: str) -> tuple[torch.Tensor, ...] | HeadViewKeywords:
+def to_bertviz(maps: Maps, scope: str) -> tuple[torch.Tensor, ...] | HeadViewKeywords:
     """Per layer that has the scope, a (1, heads, target, source) tensor.
 
     Of an encoder–decoder the keywords of ``head_view``: each stack's attention to itself, the
@@ -245,7 +245,7 @@ def to_bertviz(maps: SequencedMaps, scope: str) -> tuple[torch.Tensor, ...] | He
     return keywords
 
 
-def _attentions(maps: SequencedMaps, scope: str) -> tuple[str | None, str | None]:
+def _attentions(maps: Maps, scope: str) -> tuple[str | None, str | None]:
     """The scopes that show the decoder's columns of its own sequence and of the other one.
 
     The weights and the norms of one attention go together with those of the other.
@@ -259,7 +259,7 @@ def _attentions(maps: SequencedMaps, scope: str) -> tuple[str | None, str | None
 
 
 def _by_layer(
-    maps: SequencedMaps, name: str, columns: NDArray[np.bool_] | None = None
+    maps: Maps, name: str, columns: NDArray[np.bool_] | None = None
 ) -> tuple[torch.Tensor, ...]:
     """A tensor per layer, of single heads where there are some; `columns` chooses sources."""
     import torch

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normlens.errors import MissingDependencyError
 from normlens.measures import sum_words
 from normlens.options import cost_in_words
 from normlens.results import store
-from normlens.results.axes import TokenAxis, same
-from normlens.results.files import saved_cosine
+from normlens.results.axes import TokenAxis, same_fields
+from normlens.results.conversions import import_xarray
+from normlens.results.formats import saved_cosine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,13 +128,7 @@ class Cosine:
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named and its tokens as coordinates."""
-        try:
-            import xarray as xr
-        except ImportError as error:
-            raise MissingDependencyError(
-                "labelled arrays need xarray; run: pip install 'normlens[xarray]'"
-            ) from error
-        return xr.Dataset(
+        return import_xarray().Dataset(
             {
                 "matrix": (("a", "b"), self.matrix),
                 "a_with_bias": (("a",), self.a_with_bias),
@@ -199,8 +193,7 @@ class Cosine:
         """Whether both hold the same numbers and labels; provenance does not count."""
         if not isinstance(other, Cosine):
             return NotImplemented
-        names = [f.name for f in fields(self) if f.name != "provenance"]
-        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+        return same_fields(self, other)
 
     __hash__ = None  # type: ignore[assignment]
 

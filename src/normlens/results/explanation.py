@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from normlens import measures
 from normlens.errors import InputError
 from normlens.options import cost_in_words
-from normlens.results import conversions, files, store
-from normlens.results.axes import TokenAxis, same
+from normlens.results import conversions, formats, store
+from normlens.results.axes import DECODER, ENCODER, TokenAxis, same_fields
 from normlens.results.routing import PatchGrid
 from normlens.results.words import PREFIX, SOURCE
 from normlens.scopes import resolve
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 #
 # An encoder–decoder's explanation has both stacks in one list of layers, the encoder's first, and
 # both sequences in one list of tokens, the source first.
-
-
-ENCODER, DECODER = "encoder", "decoder"
 
 
 @dataclass(frozen=True)
@@ -83,154 +80,6 @@ class Shares:
         return 1 - self.source_share_absolute
 
 
-class ExplainsSequences:
-    """The part of an explanation that knows which tokens and layers belong together."""
-
-    position: int | None  # fields of `Explanation`, which says what they hold
-    encoder_tokens: int | None
-    encoder_layers: int
-
-    @property
-    def _why(self) -> Explanation:
-        return cast("Explanation", self)
-
-    @property
-    def has_two_sequences(self) -> bool:
-        """Whether an encoder–decoder's score is explained."""
-        return self.encoder_tokens is not None
-
-    @property
-    def read_at(self) -> int | None:
-        """The place of `position` among all tokens; None: the score is read everywhere."""
-        return None if self.position is None else self.position + (self.encoder_tokens or 0)
-
-    @property
-    def seen(self) -> int:
-        """How many of the tokens can contribute: not those that a decoder has yet to read."""
-        every = len(self._why.raw_tokens)
-        return every if self.encoder_tokens is None else (self.read_at or 0) + 1
-
-    @cached_property
-    def sequences(self) -> list[SequencePart]:
-        """The source and the prefix, or the one text; a prefix ends where the score is read."""
-        axis, contributions = self._why.axis, self._why.contributions
-        if self.encoder_tokens is None:
-            return [SequencePart("", axis, contributions)]
-        m, end = self.encoder_tokens, self.seen
-        return [
-            SequencePart(SOURCE, axis.take(range(m)), contributions[:m]),
-            SequencePart(PREFIX, axis.take(range(m, end)), contributions[m:end], m),
-        ]
-
-    @property
-    def source(self) -> SequencePart:
-        """What the source's tokens contribute to an encoder–decoder's score."""
-        return self._two()[0]
-
-    @property
-    def prefix(self) -> SequencePart:
-        """What the target's tokens contribute, up to where the score is read."""
-        return self._two()[1]
-
-    @property
-    def shares(self) -> Shares:
-        """How much of the score the source supplies, and how much the prefix."""
-        source, prefix = self._two()
-        values = source.contributions, prefix.contributions
-        return Shares(
-            source.total,
-            prefix.total,
-            self._why.remainder,
-            measures.share_of_sums(*values),
-            measures.share_of_sizes(*values),
-        )
-
-    @property
-    def layer_names(self) -> list[str]:
-        """What each layer is called: a number, behind its stack where there are two."""
-        count = len(self._why.nodes)
-        if not self.has_two_sequences:
-            return [str(layer) for layer in range(count)]
-        return [" ".join(map(str, self.stack_of(layer))) for layer in range(count)]
-
-    @property
-    def token_sequences(self) -> list[str]:
-        """The sequence that each token belongs to; those behind a prefix are of it, too."""
-        m = self.encoder_tokens or 0
-        return [SOURCE] * m + [PREFIX] * (len(self._why.raw_tokens) - m)
-
-    def stack_of(self, layer: int | str) -> tuple[str, int | str]:
-        """The stack of a layer among those of both, and its place there; "head" is behind all."""
-        if isinstance(layer, str):
-            return DECODER, layer
-        inside = layer < self.encoder_layers
-        return (ENCODER, layer) if inside else (DECODER, layer - self.encoder_layers)
-
-    @property
-    def cross_flow(self) -> LayerTargetSource:
-        """How much goes from the source to the target's tokens, [decoder layer, target, source]."""
-        self._two()
-        m = self.encoder_tokens
-        return self._why.flow[self.encoder_layers :, m:, :m]
-
-    @property
-    def encoder_flow(self) -> LayerTargetSource:
-        """How much goes where in the encoder, [encoder layer, target, source]."""
-        self._two()
-        m = self.encoder_tokens
-        return self._why.flow[: self.encoder_layers, :m, :m]
-
-    @property
-    def decoder_flow(self) -> LayerTargetSource:
-        """How much goes where among the target's tokens, [decoder layer, target, source]."""
-        self._two()
-        m = self.encoder_tokens
-        return self._why.flow[self.encoder_layers :, m:, m:]
-
-    def _two(self) -> list[SequencePart]:
-        if not self.has_two_sequences:
-            raise InputError(
-                "this explanation is of one sequence; only an encoder–decoder's has a source and "
-                "a prefix"
-            )
-        return self.sequences
-
-
-# An explanation by words: what a word's tokens contribute and pass on is summed.
-
-
-def merged_words(why: Explanation) -> Explanation:
-    """The same explanation with one token per word."""
-    axis = why.axis
-    members, words = axis.word_groups(), axis.words()
-
-    def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
-        return measures.sum_words(array, members, axes)
-
-    position, first = why.read_at, why.encoder_tokens
-    if first is not None:
-        first = sum(group[0] < first for group in members)
-    if position is not None:
-        position = next(place for place, group in enumerate(members) if position in group)
-        position -= first or 0
-    return replace(
-        why,
-        nodes=merged(why.nodes, 1),
-        components=merged(why.components, 1),
-        heads=merged(why.heads, 1),
-        flows={scope: merged(flow, 2) for scope, flow in why.flows.items()},
-        head_flow=None if why.head_flow is None else merged(why.head_flow, 2),
-        raw_tokens=words.raw_tokens,
-        token_ids=[],
-        special=words.special,
-        token_words=words.token_words,
-        word_labels=words.word_labels,
-        position=position,
-        encoder_tokens=first,
-        cross_heads=None if why.cross_heads is None else merged(why.cross_heads, 1),
-    )
-
-
 # An explanation: where a model's score comes from, token by token and layer by layer.
 
 
@@ -239,7 +88,7 @@ WHOLE = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(ExplainsSequences):
+class Explanation:
     """One score, or the difference of two, traced back to the tokens of a text.
 
     Two sums are the score, to `completeness`:
@@ -289,7 +138,7 @@ class Explanation(ExplainsSequences):
     cross_heads: NDArray[np.floating] | None = None  # [layer, head, target], CROSS by head
     grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
 
-    # What it says --------------------------------------------------------------------------------
+    # What it says ---------------------------------------------------------------------------------
 
     @property
     def tokens(self) -> list[str]:
@@ -349,9 +198,134 @@ class Explanation(ExplainsSequences):
 
     def words(self) -> Explanation:
         """The same by words: contributions and flows of a word's tokens are summed."""
-        return merged_words(self)
+        members, axis = self.axis.word_groups(), self.axis.words()
 
-    # Taking away ---------------------------------------------------------------------------------
+        def merged(array: NDArray[Any], axes: int) -> NDArray[Any]:
+            return measures.sum_words(array, members, axes)
+
+        position, first = self.read_at, self.encoder_tokens
+        if first is not None:
+            first = sum(group[0] < first for group in members)
+        if position is not None:
+            position = next(place for place, group in enumerate(members) if position in group)
+            position -= first or 0
+        return replace(
+            self,
+            nodes=merged(self.nodes, 1),
+            components=merged(self.components, 1),
+            heads=merged(self.heads, 1),
+            flows={scope: merged(flow, 2) for scope, flow in self.flows.items()},
+            head_flow=None if self.head_flow is None else merged(self.head_flow, 2),
+            position=position,
+            encoder_tokens=first,
+            cross_heads=None if self.cross_heads is None else merged(self.cross_heads, 1),
+            **axis.labels,
+        )
+
+    # The sequences that tokens and layers belong to -----------------------------------------------
+
+    @property
+    def has_two_sequences(self) -> bool:
+        """Whether an encoder–decoder's score is explained."""
+        return self.encoder_tokens is not None
+
+    @property
+    def read_at(self) -> int | None:
+        """The place of `position` among all tokens; None: the score is read everywhere."""
+        return None if self.position is None else self.position + (self.encoder_tokens or 0)
+
+    @property
+    def seen(self) -> int:
+        """How many of the tokens can contribute: not those that a decoder has yet to read."""
+        every = len(self.raw_tokens)
+        return every if self.encoder_tokens is None else (self.read_at or 0) + 1
+
+    @cached_property
+    def sequences(self) -> list[SequencePart]:
+        """The source and the prefix, or the one text; a prefix ends where the score is read."""
+        axis, contributions = self.axis, self.contributions
+        if self.encoder_tokens is None:
+            return [SequencePart("", axis, contributions)]
+        m, end = self.encoder_tokens, self.seen
+        return [
+            SequencePart(SOURCE, axis.take(range(m)), contributions[:m]),
+            SequencePart(PREFIX, axis.take(range(m, end)), contributions[m:end], m),
+        ]
+
+    @property
+    def source(self) -> SequencePart:
+        """What the source's tokens contribute to an encoder–decoder's score."""
+        return self._two()[0]
+
+    @property
+    def prefix(self) -> SequencePart:
+        """What the target's tokens contribute, up to where the score is read."""
+        return self._two()[1]
+
+    @property
+    def shares(self) -> Shares:
+        """How much of the score the source supplies, and how much the prefix."""
+        source, prefix = self._two()
+        values = source.contributions, prefix.contributions
+        return Shares(
+            source.total,
+            prefix.total,
+            self.remainder,
+            measures.share_of_sums(*values),
+            measures.share_of_sizes(*values),
+        )
+
+    @property
+    def layer_names(self) -> list[str]:
+        """What each layer is called: a number, behind its stack where there are two."""
+        count = len(self.nodes)
+        if not self.has_two_sequences:
+            return [str(layer) for layer in range(count)]
+        return [" ".join(map(str, self.stack_of(layer))) for layer in range(count)]
+
+    @property
+    def token_sequences(self) -> list[str]:
+        """The sequence that each token belongs to; those behind a prefix are of it, too."""
+        m = self.encoder_tokens or 0
+        return [SOURCE] * m + [PREFIX] * (len(self.raw_tokens) - m)
+
+    def stack_of(self, layer: int | str) -> tuple[str, int | str]:
+        """The stack of a layer among those of both, and its place there; "head" is behind all."""
+        if isinstance(layer, str):
+            return DECODER, layer
+        inside = layer < self.encoder_layers
+        return (ENCODER, layer) if inside else (DECODER, layer - self.encoder_layers)
+
+    @property
+    def cross_flow(self) -> LayerTargetSource:
+        """How much goes from the source to the target's tokens, [decoder layer, target, source]."""
+        self._two()
+        m = self.encoder_tokens
+        return self.flow[self.encoder_layers :, m:, :m]
+
+    @property
+    def encoder_flow(self) -> LayerTargetSource:
+        """How much goes where in the encoder, [encoder layer, target, source]."""
+        self._two()
+        m = self.encoder_tokens
+        return self.flow[: self.encoder_layers, :m, :m]
+
+    @property
+    def decoder_flow(self) -> LayerTargetSource:
+        """How much goes where among the target's tokens, [decoder layer, target, source]."""
+        self._two()
+        m = self.encoder_tokens
+        return self.flow[self.encoder_layers :, m:, m:]
+
+    def _two(self) -> list[SequencePart]:
+        if not self.has_two_sequences:
+            raise InputError(
+                "this explanation is of one sequence; only an encoder–decoder's has a source and "
+                "a prefix"
+            )
+        return self.sequences
+
+    # Taking away ----------------------------------------------------------------------------------
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per token: its place, the token, its contribution."""
@@ -366,7 +340,9 @@ class Explanation(ExplainsSequences):
 
         Files that are there already are treated as `Maps.save` treats them.
         """
-        return store.write(*files.saved_explanation(self), path, overwrite=overwrite)
+        return store.write(
+            *formats.saved_explanations([self], formats.ONE), path, overwrite=overwrite
+        )
 
     @staticmethod
     def load(path: str | Path) -> Explanation:
@@ -402,7 +378,7 @@ class Explanation(ExplainsSequences):
 
         return plot_components(self, cmap=cmap, ax=ax)
 
-    # Looking at it -------------------------------------------------------------------------------
+    # Looking at it --------------------------------------------------------------------------------
 
     def to_html(
         self, path: str | Path, *, largest: float | None = 60.0, overwrite: bool | None = None
@@ -429,8 +405,7 @@ class Explanation(ExplainsSequences):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Explanation):
             return NotImplemented
-        names = [f.name for f in fields(self) if f.name != "provenance"]
-        return all(same(getattr(self, name), getattr(other, name)) for name in names)
+        return same_fields(self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -537,7 +512,7 @@ class Explanations(Sequence[Explanation]):
 
         Files that are there already are treated as `Maps.save` treats them.
         """
-        saved = files.saved_several(self.explanations)
+        saved = formats.saved_explanations(self.explanations, formats.SEVERAL)
         return store.write(*saved, path, overwrite=overwrite)
 
     @staticmethod

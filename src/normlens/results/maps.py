@@ -1,22 +1,48 @@
-"""The maps that a lens returns: what they measure, show and become."""
+"""The maps that a lens returns: arrays of one text with axes, tokens and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normlens import measures
-from normlens.errors import InputError
-from normlens.results import conversions, store
-from normlens.results import conversions as bertviz
-from normlens.results.axes import LayerTarget, LayerTargetSource, PerLayer
-from normlens.results.labelled import ChoosableMaps
+from normlens.errors import InputError, UnknownScopeError, check_choice
+from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
+from normlens.results import conversions, files, formats, store
+from normlens.results.axes import (
+    GROUPS,
+    OTHER_SEQUENCE,
+    OWN_SEQUENCE,
+    Allowed,
+    Axes,
+    LayerHeadTargetSource,
+    LayerTarget,
+    LayerTargetSource,
+    PerLayer,
+    TargetSource,
+    TokenAxis,
+    axes_of,
+    fits,
+    same_fields,
+    take,
+)
 from normlens.results.rolled import pair_rollout, scope_rollout
-from normlens.results.routing import Token
-from normlens.scopes import chains, components_of, feed_forward_pairs, resolve
+from normlens.results.routing import PatchGrid, Routing, Token
+from normlens.scopes import (
+    chains,
+    components_of,
+    feed_forward_pairs,
+    holds,
+    layers_in_words,
+    resolve,
+    resolve_all,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,14 +55,365 @@ if TYPE_CHECKING:
     from normlens.viewer.pages import ViewerState
 
 
-# What maps measure: similarity, amplification, mixing, the strongest pairs.
+@dataclass(frozen=True)
+class Correlations:
+    """Spearman's ρ between all scopes, over the pairs that attention allows."""
+
+    scopes: list[str]
+    rho: NDArray[np.float64]  # [layer, scope, scope]; NaN where a layer lacks a scope
 
 
-class MeasurableMaps(ChoosableMaps):
-    """Maps with the papers' measures, whose formulas are in `normlens.measures`.
+@dataclass(frozen=True, repr=False, eq=False)
+class Maps:
+    """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
 
-    A measure of two scopes has one entry for each of `layers`.
+    Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
+    scopes, as with a dictionary. Where a model's layers differ, ``maps[scope]`` covers the layers
+    ``maps.layers_of(scope)``, and ``maps.at(scope, layer)`` is the map of one of them.
     """
+
+    arrays: Mapping[str, LayerTargetSource]  # by scope
+    raw_tokens: list[str]  # as the tokenizer writes them; `tokens` are for reading
+    layers: list[int]  # indices of the model's layers, from 0
+    allowed: Allowed  # [layer, target, source], pairs that attention allows
+    completeness: float  # worst relative error of parts + bias against the real hidden states
+    provenance: dict[str, Any] = field(default_factory=dict)
+    mixing: Mapping[str, LayerTarget] = field(default_factory=dict)  # by scope
+    heads: Mapping[str, LayerHeadTargetSource] = field(default_factory=dict)  # by scope
+    standard_error: Mapping[str, LayerTargetSource] = field(
+        default_factory=dict
+    )  # of each norm; Shapley only
+    #: of the feed-forward block, on request; `normlens.results.axes` names them with their axes
+    statistics: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    token_ids: list[int] = field(default_factory=list)
+    special: list[bool] = field(default_factory=list)
+    token_words: list[int | None] | None = None  # word index of each token
+    word_labels: list[str] = field(default_factory=list)
+    text: str | tuple[str, str] | None = None
+    correlations: Correlations | None = None  # where the lens was asked to rank the maps itself
+    #: The layers of every array that covers only some, by group and name: "arrays/ATTNRESLN-N".
+    coverage: Mapping[str, list[int]] = field(default_factory=dict)
+    source_axis: TokenAxis | None = None  # None: the sources are the targets' tokens
+    #: [target, source], whether both are the same token; None: on the diagonal, or (where the
+    #: sources are other tokens) nowhere
+    same_token: NDArray[np.bool_] | None = None
+    #: the encoder's maps beside these, which are the decoder's; None: there are none
+    encoder: Maps | None = None
+    #: the experts that tokens used; None: no layer has experts
+    routing: Routing | None = None
+    grid: PatchGrid | None = None  # which tokens are patches of a picture, and where
+
+    def __post_init__(self) -> None:
+        sizes = {"target": len(self.targets), "source": len(self.sources)}
+        shown = f"{sizes['target']} targets and {sizes['source']} sources"
+        for group, arrays in self.groups.items():
+            for name, shape in files.shapes_of(arrays).items():
+                layers = len(self.covered(group, name))
+                if not fits(shape, axes_of(group, name), {**sizes, "layer": layers}):
+                    raise InputError(
+                        f"{group} of {name} have shape {shape} for {layers} layers, {shown}"
+                    )
+
+    # Whose contributions these are ----------------------------------------------------------------
+
+    @property
+    def origin(self) -> str:
+        """The sources: "layer", each layer's input vectors, or "input", the model's tokens."""
+        return str(self.provenance.get("origin", LAYER))
+
+    @property
+    def origin_in_words(self) -> str:
+        """What titles say of it; nothing of a layer's own sources."""
+        return IN_WORDS.get(self.origin, "")
+
+    @property
+    def stack(self) -> str:
+        """The stack of an encoder–decoder: "encoder" or "decoder"; empty where there is one."""
+        return str(self.provenance.get("stack", ""))
+
+    # Tokens ---------------------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> TokenAxis:
+        """The tokens of the rows."""
+        return TokenAxis(
+            self.raw_tokens, self.token_ids, self.special, self.token_words, self.word_labels
+        )
+
+    @property
+    def sources(self) -> TokenAxis:
+        """The tokens of the columns."""
+        return self.targets if self.source_axis is None else self.source_axis
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The targets as people read them: ``␣café`` for ``ĠcafÃ©``."""
+        return self.targets.tokens
+
+    @property
+    def source_tokens(self) -> list[str]:
+        """The sources as people read them."""
+        return self.tokens if self.source_axis is None else self.source_axis.tokens
+
+    @cached_property
+    def is_same_token(self) -> NDArray[np.bool_]:
+        """[target, source], whether both are the same token (i = j)."""
+        if self.same_token is not None:
+            return self.same_token
+        if self.source_axis is None:
+            return np.eye(len(self.targets), dtype=bool)
+        return np.zeros((len(self.targets), len(self.sources)), dtype=bool)
+
+    # Arrays ---------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> dict[str, Mapping[str, NDArray[Any]]]:
+        """Every group of arrays by its name; `normlens.results.axes` has their axes."""
+        return {name: getattr(self, name) for name in GROUPS}
+
+    @property
+    def scopes(self) -> list[str]:
+        """The scopes at hand, in the order of the layer's components."""
+        return list(self.arrays)
+
+    def __getitem__(self, scope: str) -> LayerTargetSource:
+        return self.arrays[resolve(scope, self.scopes)]
+
+    def __contains__(self, scope: str) -> bool:
+        try:
+            resolve(scope, self.scopes)
+        except UnknownScopeError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.scopes)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    # Layers ---------------------------------------------------------------------------------------
+
+    def layers_of(self, *scopes: str) -> list[int]:
+        """The layers that have all of these scopes; ``maps[scope]`` has a map of each."""
+        names = [resolve(scope, self.scopes) for scope in scopes]
+        covered = [self.covered("arrays", name) for name in names]
+        return [layer for layer in self.layers if all(layer in layers for layers in covered)]
+
+    def at(self, scope: str, layer: int) -> TargetSource:
+        """The map [target, source] of a scope in one layer of the model; −1 is the last."""
+        (wanted,) = self.wanted_layers(layer)
+        layers = self.layers_of(scope)
+        if wanted not in layers:
+            raise self.lacking(scope, [wanted])
+        return self[scope][layers.index(wanted)]
+
+    def covered(self, group: str, name: str) -> list[int]:
+        """The layers that the first axis of an array stands for."""
+        return self.coverage.get(f"{group}/{name}", self.layers)
+
+    def over_layers(self, group: str, name: str) -> NDArray[Any]:
+        """An array with an entry for each of `layers`, NaN for those that it does not cover."""
+        array, covered = self.groups[group][name], self.covered(group, name)
+        if covered == self.layers:
+            return array
+        floating = array.dtype if np.issubdtype(array.dtype, np.inexact) else np.float64
+        whole = np.full((len(self.layers), *array.shape[1:]), np.nan, dtype=floating)
+        whole[[self.layers.index(layer) for layer in covered]] = array
+        return whole
+
+    def wanted_layers(self, layers: int | Iterable[int] | None) -> list[int]:
+        """Layers of the model, in order; negative ones count from the end of those at hand."""
+        if layers is None:
+            return list(self.layers)
+        wanted = [layers] if isinstance(layers, (int, np.integer)) else list(layers)
+        if not wanted:
+            raise InputError("no layer is chosen; leave `layers` out to take all")
+        places = set()
+        for layer in wanted:
+            if isinstance(layer, (int, np.integer)) and -len(self.layers) <= layer < 0:
+                places.add(len(self.layers) + int(layer))
+            elif layer in self.layers:
+                places.add(self.layers.index(layer))
+            else:
+                raise InputError(
+                    f"layer {layer!r} is not among these maps' layers (indices from 0): "
+                    f"{', '.join(map(str, self.layers))}"
+                )
+        return [self.layers[place] for place in sorted(places)]
+
+    def lacking(self, scope: str, layers: Iterable[int]) -> InputError:
+        """The error for layers without a scope, which names those that have it."""
+        return InputError(
+            f"no map of {resolve(scope, self.scopes)} in {layers_in_words(layers)}; these maps "
+            f"have that scope in {layers_in_words(self.layers_of(scope))}"
+        )
+
+    # The sequences that sources belong to ---------------------------------------------------------
+
+    @property
+    def decoder(self) -> Maps:
+        """The same maps without the encoder's, which `encoder` has."""
+        return replace(self, encoder=None)
+
+    @property
+    def source_sequences(self) -> list[str]:
+        """The sequence of each source: "decoder", the targets' own, or "encoder", the other one.
+
+        Empty where all sources are the targets.
+        """
+        if self.source_axis is None:
+            return []
+        own = np.flatnonzero(self.is_same_token.any(axis=0))
+        names = [OTHER_SEQUENCE] * len(self.sources)
+        for place in own:
+            names[place] = OWN_SEQUENCE
+        return names
+
+    @property
+    def table_sequences(self) -> list[str]:
+        """The sequence of each source in tables: of an encoder–decoder's maps alone, else empty."""
+        if not self.stack:
+            return []
+        return self.source_sequences or [self.stack] * len(self.sources)
+
+    def pairs_of(self, *scopes: str) -> Allowed:
+        """[layer, target, source], the allowed pairs that any of these scopes has a part of.
+
+        The targets' tokens are no sources of the cross-attention alone, nor is the other sequence
+        one of what stands before it: zeros that maps share there say nothing.
+        """
+        if len(set(self.source_sequences)) < 2:
+            return self.allowed
+        own, crossed = (any(flags) for flags in zip(*map(holds, scopes), strict=True))
+        is_own = np.array([name == OWN_SEQUENCE for name in self.source_sequences])
+        # On the way from the model's input, earlier layers have brought the other sequence.
+        behind = [crossed or (self.origin == INPUT and layer > 0) for layer in self.layers]
+        other = np.array(behind)[:, None, None]
+        return self.allowed & np.where(is_own, own, other)
+
+    # Choosing layers, scopes and tokens, and merging tokens into words ----------------------------
+
+    def choose(
+        self,
+        layers: int | Iterable[int] | None = None,
+        scopes: str | Iterable[str] | None = None,
+    ) -> Maps:
+        """The same maps with some of their layers and scopes only, in their order.
+
+        Layers are the model's, from 0; negative ones count from the end of those at hand. Where
+        layers differ, a scope covers those of them that have it; a scope that is asked for by name
+        and that none of them has is an error. An encoder's maps beside these stay as they are.
+        """
+        wanted = self.wanted_layers(layers)
+        names = resolve_all(scopes, self.scopes)
+        if not names:
+            raise InputError("no scope is chosen; leave `scopes` out to take all")
+        for name in [] if scopes is None or scopes == "all" else names:
+            if not set(wanted) & set(self.layers_of(name)):
+                raise self.lacking(name, wanted)
+        # Single heads of the attention to another sequence are called CROSS-N.
+        heads = {"CROSS-N"} if any(name.endswith("CROSS-N") for name in names) else set()
+        kept: dict[str, Any] = {
+            group: {
+                name: arrays[name]  # of a file nothing else is read
+                for name in arrays
+                if name in names or (group == "heads" and name in heads)
+            }
+            for group, arrays in self.groups.items()
+            if group != "statistics"
+        }
+        return replace(self, **kept)._of_layers(wanted)
+
+    def sources_of(self, sequence: str) -> Maps:
+        """The same maps with the columns of one sequence only: "encoder" or "decoder"."""
+        check_choice(sequence, (OTHER_SEQUENCE, OWN_SEQUENCE), "sequence")
+        sequences = self.source_sequences
+        if not sequences:
+            raise InputError("the sources of these maps are one sequence, the targets' own")
+        places = [place for place, name in enumerate(sequences) if name == sequence]
+        return self._of_tokens(list(range(len(self.targets))), places)
+
+    def without_special_tokens(self) -> Maps:
+        """The same maps without rows and columns of special tokens ([CLS], [SEP], <s>, …)."""
+        if not self.targets.ordinary or not self.sources.ordinary:
+            raise InputError("every token of this sequence is a special token")
+        encoder = None if self.encoder is None else self.encoder.without_special_tokens()
+        # Means over all tokens and special dimensions would no longer be those of what is left.
+        left = replace(self, statistics={}, encoder=encoder)
+        return left._of_tokens(self.targets.ordinary, self.sources.ordinary)
+
+    def words(self) -> Maps:
+        """Word-level maps: columns of a word summed, rows averaged. Special tokens stay."""
+        targets, sources = self.targets.word_groups(), self.sources.word_groups()
+
+        def merged(array: NDArray[Any]) -> NDArray[Any]:
+            return measures.merge_words(array, targets, sources)
+
+        def any_merged(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+            return merged(mask.astype(float)) > 0
+
+        # Norms of sums, spreads, statistics and experts of tokens say nothing of words.
+        encoder = None if self.encoder is None else self.encoder.words()
+        alone = replace(
+            self, mixing={}, standard_error={}, statistics={}, encoder=encoder, routing=None
+        )
+        return alone._changed(
+            lambda array, _: merged(array),
+            allowed=any_merged(self.allowed),
+            same_token=None if self.same_token is None else any_merged(self.same_token),
+            **self.targets.words().labels,
+            source_axis=None if self.source_axis is None else self.source_axis.words(),
+        )
+
+    def _of_layers(self, layers: list[int]) -> Maps:
+        """Some of the layers. A scope that none of them has is left out, and so is a layer
+        that has none of the arrays.
+        """
+        groups: dict[str, Any] = {group: {} for group in GROUPS}
+        kept: dict[str, list[int]] = {}
+        for group, arrays in self.groups.items():
+            for name, array in arrays.items():
+                covered = self.covered(group, name)
+                if here := [layer for layer in layers if layer in covered]:
+                    places = np.array([covered.index(layer) for layer in here])
+                    groups[group][name] = np.take(array, places, axis=0)
+                    kept[f"{group}/{name}"] = here
+        left = [layer for layer in layers if any(layer in here for here in kept.values())]
+        places = np.array([self.layers.index(layer) for layer in left])
+        return replace(
+            self,
+            correlations=None,
+            layers=left,
+            allowed=np.take(self.allowed, places, axis=0),
+            coverage={name: here for name, here in kept.items() if here != left},
+            routing=None if self.routing is None else self.routing.of_layers(left),
+            **groups,
+        )
+
+    def _of_tokens(self, targets: list[int], sources: list[int]) -> Maps:
+        """Some of the rows and columns."""
+        indices = {"target": np.array(targets), "source": np.array(sources)}
+        same, axis = self.same_token, self.source_axis
+        return self._changed(
+            lambda array, axes: take(array, axes, indices),
+            allowed=take(self.allowed, ("layer", "target", "source"), indices),
+            same_token=None if same is None else take(same, ("target", "source"), indices),
+            **self.targets.take(targets).labels,
+            routing=None if self.routing is None else self.routing.of_tokens(targets),
+            source_axis=None if axis is None else axis.take(sources),
+            grid=None if self.grid is None else self.grid.among(targets),
+        )
+
+    def _changed(self, change: Callable[[NDArray[Any], Axes], NDArray[Any]], **labels: Any) -> Maps:
+        """The same maps with every array changed, and labels that fit them."""
+        groups: dict[str, Any] = {
+            group: {name: change(array, axes_of(group, name)) for name, array in arrays.items()}
+            for group, arrays in self.groups.items()
+        }
+        return replace(self, correlations=None, **groups, **labels)
+
+    # Measures of the papers; their formulas are in `normlens.measures` ----------------------------
 
     def similarity(self, a: str, b: str) -> PerLayer:
         """Spearman's ρ between two scopes, per layer, over the pairs that attention allows.
@@ -153,12 +530,98 @@ class MeasurableMaps(ChoosableMaps):
             )
         return pairs[0]
 
+    def rollout(self, scope: str) -> Maps:
+        """``R_ℓ = Â_ℓ R_{ℓ−1}``: a scope's maps multiplied from layer 0 up to each layer.
 
-# Maps that draw themselves; the pictures are in `normlens.figures`.
+        Sources are then the model's input tokens, as far as a product of layers can tell. Abnar &
+        Zuidema's ``Â = ½ W̄ + ½ I`` for "ATTN-W"; for norms rows that sum to 1, mixed with the
+        identity alike where the scope has no residual connection (`normlens.rollouts` has more).
+        An encoder–decoder's goes through both stacks; its scope stands behind the attention between
+        them and the residual connection that follows.
+        """
+        return pair_rollout(self, scope) if self.stack == "decoder" else scope_rollout(self, scope)
 
+    # Taking away ----------------------------------------------------------------------------------
 
-class PlottableMaps(MeasurableMaps):
-    """Maps with their pictures; `ax` draws into axes of yours instead of a new figure."""
+    def to_numpy(self) -> dict[str, LayerTargetSource]:
+        """Every map by its scope."""
+        return dict(self.arrays)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per scope, layer (from 0; those that have the scope), target and source.
+
+        Of an encoder–decoder both stacks, with the columns `stack` and `source_sequence`.
+        """
+        return conversions.to_pandas(self)
+
+    def to_xarray(self) -> xr.Dataset:
+        """Every array with its axes named and its tokens and layers as coordinates.
+
+        A map is called as its scope; arrays of other groups are called ``mixing/ATTN-N`` and so on.
+        All share the coordinate `layer`: values are NaN in layers that lack a scope. An encoder's
+        beside these are called ``encoder/ATTN-N``, with axes ``encoder_layer`` and so on.
+        """
+        return conversions.to_xarray(self)
+
+    def to_bertviz(
+        self, scope: str = "ATTN-N"
+    ) -> tuple[torch.Tensor, ...] | conversions.HeadViewKeywords:
+        """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
+
+        Head-level maps if the lens was asked for them, else the scope's map as a single head; of
+        the layers that have the scope. Of an encoder–decoder ``head_view(**maps.to_bertviz())``.
+        """
+        return conversions.to_bertviz(self, scope)
+
+    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
+        """Write a safetensors file with JSON metadata; `Maps.load` reads it.
+
+        The name ends in .safetensors. A file that NormLens wrote is replaced; any other stays
+        unless `overwrite` is true. With `overwrite` false every file stays.
+        """
+        return store.write(*formats.saved_maps(self), path, overwrite=overwrite)
+
+    @staticmethod
+    def load(path: str | Path, *, mapped: bool = False) -> Maps:
+        """Read maps that `save` wrote; `normlens.open` reads other results too.
+
+        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
+        """
+        return store.open_as(Maps, path, mapped=mapped)
+
+    # Showing --------------------------------------------------------------------------------------
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        precision: int | None = None,
+        largest: float | None = 60.0,
+        overwrite: bool | None = None,
+    ) -> Path:
+        """Write the viewer with these maps as one HTML file, which needs no network.
+
+        `precision` (bits per value) and `largest` (MB) as in `normlens.viewer.to_html`.
+        """
+        from normlens.viewer import to_html
+
+        return to_html(self, path, precision=precision, largest=largest, overwrite=overwrite)
+
+    def show(self, *others: Maps, **state: Unpack[ViewerState]) -> object:
+        """The interactive viewer for a notebook cell; `others` are maps to compare with.
+
+        ``maps.show(layer=3, scope="FF")`` opens it there.
+        """
+        from normlens.viewer.notebook import show
+
+        return show([self, *others], **state)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        from normlens.viewer.notebook import mimebundle
+
+        return mimebundle(self, **options)
+
+    # Pictures; `ax` draws into axes of yours instead of a new figure ------------------------------
 
     def plot(
         self,
@@ -178,7 +641,7 @@ class PlottableMaps(MeasurableMaps):
         from normlens.figures import plot_layer
 
         return plot_layer(
-            cast("Maps", self),
+            self,
             layer,
             scopes,
             scale=scale,
@@ -209,7 +672,7 @@ class PlottableMaps(MeasurableMaps):
         from normlens.figures import plot_overview
 
         return plot_overview(
-            cast("Maps", self),
+            self,
             layers,
             scopes,
             scale=scale,
@@ -243,7 +706,7 @@ class PlottableMaps(MeasurableMaps):
         from normlens.figures import plot_heads
 
         return plot_heads(
-            cast("Maps", self),
+            self,
             layer,
             scope,
             heads,
@@ -273,7 +736,7 @@ class PlottableMaps(MeasurableMaps):
         from normlens.figures import plot_patches
 
         return plot_patches(
-            cast("Maps", self),
+            self,
             layers,
             scope,
             target=target,
@@ -289,7 +752,7 @@ class PlottableMaps(MeasurableMaps):
         """How similar each scope is to the one before it, layer by layer."""
         from normlens.figures import plot_similarity
 
-        return plot_similarity(cast("Maps", self), stack=stack, ax=ax)
+        return plot_similarity(self, stack=stack, ax=ax)
 
     def plot_amplification(
         self,
@@ -314,7 +777,7 @@ class PlottableMaps(MeasurableMaps):
         if before is None or after is None:
             before, after = self.feed_forward_pair()
         return plot_amplification(
-            cast("Maps", self),
+            self,
             before,
             after,
             layer,
@@ -327,105 +790,32 @@ class PlottableMaps(MeasurableMaps):
             ax=ax,
         )
 
+    # Comparing ------------------------------------------------------------------------------------
 
-# The labelled maps that a lens gives: what they become and show.
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same numbers and labels; provenance does not count."""
+        if not isinstance(other, Maps):
+            return NotImplemented
+        return same_fields(self, other, without=("provenance", "correlations"))
 
+    __hash__ = None  # type: ignore[assignment]
 
-class Maps(PlottableMaps):
-    """Attribution maps of one sequence; ``maps[scope]`` is an array [layer, target, source].
+    def __repr__(self) -> str:
+        model = self.provenance.get("model", "?")
+        sources = f"{self.origin_in_words}, " if self.origin_in_words else ""
+        stack = f"{self.stack}, " if self.stack else ""
+        beside = ""
+        if self.encoder is not None:
+            beside = f"; encoder: {self.encoder._sizes}"
+        cost = cost_in_words(str(self.provenance.get("dtype")))
+        return (
+            f"Maps({model}: {stack}{self._sizes}, {sources}"
+            f"completeness {self.completeness:.1e}{cost}{beside})"
+        )
 
-    Rows are outputs (targets), columns inputs (sources); layers count from 0. Iterating gives the
-    scopes, as with a dictionary. Where a model's layers differ, ``maps[scope]`` covers the layers
-    ``maps.layers_of(scope)``, and ``maps.at(scope, layer)`` is the map of one of them.
-    """
-
-    def rollout(self, scope: str) -> Maps:
-        """``R_ℓ = Â_ℓ R_{ℓ−1}``: a scope's maps multiplied from layer 0 up to each layer.
-
-        Sources are then the model's input tokens, as far as a product of layers can tell. Abnar &
-        Zuidema's ``Â = ½ W̄ + ½ I`` for "ATTN-W"; for norms rows that sum to 1, mixed with the
-        identity alike where the scope has no residual connection (`normlens.rollouts` has more).
-        An encoder–decoder's goes through both stacks; its scope stands behind the attention between
-        them and the residual connection that follows.
-        """
-        return pair_rollout(self, scope) if self.stack == "decoder" else scope_rollout(self, scope)
-
-    # Taking away ---------------------------------------------------------------------------------
-
-    def to_numpy(self) -> dict[str, LayerTargetSource]:
-        """Every map by its scope."""
-        return dict(self.arrays)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """One row per scope, layer (from 0; those that have the scope), target and source.
-
-        Of an encoder–decoder both stacks, with the columns `stack` and `source_sequence`.
-        """
-        return conversions.to_pandas(self)
-
-    def to_xarray(self) -> xr.Dataset:
-        """Every array with its axes named and its tokens and layers as coordinates.
-
-        A map is called as its scope; arrays of other groups are called ``mixing/ATTN-N`` and so on.
-        All share the coordinate `layer`: values are NaN in layers that lack a scope. An encoder's
-        beside these are called ``encoder/ATTN-N``, with axes ``encoder_layer`` and so on.
-        """
-        return conversions.to_xarray(self)
-
-    def to_bertviz(
-        self, scope: str = "ATTN-N"
-    ) -> tuple[torch.Tensor, ...] | bertviz.HeadViewKeywords:
-        """What ``bertviz.head_view(attention, tokens)`` takes: per layer a (1, heads, n, n) tensor.
-
-        Head-level maps if the lens was asked for them, else the scope's map as a single head; of
-        the layers that have the scope. Of an encoder–decoder ``head_view(**maps.to_bertviz())``.
-        """
-        return bertviz.to_bertviz(self, scope)
-
-    def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
-        """Write a safetensors file with JSON metadata; `Maps.load` reads it.
-
-        The name ends in .safetensors. A file that NormLens wrote is replaced; any other stays
-        unless `overwrite` is true. With `overwrite` false every file stays.
-        """
-        return store.save(self, path, overwrite=overwrite)
-
-    @staticmethod
-    def load(path: str | Path, *, mapped: bool = False) -> Maps:
-        """Read maps that `save` wrote; `normlens.open` reads other results too.
-
-        With `mapped` arrays stay in the file until they are used; it must not change meanwhile.
-        """
-        return store.open_as(Maps, path, mapped=mapped)
-
-    # Showing -------------------------------------------------------------------------------------
-
-    def to_html(
-        self,
-        path: str | Path,
-        *,
-        precision: int | None = None,
-        largest: float | None = 60.0,
-        overwrite: bool | None = None,
-    ) -> Path:
-        """Write the viewer with these maps as one HTML file, which needs no network.
-
-        `precision` (bits per value) and `largest` (MB) as in `normlens.viewer.to_html`.
-        """
-        from normlens.viewer import to_html
-
-        return to_html(self, path, precision=precision, largest=largest, overwrite=overwrite)
-
-    def show(self, *others: Maps, **state: Unpack[ViewerState]) -> object:
-        """The interactive viewer for a notebook cell; `others` are maps to compare with.
-
-        ``maps.show(layer=3, scope="FF")`` opens it there.
-        """
-        from normlens.viewer.notebook import show
-
-        return show([self, *others], **state)
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        from normlens.viewer.notebook import mimebundle
-
-        return mimebundle(self, **options)
+    @property
+    def _sizes(self) -> str:
+        tokens = f"{len(self.raw_tokens)} tokens"
+        if self.source_axis is not None:
+            tokens = f"{len(self.raw_tokens)} targets of {len(self.sources)} sources"
+        return f"{tokens}, {len(self.layers)} layers, {len(self.scopes)} scopes"

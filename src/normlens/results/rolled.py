@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from normlens import measures
 from normlens.errors import InputError
 from normlens.measures import reachable, rollout
-from normlens.results.labelled import OTHER_SEQUENCE, LabelledMaps, SequencedMaps
+from normlens.results.axes import OTHER_SEQUENCE
 from normlens.scopes import WEIGHT_SCOPES, components_of, holds, layers_in_words, resolve
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 # Labelled maps of single layers, multiplied into maps through all layers up to each.
 
 
-M = TypeVar("M", bound=LabelledMaps)
-
 #: What maps say of their sources (`provenance["origin"]`) where these are the model's input tokens,
 #: by a product of layers.
 ROLLOUT = "rollout"
@@ -29,7 +27,7 @@ ROLLOUT = "rollout"
 RESIDUAL = 0.5
 
 
-def scope_rollout(maps: M, scope: str) -> M:
+def scope_rollout(maps: Maps, scope: str) -> Maps:
     """The rollout of one scope, by the rule for its kind.
 
     Weights as they are, ``½ W̄ + ½ I``. Norms with their rows made to sum to 1, and ``½ A + ½ I``
@@ -42,7 +40,7 @@ def scope_rollout(maps: M, scope: str) -> M:
     )
 
 
-def rolled_out(maps: M, scope: str, *, method: str, residual: float, normalise: bool) -> M:
+def rolled_out(maps: Maps, scope: str, *, method: str, residual: float, normalise: bool) -> Maps:
     """Maps whose sources are the model's input tokens: the rollout of `scope`'s.
 
     Only the maps of this scope are kept. The provenance says how they were multiplied.
@@ -63,7 +61,7 @@ def rolled_out(maps: M, scope: str, *, method: str, residual: float, normalise: 
     )
 
 
-def rollout_words(maps: LabelledMaps) -> str | None:
+def rollout_words(maps: Maps) -> str | None:
     """What the values of rolled-out maps are, in words; None for maps of single layers."""
     about = maps.provenance.get("rollout")
     if maps.provenance.get("origin") != ROLLOUT or not isinstance(about, dict):
@@ -71,7 +69,7 @@ def rollout_words(maps: LabelledMaps) -> str | None:
     return f"rollout ({about.get('method')}) up to each layer"
 
 
-def _check(maps: LabelledMaps, layers: int, shape: tuple[int, ...]) -> None:
+def _check(maps: Maps, layers: int, shape: tuple[int, ...]) -> None:
     """Raise unless each layer's sources are the targets of the layer before it."""
     check_layers(maps, layers)
     if shape[0] != shape[1] or maps.source_axis is not None:
@@ -81,7 +79,7 @@ def _check(maps: LabelledMaps, layers: int, shape: tuple[int, ...]) -> None:
         )
 
 
-def check_layers(maps: LabelledMaps, layers: int) -> None:
+def check_layers(maps: Maps, layers: int) -> None:
     """Raise unless these are tokens' maps of single layers, of all from 0 on."""
     origin = maps.provenance.get("origin", "layer")
     if origin != "layer":
@@ -110,10 +108,7 @@ def check_layers(maps: LabelledMaps, layers: int) -> None:
 # one, stands between the two and has no map.
 
 
-S = TypeVar("S", bound=SequencedMaps)
-
-
-def pair_rollout(maps: S, scope: str) -> S:
+def pair_rollout(maps: Maps, scope: str) -> Maps:
     """The rollout of a decoder's scope, over the inputs of both sequences.
 
     The encoder's share is the rollout of the scope that ends as this one does behind CROSS:
@@ -151,7 +146,7 @@ def pair_rollout(maps: S, scope: str) -> S:
     )
 
 
-def _rolled_encoder(maps: SequencedMaps, name: str) -> Maps:
+def _rolled_encoder(maps: Maps, name: str) -> Maps:
     """The rollout of the encoder's scope that belongs to a scope of the decoder."""
     encoder = maps.encoder
     if encoder is None:

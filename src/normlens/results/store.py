@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from normlens.errors import InputError, MapsFileError, OutputError, reason_of, system_reason
-from normlens.results import files
+from normlens.results import files, formats
 from normlens.results.files import Check, mapped_arrays
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ _DAMAGED = (
     MemoryError,
     OSError,
 )
-
-
-def save(maps: Maps, path: str | Path, *, overwrite: bool | None = None) -> Path:
-    """Write `maps` to a safetensors file, whole or not at all."""
-    return write(*files.saved_maps(maps), path, overwrite=overwrite)
 
 
 def write(
@@ -138,31 +133,29 @@ def _no_check(_: str) -> None:
 def _read_maps(header: dict[str, str], arrays: Arrays, check: Check | None = None) -> Maps:
     from normlens.results.maps import Maps
 
-    fields, of_encoder = files.maps_parts(header, arrays, check)
+    fields, of_encoder = formats.maps_parts(header, arrays, check)
     return Maps(**fields, encoder=None if of_encoder is None else Maps(**of_encoder))
 
 
 def _read_explanation(header: dict[str, str], arrays: Arrays) -> Explanation | Explanations:
     from normlens.results.explanation import Explanation, Explanations
 
-    each = [Explanation(**fields) for fields in files.explanation_parts(header, arrays)]
-    return Explanations(each) if header["format"] == files.SEVERAL else each[0]
+    each = [Explanation(**fields) for fields in formats.explanation_parts(header, arrays)]
+    return Explanations(each) if header["format"] == formats.SEVERAL else each[0]
 
 
 def _read_cosine(header: dict[str, str], arrays: Arrays) -> Cosine:
     from normlens.results.cosine import Cosine
 
-    fields, axes = files.cosine_parts(header, arrays)
-    a, b = (files.axis_of(axes[name]) for name in ("a", "b"))
-    return Cosine(**fields, a=a, b=b)
+    return Cosine(**formats.cosine_parts(header, arrays))
 
 
 #: The newest version of each kind of file, and what reads it.
 _KINDS: dict[str, tuple[int, Callable[[dict[str, str], Arrays], Any]]] = {
-    files.MAPS_FORMAT: (files.MAPS_VERSION, _read_maps),
-    files.ONE: (files.EXPLANATION_VERSION, _read_explanation),
-    files.SEVERAL: (files.EXPLANATION_VERSION, _read_explanation),
-    files.COSINE_FORMAT: (files.COSINE_VERSION, _read_cosine),
+    formats.MAPS_FORMAT: (formats.MAPS_VERSION, _read_maps),
+    formats.ONE: (formats.EXPLANATION_VERSION, _read_explanation),
+    formats.SEVERAL: (formats.EXPLANATION_VERSION, _read_explanation),
+    formats.COSINE_FORMAT: (formats.COSINE_VERSION, _read_cosine),
 }
 
 

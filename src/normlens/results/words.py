@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError, check_choice
+from normlens.results.axes import STACKS
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 
 # The two stacks of an encoder–decoder's maps: one by one, or cut down alike.
-
-
-#: The names of the stacks, in the order in which the model runs them.
-STACKS = ("encoder", "decoder")
 
 
 def by_stack(maps: Maps, stack: str | None = None) -> list[Maps]:

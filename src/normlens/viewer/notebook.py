@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
-from normlens.results.labelled import OTHER_SEQUENCE, OWN_SEQUENCE, LabelledMaps
-from normlens.results.words import STACKS
+from normlens.results.axes import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import (
     EXACT,
@@ -187,7 +186,7 @@ def mimebundle(maps: Maps, **options: Any) -> Any:
 def _notebook(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> Notebook:
     listed = payload.as_list(maps)
     words = _words(maps, state)
-    first = maps if isinstance(maps, LabelledMaps) else maps[0]
+    first = maps[0] if isinstance(maps, Sequence) else maps
     return Notebook(
         lambda largest: fitted(listed, None, largest),
         title_of(listed),
@@ -219,7 +218,7 @@ def _words(maps: Maps | Sequence[Maps], state: Mapping[str, Any]) -> dict[str, s
         check_choice(words["sources"], SOURCES, "sources")
     stack = words.get("stack", OWN_SEQUENCE)
     check_choice(stack, STACKS, "stack")
-    first = maps if isinstance(maps, LabelledMaps) else maps[0]
+    first = maps[0] if isinstance(maps, Sequence) else maps
     if "item" in words:
         listed = payload.as_list(maps)
         items = {str(number): shown for number, shown in enumerate(listed)}

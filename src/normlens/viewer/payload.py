@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.results.axes import TokenAxis, plain
-from normlens.results.labelled import OWN_SEQUENCE, LabelledMaps
+from normlens.results.axes import OWN_SEQUENCE, TokenAxis, plain
 from normlens.results.rolled import rollout_words
 from normlens.results.words import RES
 from normlens.scopes import layers_in_words
@@ -304,11 +303,13 @@ def as_list(maps: Maps | Sequence[Maps]) -> list[Maps]:
     The viewer knows layers that are alike: maps whose layers differ become one item per kind of
     layer. An encoder's maps stay beside those of its decoder.
     """
-    listed = [maps] if isinstance(maps, LabelledMaps) else list(maps)
+    from normlens.results.maps import Maps  # which imports this room to show itself
+
+    listed = [maps] if isinstance(maps, Maps) else list(maps)
     if not listed:
         raise InputError("there are no maps to show; give at least one")
     for one in listed:
-        if not isinstance(one, LabelledMaps):
+        if not isinstance(one, Maps):
             raise InputError(f"the viewer shows Maps, not {type(one).__name__}")
         if not one.scopes or not one.tokens or not one.layers:
             raise InputError("these maps have no scope, layer or token; there is nothing to show")

@@ -23,7 +23,8 @@ from normlens.corpus.measures.explanation_tables import (
     score_row,
 )
 from normlens.errors import InputError
-from normlens.results.explanation import DECODER, ENCODER, Explanation
+from normlens.results.axes import DECODER, ENCODER
+from normlens.results.explanation import Explanation
 
 #: What both sequences supply of the score, as in `Explanation.shares`.
 SHARES = [

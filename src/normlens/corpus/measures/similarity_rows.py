@@ -14,8 +14,7 @@ from normlens.corpus.measures.base import Item, Needs, RowMeasure, alike, are_am
 from normlens.corpus.measures.both_stacks import BothStacks
 from normlens.corpus.measures.columns import WHOSE, build
 from normlens.measures.ranks import spearman_matrix
-from normlens.results.labelled import Correlations
-from normlens.results.maps import Maps
+from normlens.results.maps import Correlations, Maps
 from normlens.scopes import holds
 
 SCHEMA = pa.schema(
