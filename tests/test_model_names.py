@@ -20,7 +20,7 @@ from normlens.errors import InputError
 from normlens.loading.hub import shown_name
 from normlens.results import exports
 from normlens.results.exports import write_cosine, write_explanation
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
 
 PLACE = "home-of-someone"

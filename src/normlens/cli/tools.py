@@ -30,7 +30,6 @@ from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
-from normlens.serve.limits import Limits, is_loopback
 
 if TYPE_CHECKING:
     import torch
@@ -429,6 +428,8 @@ def serve_command(
     at_least_one(tokens, "tokens")
     check_installed(PAGE_SERVER)
 
+    from normlens.serve.app import is_loopback
+    from normlens.serve.jobs import Limits
     from normlens.serve.models import ServedModels, installed_models
     from normlens.serve.server import PageServer
 
