@@ -58,25 +58,23 @@ from normlens.loading.hub import hush
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-class Command(TyperCommand):
-    """A command whose flags are shown without ``<bool>``."""
+class _PlainFlags:
+    """A flag is typed alone, so --help shows no ``<bool>`` beside it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-class Group(TyperGroup):
-    """All commands together, whose flags are shown without ``<bool>``."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+class Command(_PlainFlags, TyperCommand):
+    """One of the commands."""
 
 
-def _without_types(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
+class Group(_PlainFlags, TyperGroup):
+    """All commands together."""
 
 
 app = typer.Typer(

@@ -310,26 +310,20 @@ def read_inputs(
 def _read_input(
     texts: Sequence[str | None], pair: str | None, file: str | None, image: Path | None
 ) -> str | tuple[str, str] | Path:
-    """The text or pair that was given, or the picture."""
-    if image is None:
-        return read_text(texts, pair, file)
-    if any(given is not None for given in (*texts, pair, file)):
-        raise InputError("give a text or an --image, not both")
-    if not image.is_file():
-        raise InputError(f"there is no file {str(image)!r}; --image names a picture")
-    return image
-
-
-def read_text(
-    texts: Sequence[str | None], pair: str | None, file: str | None
-) -> str | tuple[str, str]:
-    """The one text that was given, or the pair; a file where one was named."""
+    """The text or pair that was given, typed or in a file, or the picture."""
+    if image is not None:
+        if any(given is not None for given in (*texts, pair, file)):
+            raise InputError("give a text or an --image, not both")
+        if not image.is_file():
+            raise InputError(f"there is no file {str(image)!r}; --image names a picture")
+        return image
     typed, name = _source(texts, file)
-    first = read_file(name) if typed is None else typed
-    for part in (first, pair):
-        if part is not None:
-            check_text(part)
-    return first if pair is None else (first, pair)
+    first = _read_file(name) if typed is None else typed
+    check_text(first)
+    if pair is None:
+        return first
+    check_text(pair)
+    return first, pair
 
 
 def _source(texts: Sequence[str | None], file: str | None) -> tuple[str | None, str]:
@@ -361,13 +355,24 @@ def check_text(text: str, name: str = "text") -> None:
         raise InputError(f"the {name} is empty; give at least one word")
 
 
-def read_file(name: str) -> str:
-    """The text of a file, or of stdin, without the space around it."""
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    """A file, or stdin; what cannot be read is one line."""
     try:
-        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-        return data.decode("utf-8-sig").strip()
+        if name == STDIN:
+            yield sys.stdin.buffer
+            return
+        with Path(name).open("rb") as stream:
+            yield stream
     except OSError as error:
         raise InputError(f"cannot read {_called(name)}: {system_reason(error)}") from error
+
+
+def _read_file(name: str) -> str:
+    """The text of a file, or of stdin, without the space around it."""
+    try:
+        with _opened(name) as stream:
+            return stream.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{_called(name)} is not UTF-8 text (byte {error.start}); convert it"
@@ -376,26 +381,16 @@ def read_file(name: str) -> str:
 
 def _read_lines(name: str) -> Iterator[Given]:
     """Each line of a file, or of stdin, that is not blank."""
-    try:
-        if name == STDIN:
-            yield from _lines(sys.stdin.buffer, name)
-            return
-        with open(name, "rb") as stream:
-            yield from _lines(stream, name)
-    except OSError as error:
-        raise InputError(f"cannot read {_called(name)}: {system_reason(error)}") from error
-
-
-def _lines(stream: BinaryIO, name: str) -> Iterator[Given]:
-    for number, data in enumerate(stream, start=1):
-        try:
-            text = data.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"line {number} of {_called(name)} is not UTF-8 text; convert it"
-            ) from error
-        if text:
-            yield Given(text, number)
+    with _opened(name) as stream:
+        for number, data in enumerate(stream, start=1):
+            try:
+                text = data.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"line {number} of {_called(name)} is not UTF-8 text; convert it"
+                ) from error
+            if text:
+                yield Given(text, number)
 
 
 def _called(name: str) -> str:

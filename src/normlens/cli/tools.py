@@ -147,25 +147,6 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
 
     plan = result.plan
     tile = {"sources": plan.sources, "targets": plan.targets} if isinstance(plan, Plan) else None
-    return {
-        "device": analysis.device,
-        "operations": {**result.operations, "total": result.total_operations},
-        "memory": {**result.memory, "total": result.peak_memory},
-        "method": None if plan is None else plan.method,
-        "kernels": isinstance(plan, KernelPlan),
-        "tile": tile,
-        "tiles_per_layer": result.tiles,
-        "published_way": result.published,
-        **_stages_as_json(result),
-    }
-
-
-def _stages_as_json(result: Estimate) -> dict[str, Any]:
-    """The plan of each stage, where there are several."""
-    from normlens.plan.method import KernelPlan
-
-    if len(result.stages) < 2:
-        return {}
     stages = [
         {
             "stage": stage.name,
@@ -175,7 +156,17 @@ def _stages_as_json(result: Estimate) -> dict[str, Any]:
         }
         for stage in result.stages
     ]
-    return {"stages": stages}
+    return {
+        "device": analysis.device,
+        "operations": {**result.operations, "total": result.total_operations},
+        "memory": {**result.memory, "total": result.peak_memory},
+        "method": None if plan is None else plan.method,
+        "kernels": isinstance(plan, KernelPlan),
+        "tile": tile,
+        "tiles_per_layer": result.tiles,
+        "published_way": result.published,
+        **({"stages": stages} if len(stages) > 1 else {}),
+    }
 
 
 def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str) -> None:
@@ -267,7 +258,7 @@ def models_command(
         ),
     ] = None,
     install: Annotated[str | None, option("NAME", "Install an embedded model with pip.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: parameters.Json = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the families as a Markdown table.")
     ] = False,
