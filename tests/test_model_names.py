@@ -19,7 +19,7 @@ import normlens
 from normlens.errors import InputError
 from normlens.loading.hub import shown_name
 from normlens.results import exports
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
 
 PLACE = "home-of-someone"

@@ -109,10 +109,10 @@ def test_every_rule_has_a_name_and_every_name_a_rule() -> None:
 
 def test_the_server_asks_for_the_rule_as_the_options_do() -> None:
     pytest.importorskip("fastapi")
-    from normlens.serve.jobs import AnalysisRequest, Question
+    from normlens.serve.jobs import AnalysisRequest
 
     asked = AnalysisRequest.model_fields["rule"]
-    assert asked.default == AnalysisOptions().nonlinearity == Question("model", "text").rule
+    assert asked.default == AnalysisOptions().nonlinearity
     assert asked.description == options_of(AnalysisOptions)["nonlinearity"].help
 
 

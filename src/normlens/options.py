@@ -148,7 +148,7 @@ def parse_bytes(value: int | float | str | None) -> int | None:
 # Fields of option dataclasses, with what the command line and signatures show of them.
 #
 # An operation's options are one frozen dataclass. Each field that can be typed carries an
-# `Option`: `normlens.cli.common` builds the command line from them. Nothing here needs torch.
+# `Option`: `normlens.cli.parameters` builds the command line from them. Nothing here needs torch.
 
 
 _KEY = "option"

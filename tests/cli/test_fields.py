@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from normlens import cli
-from normlens.cli.common import Fields, TypedFields, with_field_options
+from normlens.cli.parameters import Fields, TypedFields, with_field_options
 from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.options import (
     AnalysisOptions,

@@ -17,7 +17,7 @@ from normlens.errors import InputError, UnsupportedModelError
 from normlens.models import adapt
 from normlens.models.tiny import scramble, tiny_config, tiny_model, tiny_signal_families
 from normlens.models.unwrapping import model_of
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
 
 every_family = pytest.mark.parametrize("family", tiny_signal_families())

@@ -13,7 +13,7 @@ from serving import ON_CPU, Site, StepwiseModels
 
 import normlens
 from normlens.loading import load as loading
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
 from normlens.viewer import pages, payload
 from normlens.viewer import payload as container

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from serving import ON_CPU, Site, StepwiseModels, watched
 
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import TEXT, ServedModels
 
 SHOWN = '.normlens[data-busy="false"][data-items="{}"]'

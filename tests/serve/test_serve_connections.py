@@ -21,9 +21,9 @@ import pytest
 from serving import ON_CPU, PATIENCE, Site
 from test_serve_command import started
 
-from normlens.serve.app import ShortageLog, most_connections
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
+from normlens.serve.server import ShortageLog, most_connections
 
 HURRIED = Limits(connections=8, request_seconds=0.5, stall_seconds=0.5)
 
@@ -222,9 +222,9 @@ def test_a_shortage_of_descriptors_is_one_line(caplog: pytest.LogCaptureFixture)
 FEW_FILES = """
 import resource, sys
 from normlens import cli
-from normlens.serve import connections, models
+from normlens.serve import models, server
 
-connections.most_connections = lambda limits: 10_000
+server.most_connections = lambda limits: 10_000
 describe = models.ServedModels.describe
 
 def describe_and_limit(self):

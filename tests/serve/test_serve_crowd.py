@@ -11,7 +11,7 @@ import pytest
 from serving import ON_CPU, PATIENCE, Site
 from test_serve_api import header
 
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
 
 VISITORS = 100

@@ -13,7 +13,7 @@ import pytest
 from serving import ON_CPU, Site
 
 import normlens
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import TEXT, Description, ServedModels, example_of
 
 
@@ -24,7 +24,16 @@ def opened(folder: str) -> Iterator[Site]:
 
 
 def model(name: str, head: str | None, two_stacks: bool) -> Description:
-    return Description(name, "family", 2, ("ATTN-N",), False, None, head, two_stacks)
+    return Description(
+        name=name,
+        family="family",
+        layers=2,
+        scopes=["ATTN-N"],
+        causal=False,
+        max_tokens=None,
+        head=head,
+        two_stacks=two_stacks,
+    )
 
 
 def item_of(payload: bytes) -> tuple[dict[str, Any], bytes]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normlens.serve.jobs import Job, Jobs, Question, QueueFullError, Stopped
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import AnalysisRequest, Job, Jobs, Limits, QueueFullError, Stopped
 
 
 class Clock:
@@ -26,13 +25,13 @@ def jobs_with(clock: Clock, **limits: float) -> Jobs:
 
 
 def ask(jobs: Jobs, text: str) -> str:
-    return jobs.submit(Question("model", text), layers=3).id
+    return jobs.submit(AnalysisRequest(model="model", text=text), layers=3).id
 
 
 def finish(jobs: Jobs, result: bytes) -> Job:
     job = jobs.take()
     assert job is not None
-    jobs.complete(job, result)
+    jobs.finish(job, result)
     return job
 
 
@@ -49,7 +48,7 @@ def test_first_come_first_served(clock):
     assert running.question.text == "a"
     assert [jobs.find(id).position for id in ids] == [0, 1, 2]
     assert [state(jobs, id) for id in ids] == ["running", "queued", "queued"]
-    jobs.complete(running, b"A")
+    jobs.finish(running, b"A")
     assert [jobs.find(id).position for id in ids] == [0, 0, 1]
     assert jobs.find(ids[0]).result == b"A"
     assert jobs.find(ids[0]).layers_done == 3
@@ -86,7 +85,7 @@ def test_a_full_queue(clock):
     with pytest.raises(QueueFullError, match=r"2 analyses are waiting already.*1 second$"):
         ask(jobs, "d")
     clock.now += 7.5
-    jobs.complete(running, b"A")
+    jobs.finish(running, b"A")
     with pytest.raises(QueueFullError, match=r"8 seconds$") as caught:
         ask(jobs, "d")
     assert caught.value.seconds == 8
@@ -107,10 +106,10 @@ def test_an_answer_at_hand_needs_no_place_in_the_queue(clock):
 @pytest.mark.parametrize(
     "other",
     [
-        Question("other", "a"),
-        Question("model", "b"),
-        Question("model", "a", pair="a"),
-        Question("model", "a", rule="gradient"),
+        AnalysisRequest(model="other", text="a"),
+        AnalysisRequest(model="model", text="b"),
+        AnalysisRequest(model="model", text="a", pair="a"),
+        AnalysisRequest(model="model", text="a", rule="gradient"),
     ],
 )
 def test_another_question_has_another_answer(other, clock):
@@ -135,7 +134,7 @@ def test_a_cancelled_twin_takes_nothing_from_the_other(clock):
     jobs.cancel(first)
     with pytest.raises(Stopped):
         jobs.progress(running, 1)
-    jobs.stopped(running)
+    jobs.finish(running)
     finish(jobs, b"A")
     assert (state(jobs, first), state(jobs, second)) == ("cancelled", "done")
 
@@ -153,7 +152,7 @@ def test_a_result_that_comes_after_all_is_not_kept(clock):
     id = ask(jobs, "a")
     running = jobs.take()
     assert jobs.cancel(id).state == "cancelled"
-    jobs.complete(running, b"A")
+    jobs.finish(running, b"A")
     assert state(jobs, id) == "cancelled"
     assert state(jobs, ask(jobs, "a")) == "queued"
 
@@ -163,7 +162,7 @@ def test_a_failure_that_comes_after_all_is_not_told(clock):
     id = ask(jobs, "a")
     running = jobs.take()
     jobs.cancel(id)
-    jobs.fail(running, "why")
+    jobs.finish(running, error="why")
     assert (state(jobs, id), jobs.find(id).error) == ("cancelled", None)
 
 
@@ -173,7 +172,7 @@ def test_a_stopped_analysis_is_ahead_until_the_worker_lets_go(clock):
     running = jobs.take()
     jobs.cancel(first)
     assert jobs.find(second).position == 1
-    jobs.stopped(running)
+    jobs.finish(running)
     assert jobs.find(second).position == 0
 
 
@@ -183,9 +182,9 @@ def test_what_has_ended_cannot_be_cancelled(end, clock):
     id = ask(jobs, "a")
     running = jobs.take()
     if end == "done":
-        jobs.complete(running, b"A")
+        jobs.finish(running, b"A")
     else:
-        jobs.fail(running, "why")
+        jobs.finish(running, error="why")
     assert jobs.cancel(id).state == end
     assert jobs.cancel("unknown") is None
 
@@ -193,7 +192,7 @@ def test_what_has_ended_cannot_be_cancelled(end, clock):
 def test_a_failure_is_not_remembered_as_an_answer(clock):
     jobs = jobs_with(clock)
     id = ask(jobs, "a")
-    jobs.fail(jobs.take(), "why")
+    jobs.finish(jobs.take(), error="why")
     assert jobs.find(id).error == "why"
     assert state(jobs, ask(jobs, "a")) == "queued"
 

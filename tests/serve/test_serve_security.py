@@ -10,7 +10,8 @@ import httpx
 import pytest
 from serving import Site
 
-from normlens.serve.limits import HEADERS, Hosts, Limits
+from normlens.serve.app import HEADERS, Hosts
+from normlens.serve.jobs import Limits
 
 PATHS = ("", "static/viewer.js", "api/models", "api/analyses/x", "openapi.json", "nowhere")
 

@@ -8,7 +8,7 @@ from unlike_examples import _own_registry, unlike  # noqa: F401
 
 import normlens
 from normlens.errors import UnsupportedModelError
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import Limits
 from normlens.serve.models import ServedModels
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from normlens._version import __version__
-from normlens.cli.common import Command, Group
 from normlens.cli.corpus import (
     SOME_FAILED,
     check_command,
@@ -57,6 +57,26 @@ from normlens.loading.hub import hush
 # typer has its own copy of click in newer versions; this is click's base of errors in either.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+class _PlainFlags:
+    """A flag is typed alone, so --help shows no ``<bool>`` beside it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class Command(_PlainFlags, TyperCommand):
+    """One of the commands."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """All commands together."""
+
+
 app = typer.Typer(
     name="normlens",
     help="How every component of a Transformer layer mixes its tokens.",
@@ -65,82 +85,89 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(
-    "map",
-    short_help="Attribution maps of a text: written to a file, or summed up here.",
-    epilog='Example: normlens map --text "She teaches soap opera history." --layers 0,2-4 '
-    "--out maps.safetensors",
-)(map_command)
-app.command(
-    "explain",
-    short_help="Which tokens made the model say this: printed here, or written to a file.",
-    epilog='Example: normlens explain "The keys to the cabinet" --target " are" --contrast " is" '
-    "--out why.png",
-)(explain_command)
-app.command(
-    "cosine",
-    short_help="Which tokens made the cosine of two texts: printed here, or written to a file.",
-    epilog='Example: normlens cosine "A man is playing a flute." "Someone plays an instrument."',
-)(cosine_command)
-app.command(
-    "view",
-    short_help="Maps files as an interactive page, in the browser or in one HTML file.",
-    epilog="Example: normlens view maps.safetensors --out soap.html",
-)(view_command)
-app.command("serve", epilog="Example: normlens serve --model minilm --open")(serve_command)
-app.command("models", epilog="Example: normlens models grouped windows")(models_command)
-app.command("doctor", epilog="Example: normlens doctor")(doctor_command)
-app.command(
-    "help",
-    short_help="Pages that need no network: errors with cause and cure, adapters, …",
-    epilog="Example: normlens help CompletenessError",
-)(help_command)
-app.command("estimate", epilog="Example: normlens estimate --model minilm --tokens 512")(
-    estimate_command
-)
-app.command("demo", epilog="Example: normlens demo --out my-demo")(demo_command)
-app.command(
-    "run",
-    epilog="Example: normlens run --model minilm --data sample --out my-run && "
-    'normlens query my-run "SELECT layer, avg(ratio) FROM mixing GROUP BY layer"',
-)(run_command)
-app.command(
-    "evaluate",
-    short_help="Which attributions are true of the model: every method put to the test.",
-    epilog="Example: normlens evaluate --model minilm --data stsb:path/sts-dev.csv --limit 60 "
-    "--out my-evaluation",
-)(evaluate_command)
-app.command(
-    "align",
-    short_help="Words of a source and of its translation, linked by an encoder–decoder's maps.",
-    epilog="Example: normlens align --model my-marian --data parallel:pairs.txt --gold pairs.gold "
-    "--scope all --out my-alignment",
-)(align_command)
-app.command("status", epilog="Example: normlens status my-run")(status_command)
-app.command("check", epilog="Example: normlens check my-run")(check_command)
-app.command("compact", epilog="Example: normlens compact my-run")(compact_command)
-app.command(
-    "query",
-    epilog='Example: normlens query my-run "SELECT scope_a, scope_b, avg(rho) FROM similarity '
-    'GROUP BY ALL" --csv',
-)(query_command)
-app.command(
-    "reproduce",
-    epilog="Example: normlens reproduce ff --model minilm --data sample --out my-results",
-)(reproduce_command)
-app.command(
-    "ablate",
-    short_help="What each component of a model is worth: taken away, how does the loss change?",
-    epilog="Example: normlens ablate --model smollm2 --data wikitext:wiki.valid.raw --limit 300 "
-    "--out my-ablation",
-)(ablate_command)
-app.command("report", epilog="Example: normlens report my-results")(report_command)
-app.command("compare", epilog="Example: normlens compare bert/ gpt2/ --out comparison")(
-    compare_command
-)
 
-for _command in app.registered_commands:
-    _command.cls = Command
+
+def _add(
+    name: str, command: Callable[..., None], example: str, short_help: str | None = None
+) -> None:
+    app.command(name, cls=Command, epilog=f"Example: {example}", short_help=short_help)(command)
+
+
+_add(
+    "map",
+    map_command,
+    'normlens map --text "She teaches soap opera history." --layers 0,2-4 --out maps.safetensors',
+    "Attribution maps of a text: written to a file, or summed up here.",
+)
+_add(
+    "explain",
+    explain_command,
+    'normlens explain "The keys to the cabinet" --target " are" --contrast " is" --out why.png',
+    "Which tokens made the model say this: printed here, or written to a file.",
+)
+_add(
+    "cosine",
+    cosine_command,
+    'normlens cosine "A man is playing a flute." "Someone plays an instrument."',
+    "Which tokens made the cosine of two texts: printed here, or written to a file.",
+)
+_add(
+    "view",
+    view_command,
+    "normlens view maps.safetensors --out soap.html",
+    "Maps files as an interactive page, in the browser or in one HTML file.",
+)
+_add("serve", serve_command, "normlens serve --model minilm --open")
+_add("models", models_command, "normlens models grouped windows")
+_add("doctor", doctor_command, "normlens doctor")
+_add(
+    "help",
+    help_command,
+    "normlens help CompletenessError",
+    "Pages that need no network: errors with cause and cure, adapters, …",
+)
+_add("estimate", estimate_command, "normlens estimate --model minilm --tokens 512")
+_add("demo", demo_command, "normlens demo --out my-demo")
+_add(
+    "run",
+    run_command,
+    "normlens run --model minilm --data sample --out my-run && normlens query my-run "
+    '"SELECT layer, avg(ratio) FROM mixing GROUP BY layer"',
+)
+_add(
+    "evaluate",
+    evaluate_command,
+    "normlens evaluate --model minilm --data stsb:path/sts-dev.csv --limit 60 --out my-evaluation",
+    "Which attributions are true of the model: every method put to the test.",
+)
+_add(
+    "align",
+    align_command,
+    "normlens align --model my-marian --data parallel:pairs.txt --gold pairs.gold "
+    "--scope all --out my-alignment",
+    "Words of a source and of its translation, linked by an encoder–decoder's maps.",
+)
+_add("status", status_command, "normlens status my-run")
+_add("check", check_command, "normlens check my-run")
+_add("compact", compact_command, "normlens compact my-run")
+_add(
+    "query",
+    query_command,
+    'normlens query my-run "SELECT scope_a, scope_b, avg(rho) FROM similarity GROUP BY ALL" --csv',
+)
+_add(
+    "reproduce",
+    reproduce_command,
+    "normlens reproduce ff --model minilm --data sample --out my-results",
+)
+_add(
+    "ablate",
+    ablate_command,
+    "normlens ablate --model smollm2 --data wikitext:wiki.valid.raw --limit 300 --out my-ablation",
+    "What each component of a model is worth: taken away, how does the loss change?",
+)
+_add("report", report_command, "normlens report my-results")
+_add("compare", compare_command, "normlens compare bert/ gpt2/ --out comparison")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,7 @@
-"""What commands share: options from dataclasses, texts from arguments and pipes, tables, files."""
+"""What commands share: texts from arguments and pipes, tables, files, signs of life."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import stat
@@ -10,17 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand, TyperGroup
 
 from normlens.errors import (
     IMAGES,
@@ -36,108 +33,12 @@ from normlens.errors import (
 )
 from normlens.loading.embedded import DEFAULT, EMBEDDED
 from normlens.loading.hub import is_embedded
-from normlens.options import Option, names_of, option_of
+from normlens.options import LoadOptions
 from normlens.pipeline.progress import Progress
 
-# Help texts: a flag is typed alone, so that no type stands beside it.
-
-
-class Command(TyperCommand):
-    """A command whose flags are shown without ``<bool>``."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-class Group(TyperGroup):
-    """All commands together, whose flags are shown without ``<bool>``."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-def _without_types(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
-
-
-# Options that several commands share and no dataclass has.
-
-
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="NAME",
-        help=f"Hub name, local folder, or embedded model. Default: {DEFAULT}.",
-    ),
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results alone.")]
-NoProgressOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
-ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TokenizerOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Another tokenizer: hub name or folder.")
-]
-TextOption = Annotated[
-    str | None, typer.Option("--text", "-t", metavar="TEXT", help="The same, as an option.")
-]
-PairOption = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="A second text, for models that read pairs.")
-]
-ImageOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Instead of a text: a picture, for models that see."),
-]
-TargetTextOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Encoder–decoders: the target that the decoder reads. Default: what the model "
-        "generates.",
-    ),
-]
-FileOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Read the text from a file; - is stdin.")
-]
-LinesOption = Annotated[
-    bool,
-    typer.Option(
-        "--lines", help="Each line of the file, or of stdin, is a text; the model is loaded once."
-    ),
-]
-ResultJsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON; with --lines, a line for each.")
-]
-WordsOption = Annotated[bool, typer.Option("--words", help="Merge subwords into words.")]
-TruncateOption = Annotated[
-    bool, typer.Option("--truncate", help="Take the beginning of a text that is too long.")
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FILE",
-        help=".safetensors, .html, .csv, .json, .png, .svg or .pdf; - is JSON on stdout. With "
-        "--lines a file for each line: maps-1.png, …",
-    ),
-]
-PageOption = Annotated[
-    bool, typer.Option("--page/--no-page", help="Build the page when the tables are done.")
-]
-RunModelOption = Annotated[
-    str | None,
-    typer.Option("--model", "-m", metavar="NAME", help="Hub name, folder or embedded model."),
-]
-RunDataOption = Annotated[
-    str | None,
-    typer.Option("--data", "-d", metavar="DATA", help="File, folder, pattern or named data set."),
-]
-
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+    from normlens.results.exports import Result
 
 # Tables and signs of life, on a terminal or in a pipe.
 
@@ -163,6 +64,14 @@ def status(message: str, quiet: bool) -> Iterator[None]:
         return
     with console.status(f"{message} …"):
         yield
+
+
+def load_lens(model: str | None, tokenizer: str | None, loading: LoadOptions, quiet: bool) -> Lens:
+    """Load a model, with a sign of life."""
+    from normlens.loading.load import load
+
+    with status(f"loading {model or DEFAULT}", quiet):
+        return load(model, tokenizer, **asdict(loading))
 
 
 @contextmanager
@@ -219,16 +128,6 @@ def add_row(table: Table, *cells: str) -> None:
 STDOUT = Path("-")
 
 
-def prints_json(out: Path | None, as_json: bool) -> bool:
-    """Whether a result goes to standard output as JSON; raises where two things are asked for."""
-    if as_json and out not in (None, STDOUT):
-        raise InputError(
-            f"--json prints the result and --out {str(out)!r} writes it; choose one (a file that "
-            "ends in .json holds the same)"
-        )
-    return as_json or out == STDOUT
-
-
 def print_json(document: dict[str, Any]) -> None:
     """Print a document in one line, as JSON that any program reads."""
     # A stream that cannot say ρ would replace it by a question mark.
@@ -238,19 +137,75 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def numbered(out: Path, line: int | None) -> Path:
-    """The file of one of several results: ``maps-3.png`` for the third line."""
-    return out if line is None else out.with_name(f"{out.stem}-{line}{out.suffix}")
+@dataclass(frozen=True)
+class Output:
+    """Where results go: to a file, to standard output as JSON, or there in words."""
 
+    out: Path | None
+    as_json: bool
+    force: bool
+    quiet: bool
+    lines: bool  # a file for each of several inputs
 
-def check_out(out: Path, force: bool, drawing: Iterable[str] = (), *, lines: bool = False) -> None:
-    """Raise now what would otherwise fail at the end; `drawing` names options of pictures."""
-    from normlens.results import exports as export
-    from normlens.results import store
+    def __post_init__(self) -> None:
+        if self.as_json and self.out not in (None, STDOUT):
+            raise InputError(
+                f"--json prints the result and --out {str(self.out)!r} writes it; choose one (a "
+                "file that ends in .json holds the same)"
+            )
 
-    export.check_format(out, drawing)
-    with file_errors(out):
-        store.check_output(numbered(out, 1) if lines else out, overwrite=force or lines)
+    @property
+    def printed(self) -> bool:
+        """Whether results go to standard output as JSON."""
+        return self.as_json or self.out == STDOUT
+
+    @property
+    def file(self) -> Path | None:
+        """The file to write, if one is asked for."""
+        return None if self.printed else self.out
+
+    def check(self, drawing: Iterable[str] = ()) -> None:
+        """Raise now what would otherwise fail at the end; `drawing` names options of pictures."""
+        from normlens.results import exports as export
+        from normlens.results import store
+
+        if self.file is None:
+            return
+        export.check_format(self.file, drawing)
+        with file_errors(self.file):
+            first = self.file_of(1 if self.lines else None)
+            store.check_output(first, overwrite=self.force or self.lines)
+
+    def file_of(self, line: int | None) -> Path:
+        """The file of one of several results: ``maps-3.png`` for the third line."""
+        assert self.file is not None
+        name = f"{self.file.stem}-{line}{self.file.suffix}"
+        return self.file if line is None else self.file.with_name(name)
+
+    def deliver(
+        self,
+        result: Result,
+        line: int | None,
+        *,
+        show: Callable[[Any], None],
+        written: bool = False,
+        words: Callable[[Any], str] = repr,
+        **drawing: Any,
+    ) -> None:
+        """Print or write a result; `written` says that its file is there already."""
+        from normlens.results.exports import document, write
+
+        if self.printed:
+            print_json(document(result))
+        elif self.file is None:
+            show(result)
+        else:
+            path = self.file_of(line)
+            if not written:
+                with file_errors(path):
+                    write(result, path, overwrite=self.force, **drawing)
+            if not self.quiet:
+                print(f"wrote {path}: {words(result)}")
 
 
 @contextmanager
@@ -302,143 +257,6 @@ def _of_model(name: str) -> Iterator[Need]:
     """What reading an embedded model's weights needs; one that is not there says so by itself."""
     if is_embedded(name) and EMBEDDED[name].installed:
         yield Need(f"the embedded model {name!r} needs", EMBEDDED[name].extras)
-
-
-# Commands whose options are the fields of dataclasses.
-#
-# A command says which dataclass it takes, and gets an instance of it:
-#
-#     @with_field_options
-#     def my_command(*, analysis: Annotated[AnalysisOptions, Fields(without=("seed",))]): ...
-#
-# Each field that carries an `Option` becomes an option of the command, with the field's name, type
-# and default. A field more is therefore an option more, in every command that takes its dataclass.
-
-
-@dataclass(frozen=True)
-class Fields:
-    """Which fields a command takes: all (that can be typed), some (`only`), or all but some."""
-
-    only: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    panel: str | None = None  # the box of --help in which they stand
-
-
-@dataclass(frozen=True)
-class TypedFields(Fields):
-    """The parameter is a dictionary of those fields of dataclasses that were typed.
-
-    It is for calls that must know what was given, such as `resume`.
-    """
-
-    of: tuple[Any, ...] = ()
-
-
-def with_field_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of the dataclasses among its parameters."""
-    groups: dict[str, _Group] = {}
-    parameters: list[inspect.Parameter] = []
-    hints = get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        group = _group(hints[name])
-        if group is None:
-            parameters.append(parameter.replace(kind=_KEYWORD, annotation=hints[name]))
-        else:
-            groups[name] = group
-            parameters += group.parameters()
-
-    def call(**typed: Any) -> None:
-        values = {name: group.value(typed) for name, group in groups.items()}
-        command(**typed, **values)
-
-    # A signature refuses two options of one name.
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    call.__doc__, call.__name__ = command.__doc__, command.__name__
-    return call
-
-
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A field with its type and its option."""
-
-    field: Field[Any]
-    type: Any
-    option: Option
-
-    def parameter(self, *, may_default: bool, panel: str | None) -> inspect.Parameter:
-        """The field as typer reads it; without `may_default`, None says that it was not typed."""
-        shows_default = may_default and self.option.typed is None
-        default = self.field.default if shows_default else None
-        typed = self.type if self.option.typed is None else self.option.typed
-        name = self.field.name
-        described = typer.Option(
-            *(self.option.flags or (f"--{name.replace('_', '-')}",)),
-            metavar=self.option.metavar,
-            help=self.option.help if shows_default else self._help_with_default(),
-            rich_help_panel=panel,
-        )
-        accepted: Any = typed if default is not None else typed | None
-        annotation = Annotated[accepted, described]
-        return inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
-
-    def _help_with_default(self) -> str:
-        default = self.field.default
-        tells = isinstance(default, str | int | float) and not isinstance(default, bool)
-        return f"{self.option.help} Default: {default}." if tells else self.option.help
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The options that stand for one parameter of a command."""
-
-    items: tuple[_Item, ...]
-    make: Callable[..., Any]
-    choice: Fields
-
-    def parameters(self) -> list[inspect.Parameter]:
-        may_default = not isinstance(self.choice, TypedFields)
-        panel = self.choice.panel
-        return [item.parameter(may_default=may_default, panel=panel) for item in self.items]
-
-    def value(self, typed: dict[str, Any]) -> Any:
-        """The parameter's value, made of what was typed; its options are taken out of `typed`."""
-        values = {}
-        for item in self.items:
-            value, parse = typed.pop(item.field.name), item.option.parse
-            # An option that may be repeated and was not typed is None or an empty list.
-            if value is not None and value != []:
-                values[item.field.name] = value if parse is None else parse(value)
-        return self.make(**values)
-
-
-def _group(hint: Any) -> _Group | None:
-    """The options that a parameter of this type stands for; None for a plain parameter."""
-    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    choice = next((extra for extra in extras if isinstance(extra, Fields)), Fields())
-    if isinstance(choice, TypedFields):
-        return _Group(_items(choice.of, choice), dict, choice)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _Group(_items((kind,), choice), kind, choice)
-    return None
-
-
-def _items(kinds: tuple[Any, ...], choice: Fields) -> tuple[_Item, ...]:
-    """The fields of these dataclasses that the command takes."""
-    unknown = {*choice.only, *choice.without}.difference(*map(names_of, kinds))
-    if unknown:
-        raise TypeError(f"there is no field {unknown.pop()!r} among those of {kinds}")
-    return tuple(
-        _Item(item, get_type_hints(kind)[item.name], option)
-        for kind in kinds
-        for item in fields(kind)
-        if (option := option_of(item)) is not None
-        and item.name not in choice.without
-        and (not choice.only or item.name in choice.only)
-    )
 
 
 # The texts that are typed, piped or in a file, or a picture.
@@ -495,26 +313,20 @@ def read_inputs(
 def _read_input(
     texts: Sequence[str | None], pair: str | None, file: str | None, image: Path | None
 ) -> str | tuple[str, str] | Path:
-    """The text or pair that was given, or the picture."""
-    if image is None:
-        return read_text(texts, pair, file)
-    if any(given is not None for given in (*texts, pair, file)):
-        raise InputError("give a text or an --image, not both")
-    if not image.is_file():
-        raise InputError(f"there is no file {str(image)!r}; --image names a picture")
-    return image
-
-
-def read_text(
-    texts: Sequence[str | None], pair: str | None, file: str | None
-) -> str | tuple[str, str]:
-    """The one text that was given, or the pair; a file where one was named."""
+    """The text or pair that was given, typed or in a file, or the picture."""
+    if image is not None:
+        if any(given is not None for given in (*texts, pair, file)):
+            raise InputError("give a text or an --image, not both")
+        if not image.is_file():
+            raise InputError(f"there is no file {str(image)!r}; --image names a picture")
+        return image
     typed, name = _source(texts, file)
-    first = read_file(name) if typed is None else typed
-    for part in (first, pair):
-        if part is not None:
-            check_text(part)
-    return first if pair is None else (first, pair)
+    first = _read_file(name) if typed is None else typed
+    check_text(first)
+    if pair is None:
+        return first
+    check_text(pair)
+    return first, pair
 
 
 def _source(texts: Sequence[str | None], file: str | None) -> tuple[str | None, str]:
@@ -546,13 +358,24 @@ def check_text(text: str, name: str = "text") -> None:
         raise InputError(f"the {name} is empty; give at least one word")
 
 
-def read_file(name: str) -> str:
-    """The text of a file, or of stdin, without the space around it."""
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    """A file, or stdin; what cannot be read is one line."""
     try:
-        data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-        return data.decode("utf-8-sig").strip()
+        if name == STDIN:
+            yield sys.stdin.buffer
+            return
+        with Path(name).open("rb") as stream:
+            yield stream
     except OSError as error:
         raise InputError(f"cannot read {_called(name)}: {system_reason(error)}") from error
+
+
+def _read_file(name: str) -> str:
+    """The text of a file, or of stdin, without the space around it."""
+    try:
+        with _opened(name) as stream:
+            return stream.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{_called(name)} is not UTF-8 text (byte {error.start}); convert it"
@@ -561,26 +384,16 @@ def read_file(name: str) -> str:
 
 def _read_lines(name: str) -> Iterator[Given]:
     """Each line of a file, or of stdin, that is not blank."""
-    try:
-        if name == STDIN:
-            yield from _lines(sys.stdin.buffer, name)
-            return
-        with open(name, "rb") as stream:
-            yield from _lines(stream, name)
-    except OSError as error:
-        raise InputError(f"cannot read {_called(name)}: {system_reason(error)}") from error
-
-
-def _lines(stream: BinaryIO, name: str) -> Iterator[Given]:
-    for number, data in enumerate(stream, start=1):
-        try:
-            text = data.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"line {number} of {_called(name)} is not UTF-8 text; convert it"
-            ) from error
-        if text:
-            yield Given(text, number)
+    with _opened(name) as stream:
+        for number, data in enumerate(stream, start=1):
+            try:
+                text = data.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"line {number} of {_called(name)} is not UTF-8 text; convert it"
+                ) from error
+            if text:
+                yield Given(text, number)
 
 
 def _called(name: str) -> str:

@@ -7,7 +7,8 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,19 +22,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from normlens.cli.common import (
-    ForceOption,
-    JsonOption,
-    ModelOption,
-    NoProgressOption,
-    RunDataOption,
-    TypedFields,
-    add_row,
-    check_run_needs,
-    console_for,
-    new_table,
-    with_field_options,
-)
+from normlens.cli import parameters
+from normlens.cli.common import add_row, check_run_needs, console_for, new_table
+from normlens.cli.parameters import TypedFields, option, with_field_options
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.folder import LocalFolder
@@ -158,18 +149,16 @@ INTERRUPTED = 130
 @with_field_options
 def run_command(
     *,
-    model: ModelOption = None,
-    data: RunDataOption = None,
+    model: parameters.Model = None,
+    data: parameters.RunData = None,
     out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="RUN", help="New folder (or fsspec URL) for the run."),
+        str | None, option("RUN", "New folder (or fsspec URL) for the run.", "--out", "-o")
     ] = None,
     resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Finish the run in this folder; it knows its options."),
+        str | None, option("RUN", "Finish the run in this folder; it knows its options.")
     ] = None,
     options: Annotated[RunKeywords, TypedFields(of=(RunOptions, Execution))],
-    quiet: NoProgressOption = False,
+    quiet: parameters.NoProgress = False,
 ) -> None:
     """Measure every sequence of a corpus; stop and resume at any time.
 
@@ -207,9 +196,8 @@ class Asked:
         model, data = self.model, self.data
         if self.resume is None:
             model = model or self.default
-        shown = progress.for_stream(self.quiet)
         try:
-            with warnings.catch_warnings():
+            with shown_progress(self.quiet) as shown, warnings.catch_warnings():
                 warnings.simplefilter("ignore", SomeFailedWarning)  # `report_run` says it
                 if self.resume is not None:
                     return go_on(self.resume, model=model, data=data, progress=shown, **options)
@@ -218,11 +206,18 @@ class Asked:
                     raise InputError(f"a new {self.noun} needs {needed} and --out")
                 return begin(model, data, self.out, progress=shown, **options)
         except KeyboardInterrupt:
-            shown.stop()
             print(_stopped(self.resume or self.out or "", self.command), file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
-        finally:
-            shown.stop()
+
+
+@contextmanager
+def shown_progress(quiet: bool) -> Iterator[progress.Progress]:
+    """Progress on stderr, which ends with the work."""
+    shown = progress.for_stream(quiet)
+    try:
+        yield shown
+    finally:
+        shown.stop()
 
 
 def _stopped(place: str, command: str) -> str:
@@ -265,7 +260,7 @@ def status_command(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on showing it until the run ends.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """How far a run is: done, left, rate, failures, workers, and where the time goes."""
     from normlens.corpus.runs.results import Run
@@ -275,13 +270,10 @@ def status_command(
         watch_run(opened, as_json)
         return
     watched = opened.watched()
-    print(json.dumps(watched.as_json(), indent=1) if as_json else watched)
+    _print(watched, as_json)
 
 
-def check_command(
-    run: RunArgument,
-    as_json: JsonOption = False,
-) -> None:
+def check_command(run: RunArgument, as_json: parameters.Json = False) -> None:
     """Read all files of a run: which are missing, damaged or stray?
 
     One line for each; the exit status is 1 if there is one.
@@ -289,7 +281,7 @@ def check_command(
     from normlens.corpus.runs.results import Run
 
     result = Run.open(run).check()
-    print(json.dumps(result.as_json(), indent=1) if as_json else result)
+    _print(result, as_json)
     if not result.sound:
         raise typer.Exit(NOT_SOUND)
 
@@ -297,9 +289,9 @@ def check_command(
 def compact_command(
     run: RunArgument,
     file_size: Annotated[
-        float, typer.Option(metavar="MB", help="Size of the files; they have from half to twice.")
+        float, option("MB", "Size of the files; they have from half to twice.")
     ] = FILE_SIZE,
-    as_json: JsonOption = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Join the files of a run's finished shards: few large ones instead of many small ones.
 
@@ -308,7 +300,7 @@ def compact_command(
     from normlens.corpus.runs.results import Run
 
     result = Run.open(run).compact(file_size=file_size)
-    print(json.dumps(result.as_json(), indent=1) if as_json else result)
+    _print(result, as_json)
 
 
 def query_command(
@@ -322,13 +314,11 @@ def query_command(
     csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, a row per object.")] = False,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help=".csv, .json, .jsonl or .parquet."),
+        Path | None, option("FILE", ".csv, .json, .jsonl or .parquet.", "--out", "-o")
     ] = None,
-    force: ForceOption = False,
+    force: parameters.Force = False,
     measures: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Your own measures (module:name) that merge tables."),
+        str | None, option("LIST", "Your own measures (module:name) that merge tables.")
     ] = None,
 ) -> None:
     """Ask a run's tables in SQL (DuckDB)."""
@@ -355,6 +345,10 @@ def query_command(
         print(frame.to_json(orient="records", indent=1, double_precision=15))
     else:
         _print_table(frame)
+
+
+def _print(result: Any, as_json: bool) -> None:
+    print(json.dumps(result.as_json(), indent=1) if as_json else result)
 
 
 def _print_tables(run: str, tables: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:

@@ -11,40 +11,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from normlens.cli import parameters
 from normlens.cli.common import (
-    Fields,
-    FileOption,
-    ForceOption,
-    ImageOption,
-    LinesOption,
-    ModelOption,
-    OutOption,
-    PairOption,
-    QuietOption,
-    ResultJsonOption,
-    TargetTextOption,
-    TextOption,
-    TokenizerOption,
-    TruncateOption,
-    WordsOption,
+    Output,
     add_row,
-    check_out,
     check_result_needs,
     check_text,
     console_for,
-    file_errors,
     layers_status,
+    load_lens,
     new_table,
-    numbered,
-    print_json,
     print_table,
-    prints_json,
     read_inputs,
-    status,
-    with_field_options,
 )
+from normlens.cli.parameters import Fields, option, with_field_options
 from normlens.errors import InputError
-from normlens.loading.embedded import DEFAULT as DEFAULT_MODEL
 from normlens.options import CosineOptions, ExplainOptions, LoadOptions, cost_in_words
 from normlens.results.words import (
     PLACES,
@@ -277,102 +258,83 @@ def explain_command(
         str | None,
         typer.Argument(metavar="TEXT", help="The text that the model reads; - is standard input."),
     ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    file: FileOption = None,
-    lines: LinesOption = False,
-    image: ImageOption = None,
+    text: parameters.Text = None,
+    pair: parameters.Pair = None,
+    file: parameters.File = None,
+    lines: parameters.Lines = False,
+    image: parameters.Image = None,
     model: Annotated[
         str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Hub name, local folder, or embedded model, with its head.",
+        option(
+            "NAME", "Hub name, local folder, or embedded model, with its head.", "--model", "-m"
         ),
     ] = DEFAULT,
-    tokenizer: TokenizerOption = None,
+    tokenizer: parameters.Tokenizer = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            metavar="WORD",
-            help="The next token, the token at the mask, or a classifier's label; begin it with a "
+        option(
+            "WORD",
+            "The next token, the token at the mask, or a classifier's label; begin it with a "
             "space where a word does. Default: what the model says.",
         ),
     ] = None,
     contrast: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Why the target (or token) and not this.")
+        str | None, option("WORD", "Why the target (or token) and not this.")
     ] = None,
-    target_text: TargetTextOption = None,
+    target_text: parameters.TargetText = None,
     token: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="Encoder–decoders: which token of the target is explained: its place from 0, a "
+        option(
+            "TOKEN",
+            "Encoder–decoders: which token of the target is explained: its place from 0, a "
             "word, or all, each in turn. Default: the last.",
         ),
     ] = None,
     position: Annotated[
         str | None,
-        typer.Option(
-            metavar="N",
-            help="Where the score is read, from 0 (negative: from the end); all: each next token.",
+        option(
+            "N", "Where the score is read, from 0 (negative: from the end); all: each next token."
         ),
     ] = None,
     direction: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Instead of a target: a vector in a .npy, .json or .txt file."
-        ),
+        Path | None, option("FILE", "Instead of a target: a vector in a .npy, .json or .txt file.")
     ] = None,
     layer: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The direction is read behind this layer, from 0."),
+        int | None, option("N", "The direction is read behind this layer, from 0.")
     ] = None,
     options: Annotated[ExplainOptions, Fields(without=("batch_size",))],
-    words: WordsOption = False,
+    words: parameters.Words = False,
     loading: LoadOptions,
-    truncate: TruncateOption = False,
-    out: OutOption = None,
-    as_json: ResultJsonOption = False,
+    truncate: parameters.Truncate = False,
+    out: parameters.Out = None,
+    as_json: parameters.ResultJson = False,
     picture: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND",
-            help="In pictures: tokens, flow or components; of all tokens: matrix or shares.",
-        ),
+        option("KIND", "In pictures: tokens, flow or components; of all tokens: matrix or shares."),
     ] = None,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    force: parameters.Force = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """Which tokens made the model say this: its score, traced back to every token, exactly. Without
     --out it prints the tokens with what each contributes, what no token owns, and the strongest
     components. A model that sees takes an --image; its tokens are patches.
     """
     check_result_needs(model, out, image)
-    printed = prints_json(out, as_json)
+    output = Output(out, as_json, force, quiet, lines)
     inputs = read_inputs([sentence, text], pair, file, image, lines=lines)
     where, named = _place(position, "--position"), _token(token)
-    if out is not None and not printed:
-        _check_out(out, picture, _ALL in (where, named), force, lines)
-    elif picture is not None:
+    if picture is not None and output.file is None:
         raise InputError("only pictures follow --picture; add --out why.png")
-    vector = None
-    if direction is not None:
-        from normlens.explain.questions import read_direction
+    _check_picture(output, picture, _ALL in (where, named))
 
-        vector = read_direction(direction)
+    from normlens.explain.questions import read_direction
 
-    from normlens.loading.load import load
-    from normlens.results.explanation import Explanation, Explanations
-    from normlens.results.exports import document, write
-
-    with status(f"loading {model}", quiet):
-        lens = load(model, tokenizer, **asdict(loading))
+    vector = None if direction is None else read_direction(direction)
+    lens = load_lens(model, tokenizer, loading, quiet)
     _check_stacks(lens, target, target_text)
     for given in inputs:
         with given.named(), layers_status("explaining", quiet) as advance:
-            result = lens.explain(
+            result: Any = lens.explain(
                 given.value,
                 target=target_text if lens.two_stacks else target,
                 contrast=contrast,
@@ -384,20 +346,18 @@ def explain_command(
                 progress=advance or False,
                 **asdict(options),
             )
-        assert isinstance(result, Explanation | Explanations)
-        result = result.words() if words else result
-        if printed:
-            print_json(document(result))
-        elif out is not None:
-            path = numbered(out, given.line)
-            with file_errors(path):
-                write(result, path, overwrite=force, picture=picture)
-            if not quiet:
-                print(f"wrote {path}: {result!r}")
-        elif isinstance(result, Explanations):
-            show_explanations(result)
-        else:
-            show_explanation(result)
+        output.deliver(
+            result.words() if words else result, given.line, show=_show_explained, picture=picture
+        )
+
+
+def _show_explained(result: Explanation | Explanations) -> None:
+    from normlens.results.explanation import Explanations
+
+    if isinstance(result, Explanations):
+        show_explanations(result)
+    else:
+        show_explanation(result)
 
 
 def _place(typed: str | None, option: str) -> int | str | None:
@@ -432,10 +392,10 @@ def _check_stacks(lens: Lens, target: str | None, target_text: str | None) -> No
         )
 
 
-def _check_out(out: Path, picture: str | None, several: bool, force: bool, lines: bool) -> None:
+def _check_picture(output: Output, picture: str | None, several: bool) -> None:
     from normlens.results.exports import PICTURE_KINDS, SEVERAL_KINDS, check_picture
 
-    check_out(out, force, () if picture is None else ("picture",), lines=lines)
+    output.check(() if picture is None else ("picture",))
     check_picture(picture)
     if several and picture in PICTURE_KINDS:
         raise InputError(
@@ -458,55 +418,36 @@ def cosine_command(
     b: Annotated[
         str | None, typer.Argument(metavar="B", help="The second text; - reads standard input.")
     ] = None,
-    file: FileOption = None,
-    lines: LinesOption = False,
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
+    file: parameters.File = None,
+    lines: parameters.Lines = False,
+    model: parameters.Model = None,
+    tokenizer: parameters.Tokenizer = None,
     options: Annotated[CosineOptions, Fields(without=("batch_size",))],
-    words: WordsOption = False,
+    words: parameters.Words = False,
     loading: LoadOptions,
-    truncate: TruncateOption = False,
-    out: OutOption = None,
-    as_json: ResultJsonOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    truncate: parameters.Truncate = False,
+    out: parameters.Out = None,
+    as_json: parameters.ResultJson = False,
+    force: parameters.Force = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """Which tokens made the cosine of two texts' vectors. Without --out it prints what each token
     has of it, the strongest pairs, and what no pair of tokens owns. With --lines the first text is
     compared with each line of the file, or of standard input.
     """
     check_result_needs(model, out)
-    printed = prints_json(out, as_json)
+    output = Output(out, as_json, force, quiet, lines)
     check_text(a)
     inputs = read_inputs([b], None, file, lines=lines)
-    if out is not None and not printed:
-        check_out(out, force, lines=lines)
+    output.check()
 
-    from normlens.loading.load import load
-    from normlens.results.exports import document, write
-
-    with status(f"loading {model or DEFAULT_MODEL}", quiet):
-        lens = load(model, tokenizer, **asdict(loading))
+    lens = load_lens(model, tokenizer, loading, quiet)
     for given in inputs:
         with given.named(), layers_status("comparing", quiet) as advance:
             pair = lens.cosine(
-                a,
-                str(given.value),
-                truncate=truncate,
-                progress=advance or False,
-                **asdict(options),
+                a, str(given.value), truncate=truncate, progress=advance or False, **asdict(options)
             )
-        pair = pair.words() if words else pair
-        if printed:
-            print_json(document(pair))
-        elif out is None:
-            _show(pair)
-        else:
-            path = numbered(out, given.line)
-            with file_errors(path):
-                write(pair, path, overwrite=force)
-            if not quiet:
-                print(f"wrote {path}: {pair!r}")
+        output.deliver(pair.words() if words else pair, given.line, show=_show)
 
 
 def _show(pair: Cosine) -> None:

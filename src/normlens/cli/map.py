@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,41 +14,23 @@ from rich.console import Console
 from rich.table import Table
 
 from normlens import scopes
+from normlens.cli import parameters
 from normlens.cli.common import (
-    Fields,
-    FileOption,
-    ForceOption,
     Given,
-    ImageOption,
-    LinesOption,
-    ModelOption,
-    OutOption,
-    PairOption,
-    QuietOption,
-    ResultJsonOption,
-    TargetTextOption,
-    TextOption,
-    TokenizerOption,
-    TruncateOption,
-    WordsOption,
+    Output,
     add_row,
-    check_out,
     check_result_needs,
     check_text,
     console_for,
     file_errors,
     layers_status,
+    load_lens,
     new_table,
-    numbered,
-    print_json,
     print_table,
-    prints_json,
     read_inputs,
-    status,
-    with_field_options,
 )
+from normlens.cli.parameters import Fields, option, with_field_options
 from normlens.errors import InputError, valid_choice
-from normlens.loading.embedded import DEFAULT
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
 from normlens.results.axes import STACKS
 from normlens.results.words import by_stack
@@ -249,33 +231,31 @@ def map_command(
         str | None,
         typer.Argument(metavar="TEXT", help="The text to analyse; - reads standard input."),
     ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    target_text: TargetTextOption = None,
-    file: FileOption = None,
-    lines: LinesOption = False,
-    image: ImageOption = None,
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
+    text: parameters.Text = None,
+    pair: parameters.Pair = None,
+    target_text: parameters.TargetText = None,
+    file: parameters.File = None,
+    lines: parameters.Lines = False,
+    image: parameters.Image = None,
+    model: parameters.Model = None,
+    tokenizer: parameters.Tokenizer = None,
     analysis: Annotated[AnalysisOptions, Fields(without=("batch_size",))],
-    words: WordsOption = False,
+    words: parameters.Words = False,
     no_special_tokens: Annotated[
-        bool,
-        typer.Option("--no-special-tokens", help="Leave out \\[CLS], \\[SEP], <s>, …"),
+        bool, typer.Option("--no-special-tokens", help="Leave out \\[CLS], \\[SEP], <s>, …")
     ] = False,
     loading: LoadOptions,
-    truncate: TruncateOption = False,
-    out: OutOption = None,
-    as_json: ResultJsonOption = False,
+    truncate: parameters.Truncate = False,
+    out: parameters.Out = None,
+    as_json: parameters.ResultJson = False,
     normalise: Annotated[
-        str | None,
-        typer.Option(metavar="AXIS", help="In pictures, sums to 1: source, target or none."),
+        str | None, option("AXIS", "In pictures, sums to 1: source, target or none.")
     ] = None,
     colour: Annotated[
         str | None,
-        typer.Option(
-            metavar="SCALE",
-            help="In pictures: clipped (a square root that outliers and i = j do not stretch; "
+        option(
+            "SCALE",
+            "In pictures: clipped (a square root that outliers and i = j do not stretch; "
             "default), sqrt or linear.",
         ),
     ] = None,
@@ -284,48 +264,38 @@ def map_command(
     ] = False,
     heads_of: Annotated[
         str | None,
-        typer.Option(
-            metavar="SCOPE",
-            help="In pictures: the single heads of ATTN-N or ATTN-W; adds --heads.",
-        ),
+        option("SCOPE", "In pictures: the single heads of ATTN-N or ATTN-W; adds --heads."),
     ] = None,
     sources: Annotated[
         str | None,
-        typer.Option(
-            metavar="SEQUENCE",
-            help="In pictures of a decoder: sources of the encoder or of the decoder alone.",
+        option(
+            "SEQUENCE", "In pictures of a decoder: sources of the encoder or of the decoder alone."
         ),
     ] = None,
     row: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="In pictures of an image: what this token receives from each patch, such as "
+        option(
+            "TOKEN",
+            "In pictures of an image: what this token receives from each patch, such as "
             "\\[CLS] or 3,4 (row and column from 1). Default: the first token.",
         ),
     ] = None,
     column: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="In pictures of an image: what each patch receives from this token.",
-        ),
+        option("TOKEN", "In pictures of an image: what each patch receives from this token."),
     ] = None,
     stack: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STACK", help="Encoder–decoders: the maps of the encoder or decoder alone."
-        ),
+        str | None, option("STACK", "Encoder–decoders: the maps of the encoder or decoder alone.")
     ] = None,
     routing: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Of a mixture of experts: write which experts each token used, with weights.",
+        option(
+            "FILE.csv",
+            "Of a mixture of experts: write which experts each token used, with weights.",
         ),
     ] = None,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    force: parameters.Force = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """Attribution maps of a text: written to a file, or summed up here. Without --out it prints
     how similar each scope is to the one before and which pairs the feed-forward block amplifies
@@ -333,7 +303,7 @@ def map_command(
     model that sees an --image.
     """
     check_result_needs(model, out, image)
-    printed = prints_json(out, as_json)
+    output = Output(out, as_json, force, quiet, lines)
     inputs = read_inputs([sentence, text], pair, file, image, lines=lines)
     if target_text is not None:
         check_text(target_text, "target")
@@ -346,59 +316,48 @@ def map_command(
     drawing |= {name: value for name, value in named.items() if value is not None}
     if no_diagonal:
         drawing["diagonal"] = False
-    if out is not None and not printed:
-        check_out(out, force, drawing, lines=lines)
-    elif drawing:
+    if drawing and output.file is None:
         flags = [_FLAGS.get(name, f"--{name}") for name in drawing]
         raise InputError(f"only pictures follow {' and '.join(flags)}; add --out maps.png")
+    output.check(drawing)
     if heads_of is not None:
         analysis = replace(analysis, heads=True)
 
+    from normlens.results import exports as export
+
     if routing is not None:
         _check_routing(routing, force)
-
-    from normlens.loading.load import load
-    from normlens.results.exports import document
-
-    with status(f"loading {model or DEFAULT}", quiet):
-        lens = load(model, tokenizer, **asdict(loading))
+    lens = load_lens(model, tokenizer, loading, quiet)
     _check_stacks(lens, pair, {"target-text": target_text, "stack": stack, "sources": sources})
-    streams = not printed and _is_streamed(out, analysis, words, no_special_tokens, stack)
+    changed = words or no_special_tokens or stack is not None or analysis.origin != LAYER
+    # Maps that stay as they are go to their file layer by layer.
+    place = output.file
+    streams = place is not None and place.suffix.lower() == ".safetensors" and not changed
     for given in inputs:
         with given.named(), layers_status("computing maps", quiet) as advance:
-            encoded = _encoded(lens, given, target_text, truncate)
-            streamed = numbered(out, given.line) if out is not None and streams else None
             (maps,) = lens.analyse(
-                encoded, analysis, out=streamed, overwrite=force, progress=advance
+                _encoded(lens, given, target_text, truncate),
+                analysis,
+                out=output.file_of(given.line) if streams else None,
+                overwrite=force,
+                progress=advance,
             )
         maps = maps if stack is None else by_stack(maps, stack)[0]
         if routing is not None:
-            _write_routing(maps, routing, force, quiet or printed)
+            with file_errors(routing):
+                export.write_routing(maps, routing, overwrite=force)
+            if not (quiet or output.printed):
+                print(f"wrote {routing}: {maps.routing!r}")
         maps = maps.words() if words else maps
         maps = maps.without_special_tokens() if no_special_tokens else maps
-        if printed:
-            print_json(document(maps))
-        elif out is None:
-            show_maps(maps)
-        else:
-            place = numbered(out, given.line)
-            if streamed is None:
-                _write_maps(maps, place, force, drawing)
-            if not quiet:
-                print(f"wrote {place}: {sizes_in_words(maps)}; {completeness(maps)}")
-
-
-def _is_streamed(
-    out: Path | None,
-    analysis: AnalysisOptions,
-    words: bool,
-    no_special_tokens: bool,
-    stack: str | None,
-) -> bool:
-    """Whether maps go to their file as they are, layer by layer."""
-    changed = words or no_special_tokens or stack is not None
-    is_maps_file = out is not None and out.suffix.lower() == ".safetensors"
-    return is_maps_file and not changed and analysis.origin == LAYER
+        output.deliver(
+            maps,
+            given.line,
+            show=show_maps,
+            written=streams,
+            words=lambda maps: f"{sizes_in_words(maps)}; {completeness(maps)}",
+            **drawing,
+        )
 
 
 def _encoded(lens: Lens, given: Given, target: str | None, truncate: bool) -> Sequence[Item]:
@@ -445,22 +404,6 @@ def _check_routing(path: Path, force: bool) -> None:
     store.check_output(path, overwrite=force)
 
 
-def _write_routing(maps: Maps, path: Path, force: bool, quiet: bool) -> None:
-    from normlens.results import exports as export
-
-    with file_errors(path):
-        export.write_routing(maps, path, overwrite=force)
-    if not quiet:
-        print(f"wrote {path}: {maps.routing!r}")
-
-
-def _write_maps(maps: Maps, out: Path, force: bool, drawing: dict[str, Any]) -> None:
-    from normlens.results import exports as export
-
-    with file_errors(out):
-        export.write(maps, out, overwrite=force, **drawing)
-
-
 # ``normlens view``: maps files in the browser.
 
 
@@ -469,22 +412,19 @@ def view_command(
         list[Path], typer.Argument(metavar="FILE…", help="Maps files (.safetensors), one or more.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write this .html and open no browser."),
+        Path | None, option("FILE", "Write this .html and open no browser.", "--out", "-o")
     ] = None,
     precision: Annotated[
-        int | None,
-        typer.Option(metavar="BITS", help="32, 16 or 8. Default: 32 for small maps, else 16."),
+        int | None, option("BITS", "32, 16 or 8. Default: 32 for small maps, else 16.")
     ] = None,
     largest: Annotated[
-        float,
-        typer.Option(metavar="MB", help="Layers are left out of a larger file; 0 keeps them all."),
+        float, option("MB", "Layers are left out of a larger file; 0 keeps them all.")
     ] = 60.0,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Write the file and say where it is.")
     ] = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
+    force: parameters.Force = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """Maps files as one HTML page, which works from disk without network. Several files can be
     compared: two texts, or two models.

@@ -9,28 +9,15 @@ import typer
 
 from normlens.ablation.options import AblateKeywords, AblateOptions
 from normlens.alignment.options import RUN_FIELDS, AlignOptions
-from normlens.cli.common import (
-    NoProgressOption,
-    PageOption,
-    RunDataOption,
-    RunModelOption,
-    TypedFields,
-    check_run_needs,
-    with_field_options,
-)
-from normlens.cli.corpus import Asked, report_run
-from normlens.corpus.runs import progress
+from normlens.cli import parameters
+from normlens.cli.common import check_run_needs
+from normlens.cli.corpus import Asked, report_run, shown_progress
+from normlens.cli.parameters import TypedFields, option, with_field_options
 from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
 from normlens.errors import GRADIENTS, REPORT, TABLES, check_installed
 from normlens.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
 from normlens.faithfulness.options import EvaluateOptions
-from normlens.papers.settings import (
-    EVALUATE,
-    OF_PARTS,
-    Settings,
-    SettingsKeywords,
-    parse_kinds,
-)
+from normlens.papers.settings import EVALUATE, OF_PARTS, Settings, SettingsKeywords, parse_kinds
 from normlens.reports.needs import NO_PAGE
 
 if TYPE_CHECKING:
@@ -39,33 +26,39 @@ if TYPE_CHECKING:
     from normlens.corpus.runs.results import Run
 
 
-# ``normlens ablate``: what each component of a model is worth, as its loss shows.
+# Parameters that several studies take.
 
 
-_DATA = "Data, and how it is read"
-_RUNS = "How the runs are done"
 _READING = ("limit", "max_length", "column", "pair_column", "paragraphs")
+_DATA = "Data, and how it is read"
+_Reading = Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=_READING, panel=_DATA)]
+_RunsDone = Annotated[
+    ExecutionKeywords, TypedFields(of=(Execution,), panel="How the runs are done")
+]
+_WorkDone = Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")]
+_Model = Annotated[str, parameters.RUN_MODEL]
+_ResultsFolder = Annotated[Path, option("OUT", "Folder for results.", "--out", "-o")]
+
+
+def _out_of(noun: str) -> Any:
+    text = f"Folder (or fsspec URL) of the {noun}; one that was stopped is finished."
+    return option("RUN", text, "--out", "-o")
+
+
+# ``normlens ablate``: what each component of a model is worth, as its loss shows.
 
 
 @with_field_options
 def ablate_command(
     *,
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="NAME", help="Hub name, folder or embedded model."),
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data", "-d", metavar="DATA", help="File, folder, pattern or named data set."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Folder for results.")],
+    model: _Model,
+    data: Annotated[str, parameters.RUN_DATA],
+    out: _ResultsFolder,
     options: Annotated[AblateKeywords, TypedFields(of=(AblateOptions,))],
-    reading: Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=_READING, panel=_DATA)],
-    execution: Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel=_RUNS)],
-    page: PageOption = True,
-    quiet: NoProgressOption = False,
+    reading: _Reading,
+    execution: _RunsDone,
+    page: parameters.Page = True,
+    quiet: parameters.NoProgress = False,
 ) -> None:
     """What each component of a model is worth: taken away, how does the loss change?
 
@@ -78,13 +71,10 @@ def ablate_command(
 
     from normlens.ablation.ablate import ablate
 
-    shown = progress.for_stream(quiet)
-    try:
+    with shown_progress(quiet) as shown:
         report = ablate(
             model, data, out, page=page, progress=shown, execution=execution, **options, **reading
         )
-    finally:
-        shown.stop()
     print(report)
 
 
@@ -94,38 +84,22 @@ def ablate_command(
 @with_field_options
 def align_command(
     *,
-    model: RunModelOption = None,
+    model: parameters.RunModel = None,
     data: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "DATA",
+            "Pairs: lines source ||| target, or a table with --column and --pair-column.",
             "--data",
             "-d",
-            metavar="DATA",
-            help="Pairs: lines source ||| target, or a table with --column and --pair-column.",
         ),
     ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="RUN",
-            help="Folder (or fsspec URL) of the alignment; one that was stopped is finished.",
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Finish the alignment in this folder."),
-    ] = None,
+    out: Annotated[str | None, _out_of("alignment")] = None,
+    resume: Annotated[str | None, option("RUN", "Finish the alignment in this folder.")] = None,
     options: Annotated[dict[str, Any], TypedFields(of=(AlignOptions,))],
-    reading: Annotated[
-        dict[str, Any],
-        TypedFields(of=(RunOptions,), only=RUN_FIELDS, panel="Data, and how it is read"),
-    ],
-    execution: Annotated[
-        ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")
-    ],
-    quiet: NoProgressOption = False,
+    reading: Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=RUN_FIELDS, panel=_DATA)],
+    execution: _WorkDone,
+    quiet: parameters.NoProgress = False,
 ) -> None:
     """Links between the words of a source and of its translation, in Pharaoh's format.
 
@@ -184,31 +158,17 @@ def _written(table: pd.DataFrame) -> str:
 @with_field_options
 def evaluate_command(
     *,
-    model: RunModelOption = None,
-    data: RunDataOption = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="RUN",
-            help="Folder (or fsspec URL) of the evaluation; one that was stopped is finished.",
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Finish the evaluation in this folder."),
-    ] = None,
+    model: parameters.RunModel = None,
+    data: parameters.RunData = None,
+    out: Annotated[str | None, _out_of("evaluation")] = None,
+    resume: Annotated[str | None, option("RUN", "Finish the evaluation in this folder.")] = None,
     options: Annotated[dict[str, Any], TypedFields(of=(EvaluateOptions,))],
     reading: Annotated[
-        dict[str, Any],
-        TypedFields(of=(RunOptions,), only=EVALUATE_FIELDS, panel="Data, and how it is read"),
+        dict[str, Any], TypedFields(of=(RunOptions,), only=EVALUATE_FIELDS, panel=_DATA)
     ],
-    execution: Annotated[
-        ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")
-    ],
-    page: PageOption = True,
-    quiet: NoProgressOption = False,
+    execution: _WorkDone,
+    page: parameters.Page = True,
+    quiet: parameters.NoProgress = False,
 ) -> None:
     """Which attributions are true of the model: every method side by side, on a corpus.
 
@@ -238,10 +198,7 @@ def evaluate_command(
 # ``normlens reproduce``, ``report`` and ``compare``: the papers' tables and figures.
 
 
-_PAPER_DATA = "Data, and how it is read"
 _PARTS = "Of the parts evaluate and ablate"
-_PAPER_RUNS = "How the runs are done"
-_PAPER_READING = ("limit", "max_length", "column", "pair_column", "paragraphs")
 
 
 @with_field_options
@@ -256,29 +213,19 @@ def reproduce_command(
             "with commas.",
         ),
     ],
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="NAME", help="Hub name, folder or embedded model."),
-    ],
+    model: _Model,
     data: Annotated[
         list[str],
-        typer.Option(
-            "--data",
-            "-d",
-            metavar="DATA",
-            help="File, folder, pattern or named data set; may be repeated.",
-        ),
+        option("DATA", "File, folder, pattern or named data set; may be repeated.", "--data", "-d"),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Folder for results.")],
+    out: _ResultsFolder,
     settings: Annotated[SettingsKeywords, TypedFields(of=(Settings,), without=tuple(OF_PARTS))],
     of_parts: Annotated[
         dict[str, Any], TypedFields(of=(Settings,), only=tuple(OF_PARTS), panel=_PARTS)
     ],
-    reading: Annotated[
-        dict[str, Any], TypedFields(of=(RunOptions,), only=_PAPER_READING, panel=_PAPER_DATA)
-    ],
-    execution: Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel=_PAPER_RUNS)],
-    quiet: NoProgressOption = False,
+    reading: _Reading,
+    execution: _RunsDone,
+    quiet: parameters.NoProgress = False,
 ) -> None:
     """Every table and figure of the papers for a model, as one report.
 
@@ -290,8 +237,7 @@ def reproduce_command(
 
     from normlens.papers.reproduce import reproduce
 
-    shown = progress.for_stream(quiet)
-    try:
+    with shown_progress(quiet) as shown:
         report = reproduce(
             experiments,
             model,
@@ -303,8 +249,6 @@ def reproduce_command(
             **settings,
             **of_parts,
         )
-    finally:
-        shown.stop()
     print(report)
 
 
@@ -328,9 +272,9 @@ def compare_command(
     folders: Annotated[
         list[Path], typer.Argument(metavar="OUT…", help="Folders that reproduce has made.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where the comparison goes.")
-    ] = Path("comparison"),
+    out: Annotated[Path, option("FOLDER", "Where the comparison goes.", "--out", "-o")] = Path(
+        "comparison"
+    ),
 ) -> None:
     """Several models side by side: their numbers, and their layers over each other."""
     check_installed(REPORT, extra="reproduce")

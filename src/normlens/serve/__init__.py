@@ -1,12 +1,10 @@
 """A local page where one types a text and sees its maps: ``normlens serve``.
 
-browser ── HTTP ──▶ security.py            foreign hosts, foreign pages and large bodies end here
+browser ── HTTP ──▶ server.py    the socket; slow clients, and too many, end here
                       ▼
-                    app.py                 addresses to calls; the answers' shapes are in schemas.py
+                    app.py       foreign hosts and pages, large bodies; addresses to calls
                       ▼
-                    jobs.py                the queue, and results for a while
+                    jobs.py      the questions, the queue, and results for a while
                       ▼
-                    analysis_thread.py     the only thread that calls torch
-                      ▼
-                    models.py              the models named at the start, and no other
+                    models.py    the models named at the start, and no other; one thread calls it
 """

@@ -1,22 +1,21 @@
-"""The server's page and interface: addresses to calls, one-line refusals, limits."""
+"""The server's page and interface: who may ask, addresses to calls, one-line refusals."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import logging
-import os
-import time
-from typing import Any
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import h11
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, Field
+from starlette.datastructures import MutableHeaders
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from normlens._version import __version__
 from normlens.errors import InputError, one_line, valid_choice
@@ -24,176 +23,209 @@ from normlens.options import NOT_LINEAR, SHAPLEY
 from normlens.serve.jobs import (
     CANCELLED,
     DONE,
-    RULES_OF,
     AnalysisRequest,
-    CosineQuestion,
     CosineRequest,
-    Example,
     ExplanationRequest,
     Job,
     Jobs,
-    LimitInfo,
-    ModelInfo,
-    ModelList,
-    Problem,
+    Limits,
     Question,
     QueueFullError,
-    Status,
-    Submitted,
-    WhyQuestion,
-    complete,
 )
-from normlens.serve.limits import Guard, Hosts, Limits
-from normlens.serve.models import ServedModels
+from normlens.serve.models import Description, ServedModels
 from normlens.viewer.pages import script, shell
 
-# Limits on the server's connections: their number, and how long each may keep it waiting.
+# Who may talk to the server, and how much they may say.
 #
-# A client that sends half a request, or does not take its answer, holds a descriptor for as long
-# as it likes; a few hundred of them would shut everybody else out. So connections are counted, and
-# each has to get on.
+# A page anywhere on the web can send requests to 127.0.0.1 from its visitor's browser, and can
+# give its own name that address (DNS rebinding). Neither gets through: the Host header must name
+# this machine, and a page's requests must come from the page that this server sent.
 
 
-_log = logging.getLogger("normlens.serve")
-_FULL = b'{"detail": "there are too many connections; try again in a moment"}'
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
-)
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-#: Descriptors that are left for models, pipes and files.
-_RESERVE = 64
-#: Bytes that a client has to take per second while an answer waits for it.
-_SLOWEST = 1024
-_SILENCE = 60.0  # seconds between two lines about the same shortage
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
+    "style-src 'self'; connect-src 'self'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_CLOSE = {"Connection": "close"}  # the rest of a body is not waited for
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
-def most_connections(limits: Limits) -> int:
-    """Limit connections as set, to fewer where the process may not open that many descriptors."""
-    try:
-        import resource
+@dataclass(frozen=True)
+class Hosts:
+    """Names of this server that a Host header may hold, whatever the port.
 
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = most - len(os.listdir("/proc/self/fd")) - _RESERVE
-    except (ImportError, OSError):
-        return limits.connections
-    return max(1, min(limits.connections, free))
-
-
-def protocol_class(limits: Limits) -> type[H11Protocol]:
-    """Make the protocol class, as uvicorn takes it, of a server with these limits."""
-    most = most_connections(limits)
-
-    class LimitedProtocol(Connection):
-        connections_limit = most
-        request_seconds = limits.request_seconds
-        stall_seconds = limits.stall_seconds
-
-    return LimitedProtocol
-
-
-class Connection(H11Protocol):
-    """One client's connection, which ends when the client keeps the server waiting."""
-
-    connections_limit: int
-    request_seconds: float
-    stall_seconds: float
-    _request_timer: asyncio.TimerHandle | None = None
-    _stall_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > self.connections_limit:
-            transport.write(_REFUSAL)
-            transport.close()
-            return
-        # Any byte that the client does not take is noticed at once.
-        transport.set_write_buffer_limits(high=0)
-        self._expect_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop("_request_timer")
-        self._stop("_stall_timer")
-        super().connection_lost(exc)
-
-    # Requests: the whole of one within a time, however it trickles -------------------------------
-
-    def data_received(self, data: bytes) -> None:
-        if self._request_timer is None and self.conn.their_state is h11.IDLE:
-            self._expect_request()
-        super().data_received(data)
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._stop("_request_timer")
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        begun = bool(self.conn.trailing_data[0])  # came with the request before
-        if begun and self._request_timer is None and self.conn.their_state is h11.IDLE:
-            self._expect_request()
-
-    def _expect_request(self) -> None:
-        self._request_timer = self.loop.call_later(self.request_seconds, self.transport.abort)
-
-    # Answers: some of what waits is taken in every while -----------------------------------------
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._stall_timer is None:
-            self._expect_progress()
-
-    def resume_writing(self) -> None:
-        self._stop("_stall_timer")
-        super().resume_writing()
-
-    def _expect_progress(self) -> None:
-        waiting = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self.stall_seconds, self._check_progress, waiting)
-
-    def _check_progress(self, before: int) -> None:
-        taken = before - self.transport.get_write_buffer_size()
-        if taken < _SLOWEST * self.stall_seconds:
-            self.transport.abort()
-        else:
-            self._expect_progress()
-
-    def _stop(self, timer: str) -> None:
-        handle = getattr(self, timer)
-        if handle is not None:
-            handle.cancel()
-            setattr(self, timer, None)
-
-
-class QuietServer(uvicorn.Server):
-    """A server whose log stays short while descriptors are short."""
-
-    async def startup(self, sockets: Any = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(ShortageLog())
-        await super().startup(sockets)
-
-
-class ShortageLog:
-    """An event loop's handler of errors: a shortage is one line a minute, not one per attempt.
-
-    asyncio tries to accept over and over, and would write a traceback each time.
+    The port is left open for tunnels (``ssh -L``); the Origin must match it exactly.
     """
 
-    def __init__(self) -> None:
-        self._said = -_SILENCE
+    names: frozenset[str]
+    any_address: bool = False
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle")):
-            return  # the attempt after a shortage comes too late: the server has closed its socket
-        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
-            loop.default_exception_handler(context)
-            return
-        now = time.monotonic()
-        if now - self._said >= _SILENCE:
-            self._said = now
-            _log.warning(
-                "no connection can be accepted (%s); close some, or raise `ulimit -n`",
-                error.strerror,
+    @classmethod
+    def of(cls, host: str, also: Iterable[str] = ()) -> Hosts:
+        """Collect the names that fit the server's address, and others that were allowed."""
+        names = {*LOOPBACK, *(_written(name) for name in also)}
+        if not is_everywhere(host):
+            return cls(frozenset(names | {_written(host)}))
+        # A browser sends an address as Host only to a page it found there, so any will do.
+        return cls(frozenset(names | {socket.gethostname().lower()}), any_address=True)
+
+    def allow(self, name: str) -> bool:
+        return name in self.names or (self.any_address and _is_address(name.strip("[]")))
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether an address stands for all of the machine's."""
+    return _is_address(host) and ipaddress.ip_address(host).is_unspecified
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _written(host: str) -> str:
+    """Write a host as it appears in a URL."""
+    return f"[{host.lower()}]" if ":" in host and "[" not in host else host.lower()
+
+
+class Guard:
+    """Refuses foreign hosts, foreign pages and large bodies; adds headers to every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, body_bytes: int):
+        self._app, self._hosts, self._body_bytes = app, hosts, body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # no web sockets here, and nothing to do at start and end
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self._check(Request(scope))
+        except HTTPException as refusal:
+            answer = JSONResponse({"detail": refusal.detail}, refusal.status_code, _CLOSE)
+            await answer(scope, receive, send_guarded)
+        else:
+            await self._app(scope, self._bounded(receive), send_guarded)
+
+    def _check(self, request: Request) -> None:
+        """Raise what is wrong with a request before its body is read."""
+        hosts = [host.lower() for host in request.headers.getlist("host")]
+        match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if match is None:
+            raise HTTPException(400, "the request needs one Host header, such as localhost")
+        if not self._hosts.allow(match["name"]):
+            raise HTTPException(
+                421,
+                f"this server does not answer to the name {match['name']!r}; open it as "
+                "127.0.0.1 or localhost, or start it with --allow-host",
             )
+        this_server = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
+        origins = {origin.lower() for origin in request.headers.getlist("origin")}
+        if _is_foreign(request) or not origins <= this_server:
+            raise HTTPException(403, "the request comes from another page than this server's own")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._body_bytes:
+            raise self._too_large()
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Receive a body that is refused as soon as it proves too large."""
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._body_bytes:
+                raise self._too_large()
+            return message
+
+        return receive_bounded
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the request is larger than {self._body_bytes} bytes", _CLOSE)
+
+
+def _is_foreign(request: Request) -> bool:
+    """Whether a browser says that another site asks; following a link to the page is fine."""
+    if request.headers.get("sec-fetch-site", "none").lower() in ("same-origin", "none"):
+        return False
+    follows_link = request.headers.get("sec-fetch-mode", "").lower() == "navigate"
+    return not (request.method == "GET" and request.scope["path"] == "/" and follows_link)
+
+
+# The shapes of answers, as OpenAPI shows them.
+
+
+class ModelInfo(Description):
+    """A model that can be analysed."""
+
+    loaded: bool = Field(description="Whether it is in memory; the first analysis loads it.")
+
+
+class LimitInfo(BaseModel):
+    """What one text may be at most."""
+
+    text_characters: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+
+
+class Example(BaseModel):
+    """The analysis that the page opens on."""
+
+    model: str
+    text: str
+
+
+class ModelList(BaseModel):
+    """What can be asked for."""
+
+    models: list[ModelInfo]
+    limits: LimitInfo
+    example: Example | None = Field(description="What the page shows first, if anything.")
+
+
+class Submitted(BaseModel):
+    """The name by which an analysis is asked about."""
+
+    id: str
+
+
+class Status(BaseModel):
+    """Where an analysis stands."""
+
+    id: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    position: int = Field(ge=0, description="Analyses ahead of this one.")
+    layers_done: int = Field(ge=0)
+    layers: int = Field(ge=1)
+    error: str | None = Field(description="Why it failed, in one line.")
+
+
+class Problem(BaseModel):
+    """What went wrong, in one line."""
+
+    detail: str
 
 
 # Refusals: how they are declared in the schema, and how each is said in one line.
@@ -276,11 +308,32 @@ def say_one_line(app: FastAPI) -> None:
         return JSONResponse({"detail": detail}, 500)
 
 
+def _complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
+    """Write into the OpenAPI schema what is known only when the server starts."""
+    schemas = schema["components"]["schemas"]
+    for kind in (AnalysisRequest, ExplanationRequest, CosineRequest):
+        request = schemas[kind.__name__]["properties"]
+        request["model"]["enum"] = names
+        request["rule"]["enum"] = list(kind.rules)
+        for name in ("text", "pair", "target_text"):
+            if (text := request.get(name)) is not None:
+                (text["anyOf"][0] if "anyOf" in text else text)["maxLength"] = (
+                    limits.text_characters
+                )
+    # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
+    # well-formed here, and an unknown one is 404.
+    for path in schema["paths"].values():
+        for operation in path.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+
+
 # The page and its interface: addresses to calls.
 
 
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-Request_ = AnalysisRequest | ExplanationRequest | CosineRequest
 
 _UNKNOWN = "there is no such analysis, or its result was dropped; ask for it again"
 
@@ -309,7 +362,7 @@ def create_app(
     _add_page(app)
     _add_models(app, models, limits, example)
     _add_api(app, models, jobs, limits)
-    complete(app.openapi(), list(models.names), limits)
+    _complete(app.openapi(), list(models.names), limits)
     return Guard(app, hosts, limits.body_bytes)
 
 
@@ -332,17 +385,7 @@ def _add_models(
     @app.get("/api/models", operation_id="models", summary="Models and limits")
     async def list_models() -> ModelList:
         infos = [
-            ModelInfo(
-                name=model.name,
-                family=model.family,
-                layers=model.layers,
-                scopes=list(model.scopes),
-                causal=model.causal,
-                max_tokens=model.max_tokens,
-                head=model.head,
-                two_stacks=model.two_stacks,
-                loaded=models.is_loaded(model.name),
-            )
+            ModelInfo(**model.model_dump(), loaded=models.is_loaded(model.name))
             for model in models.descriptions.values()
         ]
         shown = LimitInfo(text_characters=limits.text_characters, tokens=limits.tokens)
@@ -351,9 +394,8 @@ def _add_models(
 
 
 def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> None:
-    def submitted(kind: type[Question], asked: Request_) -> Submitted:
-        _check(asked, models, limits)
-        question = kind(**asked.model_dump())
+    def submitted(question: Question) -> Submitted:
+        _check(question, models, limits)
         try:
             job = jobs.submit(question, models.descriptions[question.model].layers)
         except QueueFullError as error:
@@ -361,35 +403,26 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
             raise HTTPException(429, str(error), headers) from error
         return Submitted(id=job.id)
 
-    @app.post(
-        "/api/analyses",
-        operation_id="submit",
-        summary="Ask for the maps of a text",
-        status_code=202,
-        responses=SUBMITTED,
-    )
+    def submission(path: str, operation: str, summary: str) -> Any:
+        return app.post(
+            path,
+            operation_id=operation,
+            summary=summary,
+            status_code=202,
+            responses=SUBMITTED,
+        )
+
+    @submission("/api/analyses", "submit", "Ask for the maps of a text")
     async def submit(asked: AnalysisRequest) -> Submitted:
-        return submitted(Question, asked)
+        return submitted(asked)
 
-    @app.post(
-        "/api/explanations",
-        operation_id="explain",
-        summary="Ask why the model says what it says",
-        status_code=202,
-        responses=SUBMITTED,
-    )
+    @submission("/api/explanations", "explain", "Ask why the model says what it says")
     async def explain(asked: ExplanationRequest) -> Submitted:
-        return submitted(WhyQuestion, asked)
+        return submitted(asked)
 
-    @app.post(
-        "/api/cosines",
-        operation_id="compare",
-        summary="Ask which tokens made the cosine of two texts",
-        status_code=202,
-        responses=SUBMITTED,
-    )
+    @submission("/api/cosines", "compare", "Ask which tokens made the cosine of two texts")
     async def compare(asked: CosineRequest) -> Submitted:
-        return submitted(CosineQuestion, asked)
+        return submitted(asked)
 
     @app.get(
         "/api/analyses/{id}",
@@ -422,7 +455,7 @@ def _add_api(app: FastAPI, models: ServedModels, jobs: Jobs, limits: Limits) -> 
     )
     async def maps(id: str) -> Response:
         job = _existing(jobs.find(id))
-        if job.question.answer != Question.answer:
+        if not isinstance(job.question, AnalysisRequest):
             raise HTTPException(409, f"there are no maps: this is {job.question.answer} (result)")
         return _result(job)
 
@@ -447,22 +480,21 @@ def _result(job: Job) -> Response:
         raise HTTPException(410, "the analysis was cancelled")
     if job.state != DONE:
         why = "the analysis failed" if job.error else f"the analysis is {job.state}"
-        what = "are no maps" if job.question.answer == Question.answer else "is no result"
+        what = "are no maps" if isinstance(job.question, AnalysisRequest) else "is no result"
         raise HTTPException(409, f"there {what}: {job.error or why}")
     return Response(job.result, media_type="application/octet-stream")
 
 
-def _check(asked: Request_, models: ServedModels, limits: Limits) -> None:
-    """Raise what is wrong with a request beyond its form."""
+def _check(question: Question, models: ServedModels, limits: Limits) -> None:
+    """Raise what is wrong with a question beyond its form."""
     try:
-        valid_choice(asked.model, models.names, "model")
-        if asked.rule == SHAPLEY and SHAPLEY not in RULES_OF[type(asked)]:
+        valid_choice(question.model, models.names, "model")
+        if question.rule == SHAPLEY and SHAPLEY not in question.rules:
             raise InputError(NOT_LINEAR)
-        valid_choice(asked.rule, RULES_OF[type(asked)], "rule")
+        valid_choice(question.rule, question.rules, "rule")
     except InputError as error:
         raise HTTPException(422, str(error)) from error
-    target_text = None if isinstance(asked, CosineRequest) else asked.target_text
-    longest = max(len(text or "") for text in (asked.text, asked.pair, target_text))
+    longest = max(map(len, question.texts))
     if longest > limits.text_characters:
         raise HTTPException(
             413,

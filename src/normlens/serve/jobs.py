@@ -1,21 +1,18 @@
-"""Analyses from request to result: messages, the queue, the one thread that calls torch."""
+"""Analyses from request to result: what can be asked for, the queue, and results for a while."""
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from normlens.errors import NormLensError, is_out_of_memory, one_line
 from normlens.options import (
     LINEAR_RULES,
     RULES,
@@ -24,9 +21,37 @@ from normlens.options import (
     ExplainOptions,
     options_of,
 )
-from normlens.serve.limits import Limits
 
-# The shapes of requests and answers, as OpenAPI shows them.
+# How much a visitor may ask for, and how much is kept.
+
+
+# A character outside the basic plane takes two escapes of six bytes in JSON.
+_BYTES_PER_CHARACTER = 12
+_BYTES_AROUND = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what one request, the queue and the memory may hold."""
+
+    text_characters: int = 10_000  # of a text, of its pair, and of a target text
+    tokens: int = 512
+    connections: int = 256  # open at once; fewer where the system allows fewer
+    request_seconds: float = 20.0  # for the whole of a request to arrive
+    stall_seconds: float = 20.0  # in which a client must take some of its answer
+    queue: int = 32  # analyses that wait; one more is worked on
+    models: int = 2  # models in memory at once
+    kept: int = 256  # finished analyses that can be asked for
+    kept_bytes: int = 256 << 20  # their results, together
+    kept_seconds: float = 30 * 60.0
+
+    @property
+    def body_bytes(self) -> int:
+        """The largest body; three texts of the greatest length fit, however written."""
+        return 3 * _BYTES_PER_CHARACTER * self.text_characters + _BYTES_AROUND
+
+
+# What can be asked for, as OpenAPI shows it and as models answer it.
 
 
 #: The options of an analysis that a visitor may choose.
@@ -39,72 +64,47 @@ _Number = Annotated[int, Field(ge=0, le=_LARGEST), _WHOLE]
 _Target = Annotated[str, Field(min_length=1, max_length=100)] | _Number
 _Place = Annotated[int, Field(ge=-_LARGEST, le=_LARGEST), _WHOLE]
 # White space of Python, of Rust's regular expressions and of ECMAScript's differ a little.
-_SOMETHING = r"[^\s\x1c-\x1f\x85\ufeff]"
-
-
+_Text = Annotated[str, Field(pattern=r"[^\s\x1c-\x1f\x85\ufeff]")]
 _TARGET_TEXT = "What an encoder–decoder's decoder reads; without it the model generates it."
 
 
-class ModelInfo(BaseModel):
-    """A model that can be analysed."""
+class Question(BaseModel):
+    """What every request has; equal questions of a kind have equal answers."""
 
-    name: str
-    family: str = Field(description="Its architecture, such as bert.")
-    layers: int = Field(ge=1)
-    scopes: list[str]
-    causal: bool
-    max_tokens: int | None = Field(description="The longest text its positions allow, if any.")
-    head: str | None = Field(
-        description="The class with the head that it has, without which nothing can be explained."
-    )
-    two_stacks: bool = Field(description="Whether it is an encoder–decoder.")
-    loaded: bool = Field(description="Whether it is in memory; the first analysis loads it.")
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-
-class LimitInfo(BaseModel):
-    """What one text may be at most."""
-
-    text_characters: int = Field(ge=1)
-    tokens: int = Field(ge=1)
-
-
-class Example(BaseModel):
-    """The analysis that the page opens on."""
+    answer: ClassVar[str]  # what the answer is
+    rules: ClassVar[tuple[str, ...]] = LINEAR_RULES  # that may be chosen
 
     model: str
-    text: str
+    text: _Text
+    pair: _Text | None = None
+    rule: str
+
+    @property
+    def texts(self) -> list[str]:
+        """Every text that was sent."""
+        given = (self.text, self.pair, getattr(self, "target_text", None))
+        return [text for text in given if text is not None]
 
 
-class ModelList(BaseModel):
-    """What can be asked for."""
-
-    models: list[ModelInfo]
-    limits: LimitInfo
-    example: Example | None = Field(description="What the page shows first, if anything.")
-
-
-class AnalysisRequest(BaseModel):
+class AnalysisRequest(Question):
     """A text, or a pair of texts, for one of the models."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    answer = "maps"
+    rules = RULES
 
-    model: str
-    text: str = Field(pattern=_SOMETHING)
-    pair: str | None = Field(default=None, pattern=_SOMETHING)
-    target_text: str | None = Field(default=None, pattern=_SOMETHING, description=_TARGET_TEXT)
+    target_text: _Text | None = Field(default=None, description=_TARGET_TEXT)
     rule: str = Field(default=AnalysisOptions.nonlinearity, description=_RULE.help)
     heads: bool = Field(default=False, description=_HEADS.help)
 
 
-class ExplanationRequest(BaseModel):
+class ExplanationRequest(Question):
     """A text, or a pair of texts, and what to explain: by default what the model says."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    answer = "an explanation"
 
-    model: str
-    text: str = Field(pattern=_SOMETHING)
-    pair: str | None = Field(default=None, pattern=_SOMETHING)
-    target_text: str | None = Field(default=None, pattern=_SOMETHING, description=_TARGET_TEXT)
+    target_text: _Text | None = Field(default=None, description=_TARGET_TEXT)
     target: _Target | None = Field(
         default=None,
         description="A word, a label, or the number of one; of an encoder–decoder, a token of "
@@ -117,68 +117,13 @@ class ExplanationRequest(BaseModel):
     rule: str = Field(default=ExplainOptions.nonlinearity, description=_LINEAR_RULE.help)
 
 
-class CosineRequest(BaseModel):
+class CosineRequest(Question):
     """Two texts for one of the models."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    answer = "a cosine"
 
-    model: str
-    text: str = Field(pattern=_SOMETHING)
-    pair: str = Field(pattern=_SOMETHING)
+    pair: _Text
     rule: str = Field(default=CosineOptions.nonlinearity, description=_LINEAR_RULE.help)
-
-
-class Submitted(BaseModel):
-    """The name by which an analysis is asked about."""
-
-    id: str
-
-
-class Status(BaseModel):
-    """Where an analysis stands."""
-
-    id: str
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
-    position: int = Field(ge=0, description="Analyses ahead of this one.")
-    layers_done: int = Field(ge=0)
-    layers: int = Field(ge=1)
-    error: str | None = Field(description="Why it failed, in one line.")
-
-
-class Problem(BaseModel):
-    """What went wrong, in one line."""
-
-    detail: str
-
-
-#: The rules that each kind of request may choose from.
-RULES_OF: dict[type[BaseModel], tuple[str, ...]] = {
-    AnalysisRequest: RULES,
-    ExplanationRequest: LINEAR_RULES,
-    CosineRequest: LINEAR_RULES,
-}
-
-
-def complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
-    """Write into the OpenAPI schema what is known only when the server starts."""
-    schemas = schema["components"]["schemas"]
-    for kind, rules in RULES_OF.items():
-        request = schemas[kind.__name__]["properties"]
-        request["model"]["enum"] = names
-        request["rule"]["enum"] = list(rules)
-        for name in ("text", "pair", "target_text"):
-            if (text := request.get(name)) is not None:
-                (text["anyOf"][0] if "anyOf" in text else text)["maxLength"] = (
-                    limits.text_characters
-                )
-    # FastAPI declares its own form of 422 wherever an address has a part to fill in; any id is
-    # well-formed here, and an unknown one is 404.
-    for path in schema["paths"].values():
-        for operation in path.values():
-            if "HTTPValidationError" in str(operation["responses"].get("422")):
-                del operation["responses"]["422"]
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
 
 
 # Analyses from the moment they are asked for until their results are dropped.
@@ -187,42 +132,6 @@ def complete(schema: dict[str, Any], names: list[str], limits: Limits) -> None:
 
 
 QUEUED, RUNNING, DONE, FAILED, CANCELLED = "queued", "running", "done", "failed", "cancelled"
-
-
-@dataclass(frozen=True)
-class Question:
-    """The request of an analysis; equal questions of a kind have equal answers."""
-
-    model: str
-    text: str
-    pair: str | None = None
-    rule: str = AnalysisOptions.nonlinearity
-    target_text: str | None = None  # of an encoder–decoder; None: the model generates it
-    heads: bool = False  # whether maps of single heads are asked for, too
-
-    #: What the answer is.
-    answer = "maps"
-
-
-@dataclass(frozen=True)
-class WhyQuestion(Question):
-    """Why a model says what it says: asks for an explanation.
-
-    Of an encoder–decoder, `target` is a token of the target text: a word, or its place from 0.
-    """
-
-    target: str | int | None = None
-    contrast: str | int | None = None
-    position: int | None = None
-
-    answer = "an explanation"
-
-
-@dataclass(frozen=True)
-class CosineQuestion(Question):
-    """How the tokens of a text and of its pair made their cosine."""
-
-    answer = "a cosine"
 
 
 @dataclass
@@ -336,26 +245,16 @@ class Jobs:
                 raise Stopped
             job.layers_done = done
 
-    def complete(self, job: Job, result: bytes) -> None:
+    def finish(self, job: Job, result: bytes | None = None, error: str | None = None) -> None:
+        """Note that the thread is done with an analysis; one that was cancelled stays cancelled."""
         with self._lock:
-            if job.state == RUNNING:
-                job.result, job.layers_done = result, job.layers
-                self._seconds = self._clock() - job.started
-                self._file(job, DONE)
             self._running = None
-
-    def fail(self, job: Job, reason: str) -> None:
-        with self._lock:
-            if job.state == RUNNING:
-                job.error = reason
-                self._file(job, FAILED)
-            self._running = None
-
-    def stopped(self, job: Job) -> None:
-        """Note that the thread has let go of an analysis that was cancelled."""
-        with self._lock:
-            assert job.state == CANCELLED
-            self._running = None
+            if job.state != RUNNING:
+                return
+            if error is None:
+                job.layers_done, self._seconds = job.layers, self._clock() - job.started
+            job.result, job.error = result, error
+            self._file(job, DONE if error is None else FAILED)
 
     # With the lock held -------------------------------------------------------------------------
 
@@ -405,75 +304,3 @@ class Jobs:
             if first.finished >= oldest:
                 break
             self._finished.popitem(last=False)
-
-
-# The one thread that calls torch.
-#
-# OpenMP keeps a team of threads for every thread that calls it, and two teams on the same cores
-# slow each other down; so analyses wait for each other, and loading a model is part of the first
-# one.
-
-
-_log = logging.getLogger("normlens.serve")
-
-
-class Answerer(Protocol):
-    """The models as the thread calls them; see `models.ServedModels`."""
-
-    def describe(self) -> None: ...
-
-    def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes: ...
-
-
-class AnalysisThread:
-    """Takes one analysis after the other from the queue."""
-
-    def __init__(self, jobs: Jobs, models: Answerer):
-        self._jobs, self._models = jobs, models
-        self._ready: Future[None] = Future()
-        # A daemon: a layer or a download in work must not keep the process from ending.
-        self._thread = threading.Thread(target=self._work, name="normlens-analyses", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread and wait until the models are described, or raise what is wrong."""
-        self._thread.start()
-        self._ready.result()
-
-    def stop(self, seconds: float) -> bool:
-        """Cancel everything; return whether the thread has ended within so many seconds."""
-        self._jobs.close()
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def _work(self) -> None:
-        try:
-            self._models.describe()
-        except BaseException as error:
-            self._ready.set_exception(error)
-            return
-        self._ready.set_result(None)
-        while (job := self._jobs.take()) is not None:
-            self._run(job)
-
-    def _run(self, job: Job) -> None:
-        try:
-            result = self._models.answer(
-                job.question, lambda done, _: self._jobs.progress(job, done)
-            )
-        except Stopped:
-            self._jobs.stopped(job)
-        except Exception as error:
-            self._jobs.fail(job, _reason(error))
-        else:
-            self._jobs.complete(job, result)
-
-
-def _reason(error: Exception) -> str:
-    """Say in one line, for the visitor, why an analysis failed."""
-    if isinstance(error, NormLensError):
-        return one_line(str(error))
-    if is_out_of_memory(error):
-        return "there is not enough memory for this analysis; use a shorter text or a smaller model"
-    _log.error("an analysis failed", exc_info=error)
-    return f"the analysis failed ({type(error).__name__}); the server's terminal says more"

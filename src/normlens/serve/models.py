@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
 
 from normlens.errors import InputError, UnsupportedModelError
 from normlens.loading.embedded import EMBEDDED
 from normlens.loading.hub import shown_name
 from normlens.options import AnalysisOptions, ExplainOptions, LoadOptions
-from normlens.serve.jobs import CosineQuestion, Question, WhyQuestion
-from normlens.serve.limits import Limits
+from normlens.serve.jobs import (
+    AnalysisRequest,
+    CosineRequest,
+    ExplanationRequest,
+    Limits,
+    Question,
+)
 from normlens.viewer.pages import LARGEST, fitted
 from normlens.viewer.payload import encode, encode_cosines, encode_explanations
 
@@ -20,121 +27,31 @@ if TYPE_CHECKING:
     from normlens.inputs.text import Encoded, Item, Pair, Text
     from normlens.layers import Layer
     from normlens.lens import Lens
+    from normlens.results.cosine import Cosine
     from normlens.results.explanation import Explanation
-
-
-# Questions about encoder–decoders: a source, and the target that the decoder reads.
-#
-# As in `normlens.serve.models`, what needs torch is imported by the functions that use it.
-
-
-_ALL = "all"  # what `Lens.explain` calls each token in turn
-
-
-def check_servable(lens: Lens, name: str) -> None:
-    """Raise for a model whose sources the page has no field for."""
-    if getattr(lens.adapter, "hears", False):
-        raise UnsupportedModelError(
-            f"{name} hears its source, and the page takes texts; in Python, "
-            "lens.maps(input_features=…, target=…) analyses sound"
-        )
-
-
-def check_kind(lens: Lens, question: Question) -> None:
-    """Raise for a question that this kind of model has no answer to."""
-    name = question.model
-    if not lens.two_stacks:
-        if question.target_text is not None:
-            raise InputError(
-                f"a target text is for encoder–decoders, and {name} reads one sequence; leave it "
-                "out"
-            )
-        return
-    if isinstance(question, CosineQuestion):
-        raise InputError(
-            f"a cosine is of models of one stack, and {name} is an encoder–decoder; choose Maps or "
-            "Explain"
-        )
-    if question.pair is not None:
-        raise InputError(
-            f"{name} is an encoder–decoder: it takes a text and a target text, and no second text"
-        )
-
-
-def read_pair(lens: Lens, question: Question, most: int) -> Pair:
-    """Read source and target, or generate the target; neither may be longer than `most` tokens."""
-    from normlens.inputs.pairs import encode_pair
-
-    whole = lens.adapter.whole
-    if question.target_text is None and not getattr(whole, "can_generate", lambda: False)():
-        raise InputError(
-            f"{question.model} has no head that could generate a target text; type one"
-        )
-    pair = encode_pair(lens, (question.text, question.target_text), truncate=False)
-    for side, sequence in (("text", pair.source), ("target text", pair.target)):
-        if len(sequence) > most:
-            raise InputError(
-                f"the {side} has {len(sequence)} tokens and {question.model} takes at most {most} "
-                "here; shorten it"
-            )
-    return pair
-
-
-def explain_pair(
-    lens: Lens,
-    question: WhyQuestion,
-    most: int,
-    memory_limit: Any,
-    progress: Callable[[int, int], None],
-) -> Explanation:
-    """Explain one token of a target: the one that is named, by default the last."""
-    from normlens.explain.ask import ask
-    from normlens.models.base import read_head
-
-    if question.position is not None:
-        raise InputError(
-            f"{question.model} is an encoder–decoder: say with the target which token of the "
-            "target text is explained, a word or its place, and leave the position out"
-        )
-    if question.target == _ALL:
-        raise InputError(
-            "the page explains one token at a time; in Python, lens.explain(source, token='all') "
-            "explains each in turn"
-        )
-    read_head(lens.adapter)  # before the model generates, which it could not without one
-    pair = read_pair(lens, question, most)
-    options = ExplainOptions(nonlinearity=question.rule, memory_limit=memory_limit)
-    why: Explanation = ask(
-        lens,
-        [pair],
-        False,
-        options,
-        progress,
-        position=question.target,
-        contrast=question.contrast,
-    )
-    return why
-
-
-# The models that were named at the start, and their maps. One thread owns all of this.
 
 
 # torch takes seconds to import, and a port that is taken should be known before that: what needs it
 # is imported by the functions that use it.
 
 
-@dataclass(frozen=True)
-class Description:
+_ALL = "all"  # what `Lens.explain` calls each token in turn
+_Advance = Callable[[int, int], None]
+
+
+class Description(BaseModel):
     """The facts about a model that a visitor sees before it is loaded."""
 
     name: str
-    family: str
-    layers: int
-    scopes: tuple[str, ...]
+    family: str = Field(description="Its architecture, such as bert.")
+    layers: int = Field(ge=1)
+    scopes: list[str]
     causal: bool
-    max_tokens: int | None
-    head: str | None  # the class with the head that its checkpoint names, if explanations know it
-    two_stacks: bool  # an encoder–decoder
+    max_tokens: int | None = Field(description="The longest text its positions allow, if any.")
+    head: str | None = Field(
+        description="The class with the head that it has, without which nothing can be explained."
+    )
+    two_stacks: bool = Field(description="Whether it is an encoder–decoder.")
 
 
 class ServedModels:
@@ -174,9 +91,12 @@ class ServedModels:
                     f"{name} reads pictures or sound, and the page of a server takes texts; "
                     "`normlens map --image … --out maps.html` writes a page of one picture"
                 )
-            check_servable(lens, name)
-            stacks = _stacks(lens)
-            if any(len({layer.scopes for layer in stack}) > 1 for stack in stacks):
+            if getattr(lens.adapter, "hears", False):
+                raise UnsupportedModelError(
+                    f"{name} hears its source, and the page takes texts; in Python, "
+                    "lens.maps(input_features=…, target=…) analyses sound"
+                )
+            if any(len({layer.scopes for layer in stack}) > 1 for stack in _stacks(lens)):
                 raise UnsupportedModelError(
                     f"the layers of {name} differ, and the page of a server shows layers that are "
                     "alike; `normlens map --out maps.html` writes a page with all of them"
@@ -185,7 +105,7 @@ class ServedModels:
                 name=name,
                 family=lens.model_type,
                 layers=lens.n_layers,
-                scopes=tuple(lens.scopes),
+                scopes=list(lens.scopes),
                 causal=lens.causal,
                 max_tokens=lens.max_tokens,
                 head=_head(source, config, lens.two_stacks),
@@ -195,47 +115,36 @@ class ServedModels:
     def is_loaded(self, name: str) -> bool:
         return name in self._lenses
 
-    def answer(self, question: Question, progress: Callable[[int, int], None]) -> bytes:
+    def answer(self, question: Question, progress: _Advance) -> bytes:
         """Compute what a question asks for, encoded as the page reads it."""
         lens = self._lens(question.model)
         progress(0, lens.n_layers)  # loading may have taken long enough to be cancelled
-        check_kind(lens, question)
-        if isinstance(question, WhyQuestion):
-            return self._explain(lens, question, progress)
-        if isinstance(question, CosineQuestion):
-            return self._compare(lens, question, progress)
+        _check_kind(lens, question)
+        if isinstance(question, ExplanationRequest):
+            return encode_explanations(self._explain(lens, question, progress))
+        if isinstance(question, CosineRequest):
+            return encode_cosines(self._compare(lens, question, progress))
+        assert isinstance(question, AnalysisRequest)
         options = replace(self._analysis, nonlinearity=question.rule, heads=question.heads)
-        item = self._read(lens, question)
-        (maps,) = lens.analyse([item], options, progress=progress)
+        read = self._read_pair if lens.two_stacks else self._read
+        (maps,) = lens.analyse([read(lens, question)], options, progress=progress)
         # Single heads are many maps: as many as fit into a file are sent.
         return fitted([maps], None, LARGEST) if question.heads else encode([maps])
 
-    def _read(self, lens: Lens, question: Question) -> Item:
-        """What a question is about, tokenised."""
-        if lens.two_stacks:
-            return read_pair(lens, question, self._limits.tokens)
-        text = question.text if question.pair is None else (question.text, question.pair)
-        return self._encode(lens, question.model, text)
-
-    def _explain(
-        self, lens: Lens, question: WhyQuestion, progress: Callable[[int, int], None]
-    ) -> bytes:
+    def _explain(self, lens: Lens, question: ExplanationRequest, progress: _Advance) -> Explanation:
         from normlens.models.base import NoHead
 
-        limit = self._analysis.memory_limit
         try:
             if lens.two_stacks:
-                pair_why = explain_pair(lens, question, self._limits.tokens, limit, progress)
-                return encode_explanations(pair_why)
-            text = question.text if question.pair is None else (question.text, question.pair)
-            self._encode(lens, question.model, text)
-            why = lens.explain(
-                text,
+                return self._explain_token(lens, question, progress)
+            self._read(lens, question)
+            return lens.explain(
+                _text(question),
                 target=question.target,
                 contrast=question.contrast,
                 position=question.position,
                 nonlinearity=question.rule,
-                memory_limit=limit,
+                memory_limit=self._analysis.memory_limit,
                 progress=progress,
             )
         except NoHead as error:
@@ -246,22 +155,43 @@ class ServedModels:
                 f"{question.model} has no head, so it says nothing that could be explained; choose "
                 f"{instead}, or a model with a head"
             ) from error
-        return encode_explanations(why)
 
-    def _compare(
-        self, lens: Lens, question: CosineQuestion, progress: Callable[[int, int], None]
-    ) -> bytes:
-        assert question.pair is not None
-        for text in (question.text, question.pair):
-            self._encode(lens, question.model, text)
-        return encode_cosines(
-            lens.cosine(
-                question.text,
-                question.pair,
-                nonlinearity=question.rule,
-                memory_limit=self._analysis.memory_limit,
-                progress=progress,
+    def _explain_token(
+        self, lens: Lens, question: ExplanationRequest, progress: _Advance
+    ) -> Explanation:
+        """Explain one token of a target: the one that is named, by default the last."""
+        from normlens.explain.ask import ask_pairs
+        from normlens.models.base import read_head
+
+        if question.position is not None:
+            raise InputError(
+                f"{question.model} is an encoder–decoder: say with the target which token of the "
+                "target text is explained, a word or its place, and leave the position out"
             )
+        if question.target == _ALL:
+            raise InputError(
+                "the page explains one token at a time; in Python, lens.explain(source, "
+                "token='all') explains each in turn"
+            )
+        read_head(lens.adapter)  # before the model generates, which it could not without one
+        pair = self._read_pair(lens, question)
+        options = ExplainOptions(
+            nonlinearity=question.rule, memory_limit=self._analysis.memory_limit
+        )
+        why: Explanation = ask_pairs(
+            lens, [pair], False, question.target, question.contrast, options, progress
+        )
+        return why
+
+    def _compare(self, lens: Lens, question: CosineRequest, progress: _Advance) -> Cosine:
+        for text in question.texts:
+            self._encode(lens, question.model, text)
+        return lens.cosine(
+            question.text,
+            question.pair,
+            nonlinearity=question.rule,
+            memory_limit=self._analysis.memory_limit,
+            progress=progress,
         )
 
     def _lens(self, name: str) -> Lens:
@@ -275,6 +205,24 @@ class ServedModels:
         self._lenses.move_to_end(name)
         return self._lenses[name]
 
+    def _read(self, lens: Lens, question: Question) -> Item:
+        """The text or pair of a question, tokenised."""
+        return self._encode(lens, question.model, _text(question))
+
+    def _read_pair(self, lens: Lens, question: AnalysisRequest | ExplanationRequest) -> Pair:
+        """Source and target, tokenised; the model generates a target that is not given."""
+        from normlens.inputs.pairs import encode_pair
+
+        whole = lens.adapter.whole
+        if question.target_text is None and not getattr(whole, "can_generate", lambda: False)():
+            raise InputError(
+                f"{question.model} has no head that could generate a target text; type one"
+            )
+        pair = encode_pair(lens, (question.text, question.target_text), truncate=False)
+        for side, sequence in (("text", pair.source), ("target text", pair.target)):
+            _check_length(len(sequence), self._limits.tokens, side, question.model)
+        return pair
+
     def _encode(self, lens: Lens, model: str, text: Text) -> Encoded:
         """Read a text that is not too long for the model or for this server."""
         from normlens.inputs.text import encode_texts
@@ -284,12 +232,39 @@ class ServedModels:
         longest = lens.max_tokens if padded else None
         (encoded,) = encode_texts([text], lens.tokenizer, longest, False, vocabulary, padded)
         most = min(self._limits.tokens, lens.max_tokens or self._limits.tokens)
-        if len(encoded) > most:
-            raise InputError(
-                f"the text has {len(encoded)} tokens and {model} takes at most {most} "
-                "here; shorten it"
-            )
+        _check_length(len(encoded), most, "text", model)
         return encoded
+
+
+def _text(question: Question) -> Text:
+    return question.text if question.pair is None else (question.text, question.pair)
+
+
+def _check_length(tokens: int, most: int, side: str, model: str) -> None:
+    if tokens > most:
+        raise InputError(
+            f"the {side} has {tokens} tokens and {model} takes at most {most} here; shorten it"
+        )
+
+
+def _check_kind(lens: Lens, question: Question) -> None:
+    """Raise for a question that this kind of model has no answer to."""
+    name = question.model
+    if not lens.two_stacks:
+        if getattr(question, "target_text", None) is not None:
+            raise InputError(
+                f"a target text is for encoder–decoders, and {name} reads one sequence; leave it "
+                "out"
+            )
+    elif isinstance(question, CosineRequest):
+        raise InputError(
+            f"a cosine is of models of one stack, and {name} is an encoder–decoder; choose Maps or "
+            "Explain"
+        )
+    elif question.pair is not None:
+        raise InputError(
+            f"{name} is an encoder–decoder: it takes a text and a target text, and no second text"
+        )
 
 
 def _stacks(lens: Lens) -> list[list[Layer]]:
@@ -347,12 +322,12 @@ def installed_models() -> list[str]:
 TEXT = "She teaches soap opera history."
 
 
-def example_of(models: Iterable[Description]) -> Question | None:
+def example_of(models: Iterable[Description]) -> AnalysisRequest | None:
     """Ask for the maps of a short text, of the first model that needs nothing else for them.
 
     An encoder–decoder without a head cannot generate the target text that its maps are of.
     """
     for model in models:
         if not model.two_stacks or model.head is not None:
-            return Question(model.name, TEXT)
+            return AnalysisRequest(model=model.name, text=TEXT)
     return None

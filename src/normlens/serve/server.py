@@ -1,18 +1,172 @@
-"""A page at an address: bound, started, run until Ctrl-C, closed."""
+"""A page at an address: its socket, its connections, and the thread that answers."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import socket
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from normlens.errors import PAGE_SERVER, InputError, check_installed, system_reason
-from normlens.serve.jobs import AnalysisThread, Jobs
-from normlens.serve.limits import Hosts, Limits, is_everywhere
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from normlens.errors import InputError, NormLensError, is_out_of_memory, one_line, system_reason
+from normlens.serve.app import Hosts, create_app, is_everywhere
+from normlens.serve.jobs import Job, Jobs, Limits, Stopped
 from normlens.serve.models import ServedModels, example_of
+
+_log = logging.getLogger("normlens.serve")
+
+
+# Limits on the server's connections: their number, and how long each may keep it waiting.
+#
+# A client that sends half a request, or does not take its answer, holds a descriptor for as long
+# as it likes; a few hundred of them would shut everybody else out. So connections are counted, and
+# each has to get on.
+
+
+_FULL = b'{"detail": "there are too many connections; try again in a moment"}'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
+)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+#: Descriptors that are left for models, pipes and files.
+_RESERVE = 64
+#: Bytes that a client has to take per second while an answer waits for it.
+_SLOWEST = 1024
+_SILENCE = 60.0  # seconds between two lines about the same shortage
+
+
+def most_connections(limits: Limits) -> int:
+    """Limit connections as set, to fewer where the process may not open that many descriptors."""
+    try:
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = most - len(os.listdir("/proc/self/fd")) - _RESERVE
+    except (ImportError, OSError):
+        return limits.connections
+    return max(1, min(limits.connections, free))
+
+
+class Connection(H11Protocol):
+    """One client's connection, which ends when the client keeps the server waiting."""
+
+    limits: Limits  # a server's subclass has them
+    _request_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.write(_REFUSAL)
+            transport.close()
+            return
+        # Any byte that the client does not take is noticed at once.
+        transport.set_write_buffer_limits(high=0)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop("_request_timer")
+        self._stop("_stall_timer")
+        super().connection_lost(exc)
+
+    # Requests: the whole of one within a time, however it trickles -------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._request_timer is None and self.conn.their_state is h11.IDLE:
+            self._expect_request()
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop("_request_timer")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        begun = bool(self.conn.trailing_data[0])  # came with the request before
+        if begun and self._request_timer is None and self.conn.their_state is h11.IDLE:
+            self._expect_request()
+
+    def _expect_request(self) -> None:
+        self._request_timer = self.loop.call_later(
+            self.limits.request_seconds, self.transport.abort
+        )
+
+    # Answers: some of what waits is taken in every while -----------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._expect_progress()
+
+    def resume_writing(self) -> None:
+        self._stop("_stall_timer")
+        super().resume_writing()
+
+    def _expect_progress(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(
+            self.limits.stall_seconds, self._check_progress, waiting
+        )
+
+    def _check_progress(self, before: int) -> None:
+        taken = before - self.transport.get_write_buffer_size()
+        if taken < _SLOWEST * self.limits.stall_seconds:
+            self.transport.abort()
+        else:
+            self._expect_progress()
+
+    def _stop(self, timer: str) -> None:
+        handle = getattr(self, timer)
+        if handle is not None:
+            handle.cancel()
+            setattr(self, timer, None)
+
+
+class QuietServer(uvicorn.Server):
+    """A server whose log stays short while descriptors are short."""
+
+    async def startup(self, sockets: Any = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(ShortageLog())
+        await super().startup(sockets)
+
+
+class ShortageLog:
+    """An event loop's handler of errors: a shortage is one line a minute, not one per attempt.
+
+    asyncio tries to accept over and over, and would write a traceback each time.
+    """
+
+    def __init__(self) -> None:
+        self._said = -_SILENCE
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle")):
+            return  # the attempt after a shortage comes too late: the server has closed its socket
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            loop.default_exception_handler(context)
+            return
+        now = time.monotonic()
+        if now - self._said >= _SILENCE:
+            self._said = now
+            _log.warning(
+                "no connection can be accepted (%s); close some, or raise `ulimit -n`",
+                error.strerror,
+            )
+
+
+# The page: bound, started, run until Ctrl-C, closed.
+
 
 #: Seconds that an analysis has to come to its next layer when the server ends.
 PATIENCE = 5.0
@@ -30,7 +184,12 @@ _UVICORN: dict[str, Any] = {
 
 
 class PageServer:
-    """The socket, the queue and the analysis thread of one page."""
+    """The socket, the queue and the analysis thread of one page.
+
+    One thread calls torch: OpenMP keeps a team of threads for every thread that calls it, and two
+    teams on the same cores slow each other down. So analyses wait for each other, and loading a
+    model is part of the first one.
+    """
 
     def __init__(
         self,
@@ -42,14 +201,15 @@ class PageServer:
         allow_hosts: Sequence[str] = (),
         example: bool = False,
     ):
-        check_installed(PAGE_SERVER)
         self._limits, self._host = limits, host
         self._hosts = Hosts.of(host, allow_hosts)
         self._server: Any = None
         # An address that cannot be had is known before anything slow begins.
         self._listener = bind(host, port)
         self.models, self.jobs, self._example = models, Jobs(limits), example
-        self._thread = AnalysisThread(self.jobs, models)
+        self._described: Future[None] = Future()
+        # A daemon: a layer or a download in work must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name="normlens-analyses", daemon=True)
 
     @property
     def url(self) -> str:
@@ -63,18 +223,18 @@ class PageServer:
 
         An example is analysed meanwhile, so that the first page has something to show.
         """
-        import uvicorn
-
-        from normlens.serve.app import QuietServer, create_app, protocol_class
-
         self._thread.start()
+        self._described.result()
         described = self.models.descriptions
         example = example_of(described.values()) if self._example else None
         if example is not None:
             self.jobs.submit(example, described[example.model].layers)
+
+        class Limited(Connection):
+            limits = replace(self._limits, connections=most_connections(self._limits))
+
         app = create_app(self.models, self.jobs, self._limits, self._hosts, example)
-        protocol = protocol_class(self._limits)
-        self._server = QuietServer(uvicorn.Config(app, http=protocol, **_UVICORN))
+        self._server = QuietServer(uvicorn.Config(app, http=Limited, **_UVICORN))
         self._listener.listen(_UVICORN["backlog"])
 
     def run(self) -> None:
@@ -90,7 +250,41 @@ class PageServer:
     def close(self) -> bool:
         """Let go of the address, cancel every analysis; return whether its thread has ended."""
         self._listener.close()
-        return self._thread.stop(PATIENCE)
+        self.jobs.close()
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        """Describe the models, then take one analysis after the other from the queue."""
+        try:
+            self.models.describe()
+        except BaseException as error:
+            self._described.set_exception(error)
+            return
+        self._described.set_result(None)
+        while (job := self.jobs.take()) is not None:
+            self._answer(job)
+
+    def _answer(self, job: Job) -> None:
+        try:
+            result = self.models.answer(job.question, lambda done, _: self.jobs.progress(job, done))
+        except Stopped:
+            self.jobs.finish(job)
+        except Exception as error:
+            self.jobs.finish(job, error=_reason(error))
+        else:
+            self.jobs.finish(job, result)
+
+
+def _reason(error: Exception) -> str:
+    """Say in one line, for the visitor, why an analysis failed."""
+    if isinstance(error, NormLensError):
+        return one_line(str(error))
+    if is_out_of_memory(error):
+        return "there is not enough memory for this analysis; use a shorter text or a smaller model"
+    _log.error("an analysis failed", exc_info=error)
+    return f"the analysis failed ({type(error).__name__}); the server's terminal says more"
 
 
 def bind(host: str, port: int) -> socket.socket:
