@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.ablation.options import AblateKeywords, AblateOptions
+from normlens.ablation.options import AblateOptions
 from normlens.alignment.options import RUN_FIELDS, AlignOptions
 from normlens.cli.common import (
     NoProgressOption,
@@ -20,7 +20,7 @@ from normlens.cli.common import (
 )
 from normlens.cli.corpus import Asked, report_run
 from normlens.corpus.runs import progress
-from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import GRADIENTS, REPORT, TABLES, check_installed
 from normlens.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
 from normlens.faithfulness.options import EvaluateOptions
@@ -28,7 +28,6 @@ from normlens.papers.settings import (
     EVALUATE,
     OF_PARTS,
     Settings,
-    SettingsKeywords,
     parse_kinds,
 )
 from normlens.reports.needs import NO_PAGE
@@ -61,9 +60,9 @@ def ablate_command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Folder for results.")],
-    options: Annotated[AblateKeywords, TypedFields(of=(AblateOptions,))],
+    options: Annotated[dict[str, Any], TypedFields(of=(AblateOptions,))],
     reading: Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=_READING, panel=_DATA)],
-    execution: Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel=_RUNS)],
+    execution: Annotated[Any, TypedFields(of=(Execution,), panel=_RUNS)],
     page: PageOption = True,
     quiet: NoProgressOption = False,
 ) -> None:
@@ -122,9 +121,7 @@ def align_command(
         dict[str, Any],
         TypedFields(of=(RunOptions,), only=RUN_FIELDS, panel="Data, and how it is read"),
     ],
-    execution: Annotated[
-        ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")
-    ],
+    execution: Annotated[Any, TypedFields(of=(Execution,), panel="How the work is done")],
     quiet: NoProgressOption = False,
 ) -> None:
     """Links between the words of a source and of its translation, in Pharaoh's format.
@@ -204,9 +201,7 @@ def evaluate_command(
         dict[str, Any],
         TypedFields(of=(RunOptions,), only=EVALUATE_FIELDS, panel="Data, and how it is read"),
     ],
-    execution: Annotated[
-        ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")
-    ],
+    execution: Annotated[Any, TypedFields(of=(Execution,), panel="How the work is done")],
     page: PageOption = True,
     quiet: NoProgressOption = False,
 ) -> None:
@@ -270,14 +265,14 @@ def reproduce_command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Folder for results.")],
-    settings: Annotated[SettingsKeywords, TypedFields(of=(Settings,), without=tuple(OF_PARTS))],
+    settings: Annotated[dict[str, Any], TypedFields(of=(Settings,), without=tuple(OF_PARTS))],
     of_parts: Annotated[
         dict[str, Any], TypedFields(of=(Settings,), only=tuple(OF_PARTS), panel=_PARTS)
     ],
     reading: Annotated[
         dict[str, Any], TypedFields(of=(RunOptions,), only=_PAPER_READING, panel=_PAPER_DATA)
     ],
-    execution: Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel=_PAPER_RUNS)],
+    execution: Annotated[Any, TypedFields(of=(Execution,), panel=_PAPER_RUNS)],
     quiet: NoProgressOption = False,
 ) -> None:
     """Every table and figure of the papers for a model, as one report.
