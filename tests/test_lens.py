@@ -14,7 +14,7 @@ from reference import largest_error, references
 import normlens
 from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
 from normlens.models.tiny import tiny_model
-from normlens.options import AnalysisKeywords, AnalysisOptions
+from normlens.options import AnalysisOptions
 from normlens.pipeline import stack_run
 
 IDS = [3, 9, 27, 14, 5, 33, 8]
@@ -224,6 +224,37 @@ def test_layers_that_are_not_there(layers, lens):
 def test_no_layer(lens):
     with pytest.raises(InputError, match="no layer"):
         lens.maps(input_ids=IDS, layers=[])
+
+
+@pytest.mark.parametrize("options", [{}, {"origin": "input"}])
+def test_no_scope(options, lens):
+    with pytest.raises(InputError, match=r"^no scope is chosen; leave `scopes` out to take all$"):
+        lens.maps(input_ids=IDS, scopes=[], **options)
+
+
+def test_no_scope_of_either_stack():
+    with pytest.raises(InputError, match=r"^no scope is chosen"):
+        normlens.load(tiny_model("bart")).maps(input_ids=IDS, decoder_input_ids=IDS, scopes=[])
+
+
+@pytest.mark.parametrize("options", [{"heads": True}, {"statistics": True}])
+def test_heads_and_statistics_need_no_scope(options, lens):
+    assert lens.maps(input_ids=IDS, scopes=[], **options).scopes == []
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "right"),
+    [
+        ("maps", "scope", "scopes"),
+        ("maps", "trunkate", "truncate"),
+        ("explain", "flows", "flow"),
+        ("cosine", "batchsize", "batch_size"),
+    ],
+)
+def test_an_option_that_is_not_there(call, wrong, right, lens):
+    expected = f"^{call} takes no option '{wrong}'; did you mean '{right}'\\?$"
+    with pytest.raises(InputError, match=expected):
+        getattr(lens, call)("a", **{wrong: 1})
 
 
 def test_scopes_by_short_name(lens):
@@ -549,4 +580,3 @@ def test_options_of_a_lens_are_the_options_of_an_analysis():
     }
     own = {field.name: field.default for field in fields(AnalysisOptions)}
     assert {name: parameters[name].default for name in parameters.keys() - given} == own
-    assert set(AnalysisKeywords.__annotations__) == set(own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import runpy
 import typing
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -13,50 +14,35 @@ from typing import Any
 import pytest
 
 import normlens
-from normlens.corpus.measures import Measure
-from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunKeywords, RunOptions
-from normlens.errors import OptionError
+from normlens.corpus.runs.options import Execution, RunOptions
+from normlens.errors import InputError, OptionError
 from normlens.frozen.rules import GATED_RULES, PLAIN_RULES
 from normlens.options import (
     RULES,
     SHAPLEY,
-    AnalysisKeywords,
     AnalysisOptions,
     LoadOptions,
     Option,
+    check_keywords,
     options_of,
     shows_fields_of,
 )
 from normlens.papers.reproduce import reproduce
-from normlens.papers.settings import Settings, SettingsKeywords
+from normlens.papers.settings import Settings
 from normlens.viewer.pages import ViewerState
 
-#: Fields that calls take by name, and keywords that take more than the field keeps.
+#: Fields that calls take by name.
 BY_NAME = {RunOptions: {"model", "data"}, Settings: {"kinds", "model", "data", "limits"}}
-WIDER = {
-    RunOptions: {"measures", "settings", "extra_columns"},
-    Settings: {"methods", "components", "ablation_kinds"},
-}
 
 
-@pytest.mark.parametrize(
-    ("keywords", "kinds"),
-    [
-        (AnalysisKeywords, [AnalysisOptions]),
-        (ExecutionKeywords, [Execution]),
-        (RunKeywords, [RunOptions, Execution]),
-        (SettingsKeywords, [Settings]),
-    ],
-)
-def test_keywords_are_the_fields(keywords: Any, kinds: list[Any]) -> None:
-    types = typing.get_type_hints(keywords, localns={"Measure": Measure})
-    expected: dict[str, Any] = {}
-    for kind in kinds:
-        for name, type_ in typing.get_type_hints(kind).items():
-            if name not in BY_NAME.get(kind, ()):
-                expected[name] = types[name] if name in WIDER.get(kind, ()) else type_
-    assert types == expected
-    assert keywords.__total__ is False
+def test_the_stub_is_what_the_signatures_say() -> None:
+    """After a change of an option: ``python tools/write_keywords.py``."""
+    tool = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "write_keywords.py"))
+    assert tool["PATH"].read_text("utf-8") == tool["stub"]()
+    assert tool["keywords"]()["AnalysisKeywords"] == {
+        item.name: item.type for item in fields(AnalysisOptions)
+    }
+    assert tool["keywords"]()["RunKeywords"]["measures"] == "str | Sequence[str | Measure] | None"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +79,23 @@ def test_a_shown_signature_leaves_the_call_alone() -> None:
     assert str(inspect.signature(draw)) == "(*, width: 'int' = 3) -> 'dict[str, int]'"
     assert draw(width=2) == {"width": 2}
     assert draw() == {}
+
+
+def test_a_shown_signature_says_what_a_keyword_takes() -> None:
+    @dataclass(frozen=True)
+    class Names:
+        names: tuple[str, ...] = Option("Which.", takes="str | Sequence[str]").field(())
+
+    @shows_fields_of(Names)
+    def draw(**options: object) -> None:
+        check_keywords(draw, options)
+
+    assert inspect.signature(draw).parameters["names"].annotation == "str | Sequence[str]"
+    draw(names="a")
+    with pytest.raises(InputError, match=r"^draw takes no option 'name'; did you mean 'names'\?$"):
+        draw(name="a")
+    with pytest.raises(InputError, match=r"^draw takes no option 'magic'$"):
+        draw(magic=1)
 
 
 def test_an_option_is_named_as_python_or_the_shell_names_it() -> None:

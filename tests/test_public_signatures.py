@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,12 @@ from normlens.serve.server import PageServer
 
 if sys.version_info < (3, 11):
     pytest.skip("older versions cannot list overloads", allow_module_level=True)
+
+# The stub has no module beside it; its types are read from it as from one.
+STUB = types.ModuleType("normlens._keywords")
+STUB.__file__ = str(Path(normlens.__file__).with_name("_keywords.pyi"))
+exec(Path(STUB.__file__).read_text("utf-8"), vars(STUB))
+sys.modules[STUB.__name__] = STUB
 
 EXPORTED = [getattr(normlens, name) for name in normlens.__all__ if not name.startswith("_")]
 

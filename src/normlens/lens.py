@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from normlens.explain.cosines import check_texts, cosines, text_pairs
 from normlens.explain.questions import Target
 from normlens.frozen.head_products import ProductStore, refresh_products
 from normlens.gpu.transfer import Outbox
-from normlens.inputs.encode import Encodes, Features, check_stacks, encode_any
-from normlens.inputs.pairs import GivenPairs, Side, SourceTarget
+from normlens.inputs.encode import Features, check_stacks, encode_any, encode_one
+from normlens.inputs.iterables import as_list
+from normlens.inputs.pairs import GivenPairs, Side, SourceTarget, encode_pairs
 from normlens.inputs.signals import Signal, takes_signals
-from normlens.inputs.text import Ids, Item, Text, Texts, Tokenizer, sequences_of
+from normlens.inputs.text import Encoded, Ids, Item, Pair, Text, Texts, Tokenizer, sequences_of
 from normlens.layers import Layer
 from normlens.loading.sentences import Pooling
 from normlens.models import adapt
@@ -34,12 +35,10 @@ from normlens.models.reading import execution_device
 from normlens.models.unwrapping import name_of_model
 from normlens.options import (
     INPUT,
-    AnalysisKeywords,
     AnalysisOptions,
-    CosineKeywords,
     CosineOptions,
-    ExplainKeywords,
     ExplainOptions,
+    check_keywords,
     expected_in_words,
     parse_bytes,
     shows_fields_of,
@@ -59,6 +58,16 @@ from normlens.results.maps import Maps
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from normlens._keywords import (
+        AnalysisKeywords,
+        AnyQuestionKeywords,
+        CosineKeywords,
+        ExplainKeywords,
+        IdKeywords,
+        QuestionKeywords,
+        TextKeywords,
+    )
 
 
 # Maps of one long text that go to a file layer by layer, so that memory never holds them all.
@@ -117,211 +126,8 @@ def _header_room(analyser: Analyser, item: Item) -> int:
 # What a lens explains: scores and cosines, traced back to tokens.
 
 
-class QuestionKeywords(ExplainKeywords, total=False):
-    """Keywords of `Lens.explain` that leave the number of its answers as it is."""
-
-    layer: int | None
-    truncate: bool
-    sampling_rate: int | None
-    progress: Progress | bool | None
-
-
 #: Any linear reading of a vector.
 Direction = Sequence[float] | torch.Tensor | NDArray[np.floating]
-
-
-class Explains:
-    """The part of a lens that explains."""
-
-    _read_pooling: Callable[[], Pooling]
-
-    @overload
-    def explain(
-        self,
-        text: Text | Signal,
-        *,
-        target: Target | None = ...,
-        contrast: Target | None = ...,
-        position: int | None = ...,
-        direction: Direction | None = ...,
-        **options: Unpack[QuestionKeywords],
-    ) -> Explanation: ...
-
-    @overload
-    def explain(
-        self, text: Text, *, position: Literal["all"], **options: Unpack[QuestionKeywords]
-    ) -> Explanations: ...
-
-    @overload
-    def explain(
-        self,
-        text: Side,
-        *,
-        target: Side | None = ...,
-        token: Literal["all"],
-        **options: Unpack[QuestionKeywords],
-    ) -> Explanations: ...
-
-    @overload
-    def explain(
-        self,
-        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = ...,
-        *,
-        target: Targets | Side = ...,
-        contrast: Targets = ...,
-        token: Tokens = ...,
-        position: Positions = ...,
-        direction: Direction | None = ...,
-        layer: int | None = ...,
-        input_ids: Ids | None = ...,
-        attention_mask: Ids | None = ...,
-        token_type_ids: Ids | None = ...,
-        decoder_input_ids: Ids | None = ...,
-        decoder_attention_mask: Ids | None = ...,
-        input_features: Features | None = ...,
-        sampling_rate: int | None = ...,
-        truncate: bool = ...,
-        progress: Progress | bool | None = ...,
-        **options: Unpack[ExplainKeywords],
-    ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
-
-    @shows_fields_of(ExplainOptions)
-    @shortage_explained("this explanation", SMALLER)
-    def explain(
-        self,
-        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
-        *,
-        target: Targets | Side = None,
-        contrast: Targets = None,
-        token: Tokens = None,
-        position: Positions = None,
-        direction: Direction | None = None,
-        layer: int | None = None,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        decoder_input_ids: Ids | None = None,
-        decoder_attention_mask: Ids | None = None,
-        input_features: Features | None = None,
-        sampling_rate: int | None = None,
-        truncate: bool = False,
-        progress: Progress | bool | None = None,
-        **options: Unpack[ExplainKeywords],
-    ) -> Explanation | Explanations | list[Explanation | Explanations]:
-        """Trace a score back to every input token, exactly, at the price of one backward pass.
-
-        `target` is what the score is about: the next token of a causal model, the token at the
-        mask of a masked one, a classifier's label; a word, a label or an index; by default what the
-        model says. `contrast` asks why the target and not that. `position` is where the score is
-        read, "all" explains each next token of a text in turn. `direction` is a vector that is read
-        at `position` behind layer `layer`, or behind the model's last step. A list of texts,
-        targets, contrasts or positions gives a list. `progress` is called with the layers done and
-        the layers on the way, after each layer of each batch; what it raises ends the work. True
-        shows a bar, False none, and the default is as in `maps`.
-
-        Of an encoder–decoder, `text` is the source and `target` the decoder's text (a text or its
-        words; None: the one that the model generates), and `token` says which of the target's
-        tokens is explained: its place from 0, a word, or "all", each in turn; by default the last.
-        `contrast` asks why that token and not another in its place. Source and prefix are given as
-        to `maps`, with a list of pairs for several. Pictures and sounds are given as to `maps`,
-        too, and patches or frames are the tokens.
-
-        The other options are those of `normlens.options.ExplainOptions`, which explains
-        them: the rule for activations, flow maps by layer, head and scope, memory.
-        """
-        chosen = ExplainOptions(**options)
-        lens = cast("Lens", self)
-        given = GivenPairs(
-            text,
-            target,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            input_features,
-            sampling_rate,
-        )
-        if lens.two_stacks:
-            _check_pair_question(lens, position, direction, layer)
-            read_head(lens.adapter)  # before the model generates, which it could not without one
-        elif token is not None:
-            raise InputError(
-                f"token=… names a token of an encoder–decoder's target; {lens.name} reads one "
-                "sequence: ask with target=… and position=…"
-            )
-        else:
-            given = replace(given, target=None)  # here it is the word that is explained
-        items, many = encode_any(lens, given, token_type_ids, truncate=truncate)
-        with layers_shown(progress, lens.device.type) as advance:
-            return ask(
-                lens,
-                items,
-                many,
-                chosen,
-                advance,
-                target=None if lens.two_stacks else target,
-                contrast=contrast,
-                position=token if lens.two_stacks else position,
-                direction=direction,
-                layer=layer,
-            )
-
-    @cached_property
-    def pooling(self) -> Pooling:
-        """How the vectors of a text become one; read where the model lies when it is asked for."""
-        return self._read_pooling()
-
-    @overload
-    def cosine(
-        self,
-        a: str,
-        b: str,
-        *,
-        truncate: bool = ...,
-        progress: Progress | bool | None = ...,
-        **options: Unpack[CosineKeywords],
-    ) -> Cosine: ...
-
-    @overload
-    def cosine(
-        self,
-        a: list[tuple[str, str]],
-        *,
-        truncate: bool = ...,
-        progress: Progress | bool | None = ...,
-        **options: Unpack[CosineKeywords],
-    ) -> list[Cosine]: ...
-
-    @shows_fields_of(CosineOptions)
-    @shortage_explained("this cosine", SMALLER)
-    def cosine(
-        self,
-        a: str | list[tuple[str, str]],
-        b: str | None = None,
-        *,
-        truncate: bool = False,
-        progress: Progress | bool | None = None,
-        **options: Unpack[CosineKeywords],
-    ) -> Cosine | list[Cosine]:
-        """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
-
-        The model's vectors of a text become one as its sentence-transformers files say (mean, cls
-        or last token, Dense maps), or by their mean where there are none. `progress` is called with
-        the layers done and all layers as the tokens pass them; what it raises ends the work. True
-        shows a bar, False none, and the default is as in `maps`. The other options are those of
-        `normlens.options.CosineOptions`.
-        """
-        chosen = CosineOptions(**options)
-        pairs, many = text_pairs(a, b)
-        check_texts(pairs, self.pooling)
-        lens = cast("Lens", self)
-        if takes_signals(lens):
-            raise InputError(f"{lens.name} reads pictures or sound; cosines are of two texts")
-        encoded = lens.encode([text for pair in pairs for text in pair], truncate=truncate)
-        together = list(zip(encoded[::2], encoded[1::2], strict=True))
-        with layers_shown(progress, lens.device.type) as advance:
-            results = cosines(lens, self.pooling, together, chosen, advance)
-        return results if many else results[0]
 
 
 def _check_pair_question(lens: Lens, position: object, direction: object, layer: object) -> None:
@@ -341,30 +147,7 @@ def _check_pair_question(lens: Lens, position: object, direction: object, layer:
 # A lens on a model: from texts, pictures and sound to maps.
 
 
-class TextKeywords(AnalysisKeywords, total=False):
-    """Keywords of `Lens.maps` beside a text."""
-
-    truncate: bool
-    sampling_rate: int | None
-    out: str | PathLike[str] | None
-    overwrite: bool
-    progress: Progress | bool | None
-
-
-class IdKeywords(AnalysisKeywords, total=False):
-    """Keywords of `Lens.maps` beside token ids."""
-
-    attention_mask: Ids | None
-    token_type_ids: Ids | None
-    target: Side | None
-    decoder_input_ids: Ids | None
-    decoder_attention_mask: Ids | None
-    out: str | PathLike[str] | None
-    overwrite: bool
-    progress: Progress | bool | None
-
-
-class Lens(Encodes, Explains):
+class Lens:
     """A model seen through its attribution maps. Made by `normlens.load`."""
 
     def __init__(
@@ -453,6 +236,11 @@ class Lens(Encodes, Explains):
         """The longest sequence that the model's positions allow, or the object it came in."""
         return min(filter(None, (self.adapter.max_positions(), self._max_tokens)), default=None)
 
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the vectors of a text become one; read where the model lies when it is asked for."""
+        return self._read_pooling()
+
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return (
@@ -476,13 +264,28 @@ class Lens(Encodes, Explains):
     ) -> list[Maps]: ...
 
     @overload
-    def maps(self, *, input_ids: list[int], **options: Unpack[IdKeywords]) -> Maps: ...
+    def maps(
+        self, *, target: Side | None = ..., input_ids: list[int], **options: Unpack[IdKeywords]
+    ) -> Maps: ...
 
     @overload
-    def maps(self, *, input_ids: list[list[int]], **options: Unpack[IdKeywords]) -> list[Maps]: ...
+    def maps(
+        self,
+        *,
+        target: Side | None = ...,
+        input_ids: list[list[int]],
+        **options: Unpack[IdKeywords],
+    ) -> list[Maps]: ...
 
     @overload
-    def maps(self, *, input_ids: Ids, **options: Unpack[IdKeywords]) -> Maps | list[Maps]: ...
+    def maps(
+        self,
+        *,
+        target: Side | None = ...,
+        input_ids: Ids | None = ...,
+        input_features: Features | None = ...,
+        **options: Unpack[IdKeywords],
+    ) -> Maps | list[Maps]: ...
 
     @shows_fields_of(AnalysisOptions)
     def maps(
@@ -528,6 +331,7 @@ class Lens(Encodes, Explains):
         `normlens.options.AnalysisOptions`, which explains them: scopes, layers, heads, the rule for
         the nonlinearity, precision, memory.
         """
+        check_keywords(Lens.maps, options)
         chosen = AnalysisOptions(**options)
         given = GivenPairs(
             text,
@@ -545,6 +349,221 @@ class Lens(Encodes, Explains):
         with layers_shown(progress, self.device.type) as advance:
             results = self.analyse(items, chosen, out=out, overwrite=overwrite, progress=advance)
         return results if many else results[0]
+
+    @overload
+    def explain(
+        self,
+        text: Text | Signal,
+        *,
+        target: Target | None = ...,
+        contrast: Target | None = ...,
+        position: int | None = ...,
+        direction: Direction | None = ...,
+        **options: Unpack[QuestionKeywords],
+    ) -> Explanation: ...
+
+    @overload
+    def explain(
+        self, text: Text, *, position: Literal["all"], **options: Unpack[QuestionKeywords]
+    ) -> Explanations: ...
+
+    @overload
+    def explain(
+        self,
+        text: Side,
+        *,
+        target: Side | None = ...,
+        token: Literal["all"],
+        **options: Unpack[QuestionKeywords],
+    ) -> Explanations: ...
+
+    @overload
+    def explain(
+        self,
+        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = ...,
+        *,
+        target: Targets | Side = ...,
+        contrast: Targets = ...,
+        token: Tokens = ...,
+        position: Positions = ...,
+        direction: Direction | None = ...,
+        **options: Unpack[AnyQuestionKeywords],
+    ) -> Explanation | Explanations | list[Explanation | Explanations]: ...
+
+    @shows_fields_of(ExplainOptions)
+    @shortage_explained("this explanation", SMALLER)
+    def explain(
+        self,
+        text: Text | Texts | Side | list[SourceTarget] | Signal | list[Signal] | None = None,
+        *,
+        target: Targets | Side = None,
+        contrast: Targets = None,
+        token: Tokens = None,
+        position: Positions = None,
+        direction: Direction | None = None,
+        layer: int | None = None,
+        input_ids: Ids | None = None,
+        attention_mask: Ids | None = None,
+        token_type_ids: Ids | None = None,
+        decoder_input_ids: Ids | None = None,
+        decoder_attention_mask: Ids | None = None,
+        input_features: Features | None = None,
+        sampling_rate: int | None = None,
+        truncate: bool = False,
+        progress: Progress | bool | None = None,
+        **options: Unpack[ExplainKeywords],
+    ) -> Explanation | Explanations | list[Explanation | Explanations]:
+        """Trace a score back to every input token, exactly, at the price of one backward pass.
+
+        `target` is what the score is about: the next token of a causal model, the token at the
+        mask of a masked one, a classifier's label; a word, a label or an index; by default what the
+        model says. `contrast` asks why the target and not that. `position` is where the score is
+        read, "all" explains each next token of a text in turn. `direction` is a vector that is read
+        at `position` behind layer `layer`, or behind the model's last step. A list of texts,
+        targets, contrasts or positions gives a list. `progress` is called with the layers done and
+        the layers on the way, after each layer of each batch; what it raises ends the work. True
+        shows a bar, False none, and the default is as in `maps`.
+
+        Of an encoder–decoder, `text` is the source and `target` the decoder's text (a text or its
+        words; None: the one that the model generates), and `token` says which of the target's
+        tokens is explained: its place from 0, a word, or "all", each in turn; by default the last.
+        `contrast` asks why that token and not another in its place. Source and prefix are given as
+        to `maps`, with a list of pairs for several. Pictures and sounds are given as to `maps`,
+        too, and patches or frames are the tokens.
+
+        The other options are those of `normlens.options.ExplainOptions`, which explains
+        them: the rule for activations, flow maps by layer, head and scope, memory.
+        """
+        check_keywords(Lens.explain, options)
+        chosen = ExplainOptions(**options)
+        given = GivenPairs(
+            text,
+            target,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            input_features,
+            sampling_rate,
+        )
+        if self.two_stacks:
+            _check_pair_question(self, position, direction, layer)
+            read_head(self.adapter)  # before the model generates, which it could not without one
+        elif token is not None:
+            raise InputError(
+                f"token=… names a token of an encoder–decoder's target; {self.name} reads one "
+                "sequence: ask with target=… and position=…"
+            )
+        else:
+            given = replace(given, target=None)  # here it is the word that is explained
+        items, many = encode_any(self, given, token_type_ids, truncate=truncate)
+        with layers_shown(progress, self.device.type) as advance:
+            return ask(
+                self,
+                items,
+                many,
+                chosen,
+                advance,
+                target=None if self.two_stacks else target,
+                contrast=contrast,
+                position=token if self.two_stacks else position,
+                direction=direction,
+                layer=layer,
+            )
+
+    @overload
+    def cosine(
+        self,
+        a: str,
+        b: str,
+        *,
+        truncate: bool = ...,
+        progress: Progress | bool | None = ...,
+        **options: Unpack[CosineKeywords],
+    ) -> Cosine: ...
+
+    @overload
+    def cosine(
+        self,
+        a: list[tuple[str, str]],
+        *,
+        truncate: bool = ...,
+        progress: Progress | bool | None = ...,
+        **options: Unpack[CosineKeywords],
+    ) -> list[Cosine]: ...
+
+    @shows_fields_of(CosineOptions)
+    @shortage_explained("this cosine", SMALLER)
+    def cosine(
+        self,
+        a: str | list[tuple[str, str]],
+        b: str | None = None,
+        *,
+        truncate: bool = False,
+        progress: Progress | bool | None = None,
+        **options: Unpack[CosineKeywords],
+    ) -> Cosine | list[Cosine]:
+        """Which tokens made the cosine of two texts' vectors; a list of pairs gives a list.
+
+        The model's vectors of a text become one as its sentence-transformers files say (mean, cls
+        or last token, Dense maps), or by their mean where there are none. `progress` is called with
+        the layers done and all layers as the tokens pass them; what it raises ends the work. True
+        shows a bar, False none, and the default is as in `maps`. The other options are those of
+        `normlens.options.CosineOptions`.
+        """
+        check_keywords(Lens.cosine, options)
+        chosen = CosineOptions(**options)
+        pairs, many = text_pairs(a, b)
+        check_texts(pairs, self.pooling)
+        if takes_signals(self):
+            raise InputError(f"{self.name} reads pictures or sound; cosines are of two texts")
+        encoded = self.encode([text for pair in pairs for text in pair], truncate=truncate)
+        together = list(zip(encoded[::2], encoded[1::2], strict=True))
+        with layers_shown(progress, self.device.type) as advance:
+            results = cosines(self, self.pooling, together, chosen, advance)
+        return results if many else results[0]
+
+    # What it works with --------------------------------------------------------------------------
+
+    def encode(
+        self,
+        text: Text | Texts | Signal | list[Signal] | None = None,
+        *,
+        input_ids: Ids | None = None,
+        attention_mask: Ids | None = None,
+        token_type_ids: Ids | None = None,
+        sampling_rate: int | None = None,
+        truncate: bool = False,
+    ) -> list[Encoded]:
+        """Texts, token ids, pictures or sounds as `analyse` takes them."""
+        given = GivenPairs(
+            as_list(text), None, input_ids, attention_mask, sampling_rate=sampling_rate
+        )
+        return encode_one(self, given, token_type_ids, truncate=truncate)[0]
+
+    def encode_pairs(
+        self,
+        source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
+        target: Side | None = None,
+        *,
+        input_ids: Ids | None = None,
+        attention_mask: Ids | None = None,
+        decoder_input_ids: Ids | None = None,
+        decoder_attention_mask: Ids | None = None,
+        input_features: Features | None = None,
+        truncate: bool = False,
+    ) -> list[Pair]:
+        """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
+        given = GivenPairs(
+            source,
+            target,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            input_features,
+        )
+        return encode_pairs(self, given, truncate=truncate)[0]
 
     @shortage_explained("this analysis", SMALLER)
     def analyse(

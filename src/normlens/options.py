@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, TypedDict, TypeVar
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 from normlens import scopes as scope_names
 from normlens.errors import InputError, OptionError, check_choice, listed, valid_choice
@@ -166,6 +167,8 @@ class Option:
     #: the type of what is typed, where it is not the field's, and what makes the value of it
     typed: Any = None
     parse: Callable[[Any], Any] | None = None
+    #: the annotation of what Python's keyword takes, where that is more than the field keeps
+    takes: str = ""
 
     @property
     def metadata(self) -> dict[str, Option]:
@@ -195,7 +198,8 @@ def names_of(kind: Any) -> tuple[str, ...]:
 def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Decorator: the signature of a function shows fields where it takes ``**options`` of them.
 
-    Notebooks and `help` then list the options with their defaults; the call is left as it is.
+    Notebooks and `help` then list the options with their defaults, `check_keywords` reads them, and
+    ``tools/write_keywords.py`` writes their types; the call is left as it is.
     """
 
     def decorate(function: F) -> F:
@@ -206,7 +210,7 @@ def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F],
                 item.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=getattr(kind, item.name, None),
-                annotation=item.type,
+                annotation=getattr(option_of(item), "takes", "") or item.type,
             )
             for kind in kinds
             for item in fields(kind)
@@ -218,6 +222,22 @@ def shows_fields_of(*kinds: Any, without: tuple[str, ...] = ()) -> Callable[[F],
         return function
 
     return decorate
+
+
+def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
+    """Raise for a keyword that a signature does not show, and name the nearest one."""
+    taken = inspect.signature(call).parameters
+    for name in given:
+        if name not in taken:
+            nearest = get_close_matches(name, taken, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise InputError(f"{call.__name__} takes no option {name!r}{hint}")
+
+
+def split_keywords(given: Mapping[str, Any], kind: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keywords that are fields of a dataclass, and the others."""
+    own = {name: value for name, value in given.items() if name in names_of(kind)}
+    return own, {name: value for name, value in given.items() if name not in own}
 
 
 # Settings of a decomposition.
@@ -381,6 +401,8 @@ class AnalysisOptions:
     def scopes_of(self, available: list[str]) -> list[str]:
         """The chosen ones of a model's scopes, in its order."""
         chosen = scope_names.resolve_all(self.scopes, available)
+        if not (chosen or self.heads or self.statistics):
+            raise InputError("no scope is chosen; leave `scopes` out to take all")
         if self.origin == LAYER:
             return chosen
         weights = [scope for scope in chosen if scope in scope_names.WEIGHT_SCOPES]
@@ -407,23 +429,6 @@ class AnalysisOptions:
         if not indices:
             raise InputError("no layer is chosen; leave `layers` out to take all")
         return sorted(indices)
-
-
-class AnalysisKeywords(TypedDict, total=False):
-    """The fields of `AnalysisOptions` as keywords."""
-
-    scopes: str | Iterable[str] | None
-    layers: int | Iterable[int] | None
-    heads: bool
-    statistics: bool
-    nonlinearity: str
-    samples: int
-    seed: int
-    batch_size: int | str
-    memory_limit: int | float | str | None
-    precision: str
-    map_dtype: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -517,18 +522,6 @@ class ExplainOptions:
             at_least_one(self.batch_size, "batch_size")
 
 
-class ExplainKeywords(TypedDict, total=False):
-    """The fields of `ExplainOptions` as keywords."""
-
-    nonlinearity: str
-    flow: bool | None
-    heads: bool
-    scopes: str | Iterable[str] | None
-    first_piece: bool
-    batch_size: int | str
-    memory_limit: int | float | str | None
-
-
 # What a cosine may be asked for: one set of options for Python and shell.
 
 
@@ -558,11 +551,3 @@ class CosineOptions:
             batch_size=self.batch_size,
             memory_limit=self.memory_limit,
         )
-
-
-class CosineKeywords(TypedDict, total=False):
-    """The fields of `CosineOptions` as keywords."""
-
-    nonlinearity: str
-    batch_size: int | str
-    memory_limit: int | float | str | None

@@ -19,26 +19,27 @@ from normlens.ablation.folder import (
     save_settings,
 )
 from normlens.ablation.loss_names import MASKED
-from normlens.ablation.options import AblateKeywords, AblateOptions
+from normlens.ablation.options import AblateOptions
 from normlens.ablation.preparing import prepare
 from normlens.ablation.report.reporting import build_report
 from normlens.ablation.statistics import Statistics
 from normlens.corpus.data.masking import SHARE
 from normlens.corpus.data.records import Data
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import ExecutionKeywords
+from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
-from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.loading.load import load
-from normlens.options import names_of, shows_fields_of
+from normlens.options import check_keywords, shows_fields_of
 from normlens.reports.needs import NO_PAGE, check_packages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from normlens._keywords import AblateKeywords, ExecutionKeywords
 
 #: What is measured of the maps. Pairs of subwords and samples are not read.
 _MAPS: dict[str, Any] = {
@@ -67,6 +68,7 @@ def ablate(
     `AblateOptions`, `execution` is how the runs are done (device, engine, workers, …). The same
     call again goes on where an earlier one was stopped.
     """
+    check_keywords(ablate, options)
     if page:
         check_packages(NO_PAGE)
     progress, how = progress or Progress(), execution or {}
@@ -103,18 +105,13 @@ def ablate(
 def _options(
     model: str | os.PathLike[str] | Lens, data: str | os.PathLike[str], given: AblateKeywords
 ) -> AblateOptions:
-    unknown = [name for name in given if name not in names_of(AblateOptions)]
-    if unknown:
-        raise InputError(f"ablate takes no option {unknown[0]!r}")
-    named = dict(given)
+    named = dict[str, Any](given)
     for name in ("components", "kinds"):
-        if isinstance(named.get(name), str):
-            named[name] = (named[name],)
-        elif named.get(name) is not None:
-            named[name] = tuple(named[name])  # type: ignore[arg-type]
+        if named.get(name) is not None:
+            named[name] = parse_names(named[name])
     if named.get("reference") is not None:
-        named["reference"] = fixed_path(named["reference"])  # type: ignore[arg-type]
-    return AblateOptions(model=model_name(model), data=fixed_path(data), **named)  # type: ignore[arg-type]
+        named["reference"] = fixed_path(named["reference"])
+    return AblateOptions(model=model_name(model), data=fixed_path(data), **named)
 
 
 def _lens(

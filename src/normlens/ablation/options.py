@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypedDict
+from typing import Any
 
 from normlens.ablation.kinds import CONTROLS, DRAWS, GATHERED_KINDS, KINDS
 from normlens.ablation.loss_names import AUTO, NAMES
@@ -83,6 +83,7 @@ class AblateOptions:
         metavar="LIST",
         typed=str,
         parse=parse_names,
+        takes="str | Sequence[str] | None",
     ).field(None)
     kinds: tuple[str, ...] | None = Option(
         f"Some of {', '.join(kind for kind in KINDS if kind not in CONTROLS.values())}, separated "
@@ -90,6 +91,7 @@ class AblateOptions:
         metavar="LIST",
         typed=str,
         parse=parse_names,
+        takes="str | Sequence[str] | None",
     ).field(None)
     layers: str = Option(
         f"each (every layer alone), all (at once), layers such as 0,3-5, or layers and a word; "
@@ -173,25 +175,3 @@ class AblateOptions:
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
         return cls(**values)
-
-
-class AblateKeywords(TypedDict, total=False):
-    """The fields of `AblateOptions` as keywords of `normlens.ablate`, apart from model and data."""
-
-    components: tuple[str, ...] | None
-    kinds: tuple[str, ...] | None
-    layers: str
-    loss: str
-    label: str | None
-    score: str | None
-    reference: str | None
-    reference_size: int
-    draws: int
-    seed: int
-    resamples: int
-    revision: str | None
-    limit: int | None
-    max_length: int
-    column: str | None
-    pair_column: str | None
-    paragraphs: bool

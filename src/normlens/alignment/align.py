@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from normlens.alignment.gold import read_gold
 from normlens.alignment.link_files import write_links
-from normlens.alignment.options import (
-    RUN_FIELDS,
-    AlignKeywords,
-    AlignOptions,
-    align_options,
-)
+from normlens.alignment.options import RUN_FIELDS, AlignOptions, align_options
 from normlens.corpus.data.parallel import SEPARATOR, split_pair
 from normlens.corpus.data.readers import open_data
 from normlens.corpus.data.records import Data, Record
@@ -27,10 +22,12 @@ from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
 from normlens.errors import TABLES, InputError, check_installed
 from normlens.lens import Lens
-from normlens.options import names_of, shows_fields_of
+from normlens.options import check_keywords, names_of, shows_fields_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from normlens._keywords import AlignKeywords
 
 MEASURE = "alignment"
 _READING = ("column", "pair_column", "paragraphs")
@@ -55,7 +52,8 @@ def align(
     `AlignOptions`, of `normlens.run` and of `Execution`.
     """
     check_installed(TABLES)  # the links are read from them
-    own, of_run = _options(dict(options))
+    check_keywords(align, options)
+    own, of_run = align_options(options)
     folder = open_folder(out)
     if MANIFEST in folder.names():
         return _finish(folder, model, data, own, of_run, progress)
@@ -89,7 +87,8 @@ def resume_alignment(
 ) -> Run:
     """Finish an alignment that was stopped; its options may be given again, but no others."""
     check_installed(TABLES)
-    own, of_run = _options(dict(options))
+    check_keywords(resume_alignment, options)
+    own, of_run = align_options(options)
     return _finish(open_folder(out), model, data, own, of_run, progress)
 
 
@@ -119,16 +118,6 @@ def _finish(
     )
     write_links(done)
     return done
-
-
-def _options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options as those of an alignment and those of a run."""
-    own = names_of(AlignOptions)
-    for name in given:
-        if name not in (*own, *RUN_FIELDS, *names_of(Execution)):
-            raise InputError(f"align takes no option {name!r}")
-    of_run = {name: value for name, value in given.items() if name not in own}
-    return align_options(given), of_run
 
 
 def _gold(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normlens.corpus.runs.options import ExecutionKeywords, parse_names
+from normlens.corpus.runs.options import parse_names
 from normlens.errors import InputError, OptionError, check_choice
-from normlens.options import FROM_ZERO, Option, parse_layers
+from normlens.options import FROM_ZERO, Option, parse_layers, split_keywords
 
 #: The row of a target token: the one whose input it is (AWI), or the one that predicts it (AWO).
 INPUT, OUTPUT = "input", "output"
@@ -75,6 +74,7 @@ class AlignOptions:
         flags=("--scope", "-s"),
         typed=list[str],
         parse=parse_several,
+        takes="str | Sequence[str]",
     ).field(DEFAULT_SCOPES)
     layers: Iterable[int] | None = Option(
         f"Layers of the decoder, for example 2 or 0,2-4; {FROM_ZERO}. Default: all.",
@@ -82,6 +82,7 @@ class AlignOptions:
         flags=("--layer", "--layers"),
         typed=str,
         parse=parse_layers,
+        takes="int | Iterable[int] | None",
     ).field(None)
     ways: tuple[str, ...] = Option(
         "input (the row that reads the target word) or output (the row that predicts it). "
@@ -90,6 +91,7 @@ class AlignOptions:
         flags=("--way",),
         typed=str,
         parse=parse_several,
+        takes="str | Sequence[str]",
     ).field(WAYS)
     head: int | str | None = Option(
         "One head of the cross-attention, counted from 0, or all.",
@@ -98,7 +100,9 @@ class AlignOptions:
         parse=parse_head,
     ).field(None)
     gold: str | None = Option(
-        "File of gold links, one line per pair: 1-1 (sure) 2p3 (possible).", metavar="FILE"
+        "File of gold links, one line per pair: 1-1 (sure) 2p3 (possible).",
+        metavar="FILE",
+        takes="str | os.PathLike[str] | None",
     ).field(None)
     gold_first: int | None = Option(
         "Whether the gold file counts words from 0 or 1. Default: worked out.", metavar="0|1"
@@ -128,28 +132,9 @@ class AlignOptions:
         }
 
 
-class AlignKeywords(ExecutionKeywords, total=False):
-    """The fields of `AlignOptions`, and the options of a run that an alignment takes."""
-
-    scopes: str | Sequence[str]
-    layers: int | Iterable[int] | None
-    ways: str | Sequence[str]
-    head: int | str | None
-    gold: str | os.PathLike[str] | None
-    gold_first: int | None
-    limit: int | None
-    max_length: int | None
-    seed: int
-    column: str | None
-    pair_column: str | None
-    paragraphs: bool
-    revision: str | None
-    shard_size: int
-
-
-def align_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the keywords that are `AlignOptions`', in the types of its fields."""
-    own = {name: given[name] for name in AlignOptions.__dataclass_fields__ if name in given}
+def align_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords as those of `AlignOptions`, in the types of its fields, and those of a run."""
+    own, of_run = split_keywords(given, AlignOptions)
     for name in ("scopes", "ways"):
         if name in own:
             own[name] = parse_several(own[name])
@@ -159,4 +144,4 @@ def align_options(given: dict[str, Any]) -> dict[str, Any]:
         own["head"] = parse_head(own["head"])
     if own.get("gold") is not None:
         own["gold"] = str(own["gold"])
-    return own
+    return own, of_run

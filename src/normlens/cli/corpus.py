@@ -28,7 +28,7 @@ from normlens.cli.parameters import TypedFields, option, with_field_options
 from normlens.corpus.runs import progress
 from normlens.corpus.runs.errors import RunError, SomeFailedWarning
 from normlens.corpus.runs.folder import LocalFolder
-from normlens.corpus.runs.options import FILE_SIZE, Execution, RunKeywords, RunOptions
+from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions
 from normlens.corpus.runs.progress import clock
 from normlens.errors import TABLES, InputError, NormLensError, check_installed
 from normlens.loading.embedded import DEFAULT
@@ -157,7 +157,7 @@ def run_command(
     resume: Annotated[
         str | None, option("RUN", "Finish the run in this folder; it knows its options.")
     ] = None,
-    options: Annotated[RunKeywords, TypedFields(of=(RunOptions, Execution))],
+    options: Annotated[dict[str, Any], TypedFields(of=(RunOptions, Execution))],
     quiet: parameters.NoProgress = False,
 ) -> None:
     """Measure every sequence of a corpus; stop and resume at any time.

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.ablation.options import AblateKeywords, AblateOptions
+from normlens.ablation.options import AblateOptions
 from normlens.alignment.options import RUN_FIELDS, AlignOptions
 from normlens.cli import parameters
 from normlens.cli.common import check_run_needs
 from normlens.cli.corpus import Asked, report_run, shown_progress
 from normlens.cli.parameters import TypedFields, option, with_field_options
-from normlens.corpus.runs.options import Execution, ExecutionKeywords, RunOptions
+from normlens.corpus.runs.options import Execution, RunOptions
 from normlens.errors import GRADIENTS, REPORT, TABLES, check_installed
 from normlens.faithfulness.options import RUN_FIELDS as EVALUATE_FIELDS
 from normlens.faithfulness.options import EvaluateOptions
-from normlens.papers.settings import EVALUATE, OF_PARTS, Settings, SettingsKeywords, parse_kinds
+from normlens.papers.settings import EVALUATE, OF_PARTS, Settings, parse_kinds
 from normlens.reports.needs import NO_PAGE
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 _READING = ("limit", "max_length", "column", "pair_column", "paragraphs")
 _DATA = "Data, and how it is read"
 _Reading = Annotated[dict[str, Any], TypedFields(of=(RunOptions,), only=_READING, panel=_DATA)]
-_RunsDone = Annotated[
-    ExecutionKeywords, TypedFields(of=(Execution,), panel="How the runs are done")
-]
-_WorkDone = Annotated[ExecutionKeywords, TypedFields(of=(Execution,), panel="How the work is done")]
+_RunsDone = Annotated[Any, TypedFields(of=(Execution,), panel="How the runs are done")]
+_WorkDone = Annotated[Any, TypedFields(of=(Execution,), panel="How the work is done")]
 _Model = Annotated[str, parameters.RUN_MODEL]
 _ResultsFolder = Annotated[Path, option("OUT", "Folder for results.", "--out", "-o")]
 
@@ -54,7 +52,7 @@ def ablate_command(
     model: _Model,
     data: Annotated[str, parameters.RUN_DATA],
     out: _ResultsFolder,
-    options: Annotated[AblateKeywords, TypedFields(of=(AblateOptions,))],
+    options: Annotated[dict[str, Any], TypedFields(of=(AblateOptions,))],
     reading: _Reading,
     execution: _RunsDone,
     page: parameters.Page = True,
@@ -219,7 +217,7 @@ def reproduce_command(
         option("DATA", "File, folder, pattern or named data set; may be repeated.", "--data", "-d"),
     ],
     out: _ResultsFolder,
-    settings: Annotated[SettingsKeywords, TypedFields(of=(Settings,), without=tuple(OF_PARTS))],
+    settings: Annotated[dict[str, Any], TypedFields(of=(Settings,), without=tuple(OF_PARTS))],
     of_parts: Annotated[
         dict[str, Any], TypedFields(of=(Settings,), only=tuple(OF_PARTS), panel=_PARTS)
     ],

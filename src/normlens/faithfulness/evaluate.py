@@ -21,20 +21,21 @@ from normlens.corpus.runs.runs import resume, run
 from normlens.errors import InputError
 from normlens.faithfulness.options import (
     RUN_FIELDS,
-    EvaluateKeywords,
     EvaluateOptions,
-    split_options,
+    evaluate_options,
 )
 from normlens.faithfulness.plan import Reading, make_plan
 from normlens.faithfulness.report.build import build_report
 from normlens.lens import Lens
 from normlens.loading.load import load
-from normlens.options import names_of, shows_fields_of
+from normlens.options import check_keywords, names_of, shows_fields_of
 from normlens.reports.needs import NO_PAGE, check_packages
 from normlens.reports.run_report import FOLDER
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from normlens._keywords import EvaluateKeywords
 
 MEASURE = "faithfulness"
 _READING = ("column", "pair_column", "paragraphs", "limit")
@@ -62,7 +63,8 @@ def evaluate(
     """
     if page:
         check_packages(NO_PAGE, "evaluate")
-    own, of_run = _options(dict(options))
+    check_keywords(evaluate, options)
+    own, of_run = evaluate_options(options)
     folder = open_folder(out)
     progress = progress or Progress()
     if MANIFEST in folder.names():
@@ -106,7 +108,8 @@ def resume_evaluation(
     """Finish an evaluation that was stopped; its options may be given again, but no others."""
     if page:
         check_packages(NO_PAGE, "evaluate")
-    own, of_run = _options(dict(options))
+    check_keywords(resume_evaluation, options)
+    own, of_run = evaluate_options(options)
     return _finish(open_folder(out), model, data, own, of_run, page, progress or Progress())
 
 
@@ -157,14 +160,6 @@ def _with_page(done: Run, progress: Progress) -> Run:
     progress.say("building the page")
     build_report(done.folder.url)
     return done
-
-
-def _options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    allowed = (*names_of(EvaluateOptions), *RUN_FIELDS, *names_of(Execution))
-    for name in given:
-        if name not in allowed:
-            raise InputError(f"evaluate takes no option {name!r}")
-    return split_options(given)
 
 
 def _load(model: str | os.PathLike[str], of_run: dict[str, Any], here: bool) -> Lens:

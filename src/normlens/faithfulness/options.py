@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normlens.corpus.runs.options import ExecutionKeywords, parse_names
-from normlens.options import Option, at_least_one, names_of
+from normlens.corpus.runs.options import parse_names
+from normlens.options import Option, at_least_one, split_keywords
 
 #: Options of a run that an evaluation takes; the others are its own.
 RUN_FIELDS = (
@@ -42,6 +42,7 @@ class EvaluateOptions:
         metavar="LIST",
         typed=str,
         parse=parse_names,
+        takes="str | Sequence[str] | None",
     ).field(None)
     protocols: tuple[str, ...] | None = Option(
         "Some of aopc,comprehensiveness,sufficiency (classifiers), evidence,contrast-drop-end,"
@@ -49,6 +50,7 @@ class EvaluateOptions:
         metavar="LIST",
         typed=str,
         parse=parse_names,
+        takes="str | Sequence[str] | None",
     ).field(None)
     label_column: str | None = Option("The column of a classifier's label.", metavar="NAME").field(
         None
@@ -68,31 +70,10 @@ class EvaluateOptions:
         at_least_one(self.steps, "steps")
 
 
-class EvaluateKeywords(ExecutionKeywords, total=False):
-    """The fields of `EvaluateOptions` and the options of a run that an evaluation takes."""
-
-    methods: str | Sequence[str] | None
-    protocols: str | Sequence[str] | None
-    label_column: str | None
-    good_column: str | None
-    bad_column: str | None
-    evidence_column: str | None
-    steps: int
-    limit: int | None
-    max_length: int | None
-    truncate: bool
-    seed: int
-    column: str | None
-    pair_column: str | None
-    paragraphs: bool
-    revision: str | None
-    shard_size: int
-
-
-def split_options(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords as those of `EvaluateOptions` and those of a run."""
-    own = {name: value for name, value in given.items() if name in names_of(EvaluateOptions)}
+def evaluate_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords as those of `EvaluateOptions`, in the types of its fields, and those of a run."""
+    own, of_run = split_keywords(given, EvaluateOptions)
     for name in ("methods", "protocols"):
         if own.get(name) is not None:
             own[name] = parse_names(own[name])
-    return own, {name: value for name, value in given.items() if name not in own}
+    return own, of_run

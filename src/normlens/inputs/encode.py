@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from normlens.errors import InputError
 from normlens.inputs.iterables import as_list
 from normlens.inputs.padding import warn_of_padding
-from normlens.inputs.pairs import GivenPairs, Side, SourceTarget, encode_pairs
-from normlens.inputs.signals import Signal, check_no_signal, encode_signals, takes_signals
+from normlens.inputs.pairs import GivenPairs, encode_pairs
+from normlens.inputs.signals import check_no_signal, encode_signals, takes_signals
 from normlens.inputs.text import (
     Encoded,
     Ids,
@@ -95,51 +95,6 @@ def check_stacks(lens: Lens, items: Sequence[Item]) -> None:
 
 #: What an audio model hears, (mel bins, time steps) or a batch of it.
 Features: TypeAlias = torch.Tensor | NDArray[np.floating] | list[list[float]]
-
-
-class Encodes:
-    """The part of a lens that tokenises."""
-
-    def encode(
-        self,
-        text: Text | Texts | Signal | list[Signal] | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        token_type_ids: Ids | None = None,
-        sampling_rate: int | None = None,
-        truncate: bool = False,
-    ) -> list[Encoded]:
-        """Texts, token ids, pictures or sounds as `analyse` takes them."""
-        lens = cast("Lens", self)
-        given = GivenPairs(
-            as_list(text), None, input_ids, attention_mask, sampling_rate=sampling_rate
-        )
-        return encode_one(lens, given, token_type_ids, truncate=truncate)[0]
-
-    def encode_pairs(
-        self,
-        source: Side | list[str] | list[SourceTarget] | SourceTarget | None = None,
-        target: Side | None = None,
-        *,
-        input_ids: Ids | None = None,
-        attention_mask: Ids | None = None,
-        decoder_input_ids: Ids | None = None,
-        decoder_attention_mask: Ids | None = None,
-        input_features: Features | None = None,
-        truncate: bool = False,
-    ) -> list[Pair]:
-        """Sources and targets of an encoder–decoder as `analyse` takes them; see `maps`."""
-        given = GivenPairs(
-            source,
-            target,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            input_features,
-        )
-        return encode_pairs(cast("Lens", self), given, truncate=truncate)[0]
 
 
 def encode_any(

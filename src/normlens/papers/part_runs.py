@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlens.ablation.ablate import ablate
 from normlens.ablation.data import open_ablation_data
@@ -13,7 +13,6 @@ from normlens.ablation.losses import choose_loss
 from normlens.ablation.options import AblateOptions
 from normlens.ablation.preparing import prepare
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import ExecutionKeywords
 from normlens.corpus.runs.progress import Progress
 from normlens.errors import OptionError, UnsupportedModelError
 from normlens.faithfulness.evaluate import evaluate
@@ -22,6 +21,9 @@ from normlens.faithfulness.plan import Reading, make_plan
 from normlens.lens import Lens
 from normlens.papers.settings import ABLATE, EVALUATE, PARTS, Settings
 from normlens.reports.formatting import short_names
+
+if TYPE_CHECKING:
+    from normlens._keywords import ExecutionKeywords
 
 
 def check_data(settings: Settings) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.corpus.runs.manifest import NAME
-from normlens.corpus.runs.options import ExecutionKeywords, parse_names
+from normlens.corpus.runs.options import parse_names
 from normlens.corpus.runs.paths import fixed_path, model_name
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.results import Run
 from normlens.corpus.runs.runs import resume, run
-from normlens.errors import InputError, OutputError
+from normlens.errors import OutputError
 from normlens.lens import Lens
 from normlens.loading.load import load
-from normlens.options import shows_fields_of
+from normlens.options import check_keywords, shows_fields_of
 from normlens.papers.from_model import read_ranks_file, write_from_model
 from normlens.papers.part_runs import check_data, check_model, do_parts
 from normlens.papers.reporting import build_report
@@ -33,7 +33,6 @@ from normlens.papers.settings import (
     KINDS,
     LISTS_OF_PARTS,
     Settings,
-    SettingsKeywords,
     parse_kinds,
 )
 from normlens.reports.formatting import short_names
@@ -41,6 +40,8 @@ from normlens.reports.needs import check_packages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from normlens._keywords import ExecutionKeywords, SettingsKeywords
 
 #: The papers mask in the experiments on similarity and mixing, and not in those on FF-amp.
 MEASURES = {"masked": "similarity,mixing,norms", "plain": "amplification"}
@@ -98,15 +99,13 @@ def reproduce(
     folder may be used again for other experiments, for more data, or with other options of the
     report. What the model or the data does not allow is refused before the first run begins.
     """
+    check_keywords(reproduce, options)
     parsed = parse_kinds(kinds)
     check_packages(extra="evaluate" if EVALUATE in parsed else "reproduce")
     progress = progress or Progress()
     folder = Path(out)
     listed = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     named = model if isinstance(model, (str, os.PathLike)) else model.source
-    unknown = [name for name in options if name not in Settings.__dataclass_fields__]
-    if unknown:
-        raise InputError(f"reproduce takes no option {unknown[0]!r}")
     data_names = tuple(fixed_path(spec) for spec in listed)
     settings = Settings(
         kinds=parsed,

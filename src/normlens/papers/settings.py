@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from normlens.ablation.options import AblateOptions
 from normlens.corpus.runs.merging import code_named
@@ -179,30 +179,6 @@ class Settings:
                 tuples[name] = tuple(values[name])
         # Reports were made before there was a choice, and the tables of their runs allow no other.
         return cls(**{"others": UNRELATED, **values, **tuples})
-
-
-class SettingsKeywords(TypedDict, total=False):
-    """The fields of `Settings` as keywords of `reproduce`, apart from those it has by name."""
-
-    revision: str | None
-    column: str | None
-    pair_column: str | None
-    paragraphs: bool
-    max_length: int
-    mask: float
-    seed: int
-    resamples: int
-    min_count: int
-    top: int
-    layer: int | None
-    others: str
-    relations: tuple[str, ...]
-    ranks: str | None
-    sentence: str | None
-    methods: str | Sequence[str] | None
-    label_column: str | None
-    components: str | Sequence[str] | None
-    ablation_kinds: str | Sequence[str] | None
 
 
 def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def _scopes(
     for name in names:
         if not any(is_among(name, layer.scopes) for layer in everywhere):
             resolve(name, scopes_of(everywhere))  # raises, and lists them all
-    return replace(options, scopes=meant).scopes_of(available) if meant else []
+    return [] if names and not meant else replace(options, scopes=meant).scopes_of(available)
 
 
 # One batch in one stack: its layers are taken apart as the model runs them, checked, and packed.

@@ -160,7 +160,7 @@ class ServedModels:
         self, lens: Lens, question: ExplanationRequest, progress: _Advance
     ) -> Explanation:
         """Explain one token of a target: the one that is named, by default the last."""
-        from normlens.explain.ask import ask_pairs
+        from normlens.explain.ask import ask
         from normlens.models.base import read_head
 
         if question.position is not None:
@@ -178,8 +178,14 @@ class ServedModels:
         options = ExplainOptions(
             nonlinearity=question.rule, memory_limit=self._analysis.memory_limit
         )
-        why: Explanation = ask_pairs(
-            lens, [pair], False, question.target, question.contrast, options, progress
+        why: Explanation = ask(
+            lens,
+            [pair],
+            False,
+            options,
+            progress,
+            position=question.target,
+            contrast=question.contrast,
         )
         return why
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from normlens.corpus.runs.resources import parse_resources, parse_workers
 from normlens.errors import InputError, OptionError, check_choice, listed, parse_json
@@ -22,9 +22,6 @@ from normlens.options import (
     names_of,
     parse_batch_size,
 )
-
-if TYPE_CHECKING:
-    from normlens.corpus.measures import Measure
 
 ENGINES = ("local", "ray")
 #: The measures of maps, which a run takes unless told otherwise.
@@ -67,6 +64,7 @@ _SET = Option(
     flags=("--set",),
     typed=list[str],
     parse=parse_settings,
+    takes="Mapping[str, Mapping[str, object]] | None",
 )
 
 
@@ -107,6 +105,7 @@ class RunOptions:
         metavar="LIST",
         typed=str,
         parse=parse_measures,
+        takes="str | Sequence[str | Measure] | None",  # names, or ready measures
     ).field(DEFAULT_MEASURES)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict, metadata=_SET.metadata)
     mask: float | None = Option(
@@ -131,6 +130,7 @@ class RunOptions:
         metavar="NAMES",
         typed=str,
         parse=parse_names,
+        takes="str | Sequence[str]",
     ).field(())
     revision: str | None = REVISION.field(None)
     precision: str = PRECISION.field(AUTO)
@@ -246,51 +246,3 @@ class Execution:
                 "gpus_per_worker", f"{{option}} is a number from 0, not {self.gpus_per_worker}"
             )
         parse_batch_size(self.batch_size)
-
-
-class ExecutionKeywords(TypedDict, total=False):
-    """The fields of `Execution` as keywords."""
-
-    device: str
-    dtype: str
-    engine: str
-    workers: int | str
-    attempts: int
-    sequence_timeout: float | None
-    batch_size: int | str
-    heartbeat: str | None
-    address: str | None
-    gpus_per_worker: float | None
-    resources: str | None
-    trust_remote_code: bool
-    verify: bool
-    file_size: float
-
-
-class RunKeywords(ExecutionKeywords, total=False):
-    """The fields of `RunOptions`, apart from model and data, and of `Execution` as keywords."""
-
-    measures: str | Sequence[str | Measure] | None  # names, or ready measures
-    settings: Mapping[str, Mapping[str, object]] | None
-    mask: float | None
-    limit: int | None
-    max_length: int | None
-    truncate: bool
-    seed: int
-    column: str | None
-    pair_column: str | None
-    paragraphs: bool
-    extra_columns: str | Sequence[str]
-    revision: str | None
-    precision: str
-    shard_size: int
-
-
-def split_keywords(given: Mapping[str, Any], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords as those of `RunOptions` and those of `Execution`; `call` is named in errors."""
-    of_tables, of_work = names_of(RunOptions), names_of(Execution)
-    unknown = [name for name in given if name not in (*of_tables, *of_work)]
-    if unknown:
-        raise InputError(f"{call} takes no option {unknown[0]!r}")
-    options = {name: value for name, value in given.items() if name in of_tables}
-    return options, {name: value for name, value in given.items() if name in of_work}

@@ -13,13 +13,7 @@ from normlens.corpus.runs.folder import open_folder
 from normlens.corpus.runs.folder_base import Folder
 from normlens.corpus.runs.manifest import Manifest
 from normlens.corpus.runs.merging import named_measures
-from normlens.corpus.runs.options import (
-    FILE_SIZE,
-    Execution,
-    RunKeywords,
-    RunOptions,
-    parse_measures,
-)
+from normlens.corpus.runs.options import FILE_SIZE, Execution, RunOptions, parse_measures
 from normlens.corpus.runs.status import Status, status_of
 from normlens.corpus.runs.tables import Tables
 from normlens.corpus.runs.watched import Watched, watched
@@ -30,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Unpack
 
+    from normlens._keywords import RunKeywords
     from normlens.corpus.data.records import Data
     from normlens.corpus.measures import Measure
     from normlens.corpus.runs.progress import Progress

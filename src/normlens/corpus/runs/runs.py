@@ -36,11 +36,9 @@ from normlens.corpus.runs.manifest import (
 )
 from normlens.corpus.runs.options import (
     Execution,
-    RunKeywords,
     RunOptions,
     parse_measures,
     parse_names,
-    split_keywords,
 )
 from normlens.corpus.runs.progress import Progress
 from normlens.corpus.runs.recovery import begin, go_on, recover
@@ -59,10 +57,12 @@ from normlens.corpus.runs.watching import WatchedEngine, Watching, check_heartbe
 from normlens.corpus.runs.work import compute_shards
 from normlens.errors import InputError, NormLensError
 from normlens.lens import Lens
-from normlens.options import shows_fields_of
+from normlens.options import check_keywords, shows_fields_of, split_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from normlens._keywords import RunKeywords
 
 
 @shows_fields_of(RunOptions, Execution, without=("model", "data"))
@@ -85,7 +85,8 @@ def run(
     (`AllFailedError`). The options are those of `RunOptions`, on which the tables depend, and of
     `Execution`, which say how the work is done; measures may also be ready ones.
     """
-    given, how = split_keywords(options, "run")
+    check_keywords(run, options)
+    how, given = split_keywords(options, Execution)
     given["extra_columns"] = parse_names(given.get("extra_columns", ()))
     chosen = Choice.of(given.pop("measures", None), given.pop("settings", None))
     execution = Execution(**how)
@@ -160,7 +161,8 @@ def resume(
     folder = open_folder(out)
     manifest = Manifest.load(folder)
     progress = progress or Progress()
-    given, how = split_keywords(options, "resume")
+    check_keywords(resume, options)
+    how, given = split_keywords(options, Execution)
     fixed = manifest.options
     check_objects(fixed, model is not None, data is not None)
     # "auto" must come to what it came to before, whatever a checkpoint or a machine suggests.
