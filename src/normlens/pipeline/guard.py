@@ -121,13 +121,12 @@ class Guard:
     def in_words(self, rule: str) -> str | None:
         """What was compared under a rule, at what cost, and what was not; None: nothing was due."""
         found = {what: one for (of, what), one in self.compared.items() if of == rule}
-        kinds = [one for what, one in found.items() if what in self._kinds and one.reason is None]
-        ends = [
-            one.name for what, one in found.items() if what not in self._kinds and not one.reason
-        ]
+        ran = [what for what, one in found.items() if one.reason is None]
+        layers = sum(what in self._kinds for what in ran)
+        names = [f"{layers} of {len(self._kinds)} layers"] if layers else []
+        names += [found[what].name for what in ran if what not in self._kinds]
+        said = [f"{' and '.join(names)} ran again in float32"] if names else []
         reasons = dict.fromkeys(f"{one.name}: {one.reason}" for one in found.values() if one.reason)
-        again = [f"{len(kinds)} of {len(self._kinds)} layers"] if kinds else []
-        said = [f"{' and '.join(again + ends)} ran again in float32"] if again or ends else []
         return "; ".join(said + [f"not compared: {reason}" for reason in reasons]) or None
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ VECTORS = "vectors"
 class Plan:
     """The method of the PyTorch stage and the sizes of its tiles."""
 
-    method: str  # `TILES` or `MATRICES`; `VECTORS`: parts as vectors (`decomposition.by_source`)
+    method: str  # `TILES` or `MATRICES`; `VECTORS`: parts are followed as vectors
     sources: int
     targets: int
 

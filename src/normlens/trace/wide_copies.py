@@ -6,7 +6,8 @@ A copy is taken of one part at a time and is gone after its run; the model is no
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -30,18 +31,25 @@ class NotInFloat32(Exception):
     """A part of a model that has no copy in float32, or one that does not run."""
 
 
+@contextmanager
+def _reasons_told() -> Iterator[None]:
+    """Raise `NotInFloat32` for whatever a module of any package raises when copied or run."""
+    try:
+        yield
+    except Exception as error:
+        raise NotInFloat32(reason_of(error)) from error
+
+
+@_reasons_told()
 def block_in_float32(adapter: Adapter, index: int, block: nn.Module, call: Call) -> LayerTrace:
     """Call a block's copy in float32 as the block itself was called, and trace it.
 
     For use inside `normlens.trace.run.reading`.
     """
-
-    def run() -> LayerTrace:
-        return run_again(adapter, index, _copied(adapter, block, {}), _wide(call))
-
-    return _or_reason(run)
+    return run_again(adapter, index, _copied(adapter, block, {}), _wide(call))
 
 
+@_reasons_told()
 def end_in_float32(
     adapter: A, model: nn.Module, inputs: dict[str, Any], returned: Mapping[nn.Module, Any]
 ) -> tuple[Any, A]:
@@ -50,26 +58,15 @@ def end_in_float32(
     So nothing but what stands before and behind the blocks is copied and run. The second result is
     an adapter of the copy.
     """
-
-    def run() -> tuple[Any, A]:
-        if adapter.stand_ins():
-            raise NotInFloat32(f"{type(model).__name__} calls its blocks in a way of its own")
-        twins: dict[int, Any] = {
-            id(block): _Returning(block, _wide(output)) for block, output in returned.items()
-        }
-        other = copy.copy(adapter)
-        other.whole = _copied(adapter, model, twins)
-        other.model = twins[id(adapter.model)]
-        return other.whole(**_wide(inputs), **plain_options(model)), other
-
-    return _or_reason(run)
-
-
-def _or_reason(run: Callable[[], T]) -> T:
-    try:
-        return run()
-    except Exception as error:  # whatever a module of any package raises when it is copied or run
-        raise NotInFloat32(reason_of(error)) from error
+    if adapter.stand_ins():
+        raise NotInFloat32(f"{type(model).__name__} calls its blocks in a way of its own")
+    twins: dict[int, Any] = {
+        id(block): _Returning(block, _wide(output)) for block, output in returned.items()
+    }
+    other = copy.copy(adapter)
+    other.whole = _copied(adapter, model, twins)
+    other.model = twins[id(adapter.model)]
+    return other.whole(**_wide(inputs), **plain_options(model)), other
 
 
 def _copied(adapter: Adapter, module: Any, twins: dict[int, Any]) -> Any:
