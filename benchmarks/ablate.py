@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from finetune import finetune
-from normlens.parsing import parse_batch_size
 
 import normlens
 from normlens.ablation.losses import choose_loss
@@ -38,6 +37,7 @@ from normlens.ablation.plan import Plan
 from normlens.ablation.report.reporting import build_report, describe
 from normlens.ablation.running import Runner
 from normlens.corpus.runs.progress import Progress
+from normlens.options import parse_batch_size
 
 REPEATS = 2
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "ablate.md"

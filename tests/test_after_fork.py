@@ -81,10 +81,10 @@ def test_while_another_thread_analyses_the_same_model():
 
 def test_while_another_thread_registers_a_model():
     run("""
-    from normlens.trace import turns
+    from normlens.trace import locking
 
     def hold():
-        with turns._guard:
+        with locking._guard:
             wait()
 
     other = threading.Thread(target=hold)

@@ -12,7 +12,13 @@ import torch
 from reference import largest_error, references
 
 import normlens
-from normlens.errors import InputError, MemoryLimitError, ModelLoadError, UnknownScopeError
+from normlens.errors import (
+    InputError,
+    MemoryLimitError,
+    ModelLoadError,
+    NormLensWarning,
+    UnknownScopeError,
+)
 from normlens.models.tiny import tiny_model
 from normlens.options import AnalysisOptions
 from normlens.pipeline import stack_run
@@ -169,11 +175,12 @@ def test_segments_of_a_pair_matter(lens):
 
 
 def test_segments_are_padded_away(lens):
-    found = lens.maps(
-        input_ids=[[1, 1, *IDS]],
-        attention_mask=[[0, 0] + [1] * 7],
-        token_type_ids=[[0, 0, 0, 0, 0, 1, 1, 1, 1]],
-    )[0]
+    with pytest.warns(NormLensWarning, match="padding shifts its positions"):
+        found = lens.maps(
+            input_ids=[[1, 1, *IDS]],
+            attention_mask=[[0, 0] + [1] * 7],
+            token_type_ids=[[0, 0, 0, 0, 0, 1, 1, 1, 1]],
+        )[0]
     assert_equal(found, lens.maps(input_ids=IDS, token_type_ids=[0, 0, 0, 1, 1, 1, 1]))
 
 

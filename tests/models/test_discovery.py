@@ -29,13 +29,13 @@ GENERIC = [
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> Path:
-    """A folder with a copy of NormLens that has one more file in `models/families`."""
+    """A folder with a copy of NormLens that has one more file in `families`."""
     folder = tmp_path_factory.mktemp("src")
     copy = folder / "normlens"
     shutil.copytree(
         Path(normlens.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__")
     )
-    (copy / "models" / "families" / "brand_new.py").write_text(FAMILY)
+    (copy / "families" / "brand_new.py").write_text(FAMILY)
     return folder
 
 

@@ -115,6 +115,7 @@ def test_rows_come_in_batches_and_failures_one_by_one(
     assert run.status().stages["counting"] > 0
 
 
+@some_fail
 def test_a_sequence_that_memory_is_too_small_for_is_no_failure_of_its_own(
     checkpoint: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
