@@ -50,8 +50,7 @@ from normlens.cli.common import (
 from normlens.errors import InputError, valid_choice
 from normlens.loading.embedded import DEFAULT
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
-from normlens.results.axes import STACKS
-from normlens.results.words import by_stack
+from normlens.results.words import STACKS, by_stack
 from normlens.scopes import consecutive, holds
 
 if TYPE_CHECKING:
