@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from normlens.alignment.options import INPUT, WAYS
 from normlens.errors import InputError, check_choice
 from normlens.measures.alignment import NO_WORD, Link, aligned_words
-from normlens.results.axes import OTHER_SEQUENCE
 from normlens.results.maps import Maps
+from normlens.results.words import OTHER_SEQUENCE
 
 if TYPE_CHECKING:
     from normlens.inputs.text import Encoded

@@ -32,8 +32,7 @@ from normlens.cli.common import (
 from normlens.cli.parameters import Fields, option, with_field_options
 from normlens.errors import InputError, valid_choice
 from normlens.options import LAYER, AnalysisOptions, LoadOptions, cost_in_words
-from normlens.results.axes import STACKS
-from normlens.results.words import by_stack
+from normlens.results.words import STACKS, by_stack
 from normlens.scopes import consecutive, holds
 
 if TYPE_CHECKING:

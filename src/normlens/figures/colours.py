@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, valid_choice
 from normlens.figures.canvas import FRAME, INK, NOTE, SMALLEST_TICK, Fonts, Sheet, tick
-from normlens.results.axes import OWN_SEQUENCE
+from normlens.results.words import OWN_SEQUENCE
 from normlens.scopes import holds
 
 if TYPE_CHECKING:

@@ -60,11 +60,6 @@ EXPLANATION: Mapping[str, Axes] = {
 #: Every group.
 GROUPS = (*BY_SCOPE, "statistics")
 
-#: The stacks of an encoder–decoder, in the order in which the model runs them.
-STACKS = ENCODER, DECODER = ("encoder", "decoder")
-#: Whose tokens the columns of a decoder's maps are: the targets', or those of the encoder.
-OWN_SEQUENCE, OTHER_SEQUENCE = DECODER, ENCODER
-
 
 def axes_of(group: str, name: str) -> Axes:
     """The axes of one array."""

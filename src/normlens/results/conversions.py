@@ -1,9 +1,7 @@
-"""Maps and explanations as objects of pandas, xarray and bertviz."""
+"""Maps as objects of pandas, xarray and bertviz."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -11,7 +9,8 @@ from numpy.typing import NDArray
 
 from normlens.errors import InputError, MissingDependencyError
 from normlens.measures.ranks import widened
-from normlens.results.axes import EXPLANATION, OTHER_SEQUENCE, OWN_SEQUENCE, Axes, axes_of
+from normlens.results.axes import Axes, axes_of
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE
 from normlens.scopes import holds, resolve
 
 if TYPE_CHECKING:
@@ -19,11 +18,7 @@ if TYPE_CHECKING:
     import torch
     import xarray as xr
 
-    from normlens.results.explanation import Explanation
     from normlens.results.maps import Maps
-
-
-# Maps and explanations as other libraries' objects: pandas and xarray.
 
 
 def to_pandas(maps: Maps) -> pd.DataFrame:
@@ -99,100 +94,6 @@ def _labelled_arrays(
     if maps.table_sequences:
         coordinates[f"{sources}_sequence"] = (sources, maps.table_sequences)
     return variables, coordinates
-
-
-def explanation_to_pandas(explanation: Explanation) -> pd.DataFrame:
-    """One row per token: its place, the token, its contribution; before them its sequence, if two.
-
-    Places count from 0 in each sequence.
-    """
-    import pandas as pd
-
-    frames = [
-        pd.DataFrame(
-            {
-                **({"sequence": part.name} if part.name else {}),
-                "position": np.arange(len(part)),
-                "token": part.tokens,
-                "contribution": part.contributions,
-            }
-        )
-        for part in explanation.sequences
-    ]
-    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-
-
-def bias_by_layer(explanation: Explanation) -> pd.Series:
-    """What no token owns, by layer ("head" is what stands behind the last) and component.
-
-    Of an encoder–decoder first by stack; layers count from 0 in each.
-    """
-    import pandas as pd
-
-    names = ["layer", "component"]
-    keys: list[tuple[object, ...]] = [(layer, name) for layer, name, _ in explanation.biases]
-    if explanation.has_two_sequences:
-        names = ["stack", *names]
-        keys = [
-            (*explanation.stack_of(layer), component) for layer, component, _ in explanation.biases
-        ]
-    index = pd.MultiIndex.from_tuples(keys, names=names)
-    values = [share for *_, share in explanation.biases]
-    return pd.Series(values, index=index, name="bias", dtype=float)
-
-
-def explanation_to_xarray(explanation: Explanation) -> xr.Dataset:
-    """Every array with its axes named, and its tokens, layers and components as coordinates."""
-    xr = import_xarray()
-    names = ("nodes", "components", "heads")
-    variables = {name: (EXPLANATION[name], getattr(explanation, name)) for name in names}
-    variables["contributions"] = (("source",), explanation.contributions)
-    for scope, flow in explanation.flows.items():
-        variables[f"flow/{scope}" if scope else "flow"] = (EXPLANATION["flow"], flow)
-    if explanation.head_flow is not None:
-        variables["head_flow"] = (EXPLANATION["head_flow"], explanation.head_flow)
-    layers: Any = np.arange(len(explanation.nodes))
-    sequences: dict[str, Any] = {}
-    if explanation.has_two_sequences:
-        layers = explanation.layer_names
-        variables["cross_heads"] = (EXPLANATION["cross_heads"], explanation.cross_heads)
-        of_tokens = explanation.token_sequences
-        sequences = {f"{axis}_sequence": (axis, of_tokens) for axis in ("source", "target")}
-    return xr.Dataset(
-        variables,
-        coords={
-            "layer": layers,
-            "component": explanation.component_names,
-            "source_token": ("source", explanation.tokens),
-            "target_token": ("target", explanation.tokens),
-            **sequences,
-        },
-        attrs={
-            "model": explanation.provenance.get("model"),
-            "value": explanation.value,
-            "remainder": explanation.remainder,
-            "completeness": explanation.completeness,
-        },
-    )
-
-
-def shares_to_pandas(explanations: Sequence[Explanation]) -> pd.DataFrame:
-    """One row per generated token: what source, prefix and biases are of its score."""
-    import pandas as pd
-
-    rows = []
-    for why in explanations:
-        shares = why.shares
-        rows.append(
-            {
-                "position": why.position,
-                "token": why.target,
-                "score": why.value,
-                "probability": why.probability,
-                **asdict(shares),
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def import_xarray() -> Any:

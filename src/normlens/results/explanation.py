@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from normlens import measures
 from normlens.errors import InputError
 from normlens.options import cost_in_words
-from normlens.results import conversions, formats, store
-from normlens.results.axes import DECODER, ENCODER, TokenAxis, same_fields
+from normlens.results import formats, store
+from normlens.results.axes import EXPLANATION, TokenAxis, same_fields
+from normlens.results.conversions import import_xarray
 from normlens.results.routing import PatchGrid
-from normlens.results.words import PREFIX, SOURCE
+from normlens.results.words import DECODER, ENCODER, PREFIX, SOURCE
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -163,8 +164,20 @@ class Explanation:
 
     @property
     def bias(self) -> pd.Series:
-        """What no token owns, by layer ("head" is what stands behind the last) and component."""
-        return conversions.bias_by_layer(self)
+        """What no token owns, by layer ("head" is what stands behind the last) and component.
+
+        Of an encoder–decoder first by stack; layers count from 0 in each.
+        """
+        import pandas as pd
+
+        names = ["layer", "component"]
+        keys: list[tuple[object, ...]] = [(layer, name) for layer, name, _ in self.biases]
+        if self.has_two_sequences:
+            names = ["stack", *names]
+            keys = [(*self.stack_of(layer), component) for layer, component, _ in self.biases]
+        index = pd.MultiIndex.from_tuples(keys, names=names)
+        values = [share for *_, share in self.biases]
+        return pd.Series(values, index=index, name="bias", dtype=float)
 
     @property
     def flow(self) -> NDArray[np.floating]:
@@ -328,12 +341,58 @@ class Explanation:
     # Taking away ----------------------------------------------------------------------------------
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per token: its place, the token, its contribution."""
-        return conversions.explanation_to_pandas(self)
+        """One row per token: its place, the token, its contribution.
+
+        Of an encoder–decoder first its sequence; places count from 0 in each.
+        """
+        import pandas as pd
+
+        frames = [
+            pd.DataFrame(
+                {
+                    **({"sequence": part.name} if part.name else {}),
+                    "position": np.arange(len(part)),
+                    "token": part.tokens,
+                    "contribution": part.contributions,
+                }
+            )
+            for part in self.sequences
+        ]
+        return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
     def to_xarray(self) -> xr.Dataset:
         """Every array with its axes named, and its tokens, layers and components as coordinates."""
-        return conversions.explanation_to_xarray(self)
+        xr = import_xarray()
+        names = ("nodes", "components", "heads")
+        variables = {name: (EXPLANATION[name], getattr(self, name)) for name in names}
+        variables["contributions"] = (("source",), self.contributions)
+        for scope, flow in self.flows.items():
+            variables[f"flow/{scope}" if scope else "flow"] = (EXPLANATION["flow"], flow)
+        if self.head_flow is not None:
+            variables["head_flow"] = (EXPLANATION["head_flow"], self.head_flow)
+        layers: Any = np.arange(len(self.nodes))
+        sequences: dict[str, Any] = {}
+        if self.has_two_sequences:
+            layers = self.layer_names
+            variables["cross_heads"] = (EXPLANATION["cross_heads"], self.cross_heads)
+            of_tokens = self.token_sequences
+            sequences = {f"{axis}_sequence": (axis, of_tokens) for axis in ("source", "target")}
+        return xr.Dataset(
+            variables,
+            coords={
+                "layer": layers,
+                "component": self.component_names,
+                "source_token": ("source", self.tokens),
+                "target_token": ("target", self.tokens),
+                **sequences,
+            },
+            attrs={
+                "model": self.provenance.get("model"),
+                "value": self.value,
+                "remainder": self.remainder,
+                "completeness": self.completeness,
+            },
+        )
 
     def save(self, path: str | Path, *, overwrite: bool | None = None) -> Path:
         """Write a safetensors file with JSON metadata; `normlens.open` reads it.
@@ -501,7 +560,19 @@ class Explanations(Sequence[Explanation]):
         `source_share` is ``|source| / (|source| + |prefix|)``, `source_share_absolute` is
         ``Σ|c|`` of the source's tokens over that of all tokens.
         """
-        return conversions.shares_to_pandas(self.explanations)
+        import pandas as pd
+
+        rows = [
+            {
+                "position": why.position,
+                "token": why.target,
+                "score": why.value,
+                "probability": why.probability,
+                **asdict(why.shares),
+            }
+            for why in self.explanations
+        ]
+        return pd.DataFrame(rows)
 
     def words(self) -> Explanations:
         """The same by words of the text: contributions of a word's tokens are summed."""

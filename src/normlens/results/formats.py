@@ -17,18 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError, parse_json
-from normlens.results.axes import (
-    BY_SCOPE,
-    EXPLANATION,
-    GROUPS,
-    STACKS,
-    STATISTICS,
-    Axes,
-    TokenAxis,
-    fits,
-)
+from normlens.results.axes import BY_SCOPE, EXPLANATION, GROUPS, STATISTICS, Axes, TokenAxis, fits
 from normlens.results.files import Arrays, Check, CheckedOnUse
 from normlens.results.routing import LARGEST_PICTURE, PatchGrid, Routing
+from normlens.results.words import STACKS
 from normlens.scopes import components_of
 
 if TYPE_CHECKING:
@@ -677,8 +669,8 @@ def _check_explanation_arrays(arrays: Arrays, shared: Mapping[str, Any]) -> None
     two = [CROSS_HEADS] if "encoder_tokens" in shared else []
     expected = {name: Expected(axes) for name, axes in EXPLANATION.items()}
     expected |= dict.fromkeys(flows, expected[FLOW])
-    if not two:
-        del expected[CROSS_HEADS]
+    if not two and CROSS_HEADS in arrays:
+        raise ValueError(f"{CROSS_HEADS!r} is no array of an explanation of one sequence")
     n = len(shared["tokens"])
     sizes = {"target": n, "source": n, "component": len(shared["component_names"])}
     if "nodes" in arrays and arrays["nodes"].ndim:

@@ -17,8 +17,6 @@ from normlens.options import IN_WORDS, INPUT, LAYER, cost_in_words
 from normlens.results import conversions, files, formats, store
 from normlens.results.axes import (
     GROUPS,
-    OTHER_SEQUENCE,
-    OWN_SEQUENCE,
     Allowed,
     Axes,
     LayerHeadTargetSource,
@@ -34,6 +32,7 @@ from normlens.results.axes import (
 )
 from normlens.results.rolled import pair_rollout, scope_rollout
 from normlens.results.routing import PatchGrid, Routing, Token
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE
 from normlens.scopes import (
     chains,
     components_of,

@@ -10,7 +10,7 @@ import numpy as np
 from normlens import measures
 from normlens.errors import InputError
 from normlens.measures import reachable, rollout
-from normlens.results.axes import OTHER_SEQUENCE
+from normlens.results.words import OTHER_SEQUENCE
 from normlens.scopes import WEIGHT_SCOPES, components_of, holds, layers_in_words, resolve
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError, check_choice
-from normlens.results.axes import STACKS
 from normlens.scopes import resolve
 
 if TYPE_CHECKING:
@@ -24,6 +23,12 @@ if TYPE_CHECKING:
 
 
 # The two stacks of an encoder–decoder's maps: one by one, or cut down alike.
+
+
+#: The stacks of an encoder–decoder, in the order in which the model runs them.
+STACKS = ENCODER, DECODER = ("encoder", "decoder")
+#: Whose tokens the columns of a decoder's maps are: the targets', or those of the encoder.
+OWN_SEQUENCE, OTHER_SEQUENCE = DECODER, ENCODER
 
 
 def by_stack(maps: Maps, stack: str | None = None) -> list[Maps]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from normlens.errors import InputError, MissingDependencyError, NormLensError, check_choice
-from normlens.results.axes import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
+from normlens.results.words import OTHER_SEQUENCE, OWN_SEQUENCE, STACKS
 from normlens.viewer import pages, payload
 from normlens.viewer.pages import (
     EXACT,

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
-from normlens.results.axes import OWN_SEQUENCE, TokenAxis, plain
+from normlens.results.axes import TokenAxis, plain
 from normlens.results.rolled import rollout_words
-from normlens.results.words import RES
+from normlens.results.words import OWN_SEQUENCE, RES
 from normlens.scopes import layers_in_words
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from normlens.corpus.measures.explanation_tables import (
     score_row,
 )
 from normlens.errors import InputError
-from normlens.results.axes import DECODER, ENCODER
 from normlens.results.explanation import Explanation
+from normlens.results.words import DECODER, ENCODER
 
 #: What both sequences supply of the score, as in `Explanation.shares`.
 SHARES = [
