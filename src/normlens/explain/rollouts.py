@@ -1,6 +1,10 @@
-"""From texts to labelled maps of every layer, by any rule, and their rollout.
+"""Attribution through all layers by a product of maps: what only approximates the frozen network.
 
-What every method needs around its formula: batches, labels, and the checks that a lens does.
+>>> maps = normlens.rollouts.alti(lens, "She teaches soap opera history.")
+>>> maps = normlens.rollouts.method("rollout-LN1")(lens, ["one text", "another"])
+
+Every method takes a lens and a text (or a list, which gives a list) and returns `Maps` whose
+sources are the model's input tokens: [layer, target, source], the last layer for the whole model.
 """
 
 from __future__ import annotations
@@ -529,16 +533,6 @@ def method(name: str) -> Method:
         f"unknown rollout {name!r}; choose one of: {', '.join(METHODS)}, or {PREFIX}SCOPE with a "
         f"scope of the model ({PREFIX}LN1)"
     )
-
-
-# Attribution through all layers by a product of maps: what only approximates the frozen network.
-#
-# >>> maps = normlens.rollouts.alti(lens, "She teaches soap opera history.")
-# >>> maps = normlens.rollouts.method("rollout-LN1")(lens, ["one text", "another"])
-#
-# Every method takes a lens and a text (or a list, which gives a list) and returns `Maps` whose
-# sources are the model's input tokens: [layer, target, source], the last layer for the whole
-# model.
 
 
 __all__ = [
