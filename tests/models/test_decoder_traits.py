@@ -10,6 +10,7 @@ import torch
 from reference import assert_maps_match, largest_error, references
 from test_traits import IDS, assert_only_weights_differ, band, check, with_other
 from torch import nn
+from transformers import T5ForConditionalGeneration
 
 import normlens
 from normlens.layers import Norm
@@ -271,3 +272,15 @@ def test_one_plus_gamma_keeps_the_digits_of_gamma(family):
     weight = block.input_layernorm.weight
     assert torch.equal(norm.gamma, 1 + weight.float())
     assert not torch.equal(norm.gamma, (1 + weight).float())
+
+
+def test_t5s_scaled_gamma_keeps_its_digits():
+    """Its last vectors are divided by √d before they meet the shared embeddings."""
+    config = tiny_config("t5", d_model=24, scale_decoder_outputs=True)  # √24 rounds, √16 does not
+    model = T5ForConditionalGeneration(config)
+    scramble(model)
+    model = model.bfloat16()
+    (norm,) = adapt(model).generating_head(model).body
+    weight = model.decoder.final_layer_norm.weight
+    assert torch.equal(norm.gamma, weight.float() * config.d_model**-0.5)
+    assert not torch.equal(norm.gamma, (weight * config.d_model**-0.5).float())
